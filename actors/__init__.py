@@ -1,0 +1,1 @@
+"""Ray, and nothing but Ray: the actors of a federation, their placement, and their recovery."""

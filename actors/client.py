@@ -1,0 +1,58 @@
+"""The client actor: a process that holds the shards and posteriors of one or more clients."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fedray import data, trees
+from fedray.local import Block, numerics
+from fedray.plan import Plan
+
+
+class ClientActor:
+    """Hosts a block of clients; wrapped by ``ray.remote`` where it is placed.
+
+    Private data is loaded here and never returned: uploads, evaluation sums and the predictive of one test image
+    leave, and the private states on the explicit request of a snapshot or to survive this process (a committed state
+    stays in the object store of the node, owned by the server actor, until the next round replaces it).
+    """
+
+    def __init__(
+        self, plan: Plan, ids: Sequence[int], backend: str, committed: tuple[int, Any] | None = None
+    ):
+        numerics().__enter__()  # for the life of the process
+        self._device = "cuda" if torch.cuda.is_available() else "cpu"
+        shards = data.shards(data.load(plan.cfg.data), plan.partition, ids)
+        self._block = Block(plan, ids, shards, backend, self._device)
+        self._round, self._reply = 0, None
+        if committed is not None:
+            self._round, states = committed
+            self._block.states = trees.to_torch(states, self._device)
+
+    def train(self, round: int, ids: Sequence[int], down: Any) -> tuple[Any, tuple[int, Any]]:
+        """(reply, committed state) of a round; asked again for the same round, it answers the same."""
+        if round != self._round or self._reply is None:
+            reply = self._block.train(round, ids, trees.to_torch(down, self._device))
+            self._round, self._reply = round, trees.to_numpy(reply)
+        return self._reply, (self._round, trees.to_numpy(self._block.states))
+
+    def evaluate(self, round: int, view: Any, spotlight: bool) -> Any:
+        """Evaluation sums of every hosted client."""
+        return trees.to_numpy(self._block.evaluate(round, trees.to_torch(view, self._device), spotlight))
+
+    def probe(self, score: str, stage: int, view: Any, message: Any) -> Any:
+        """The replies of the hosted clients in a stage of a score."""
+        view, message = trees.to_torch((view, message), self._device)
+        return trees.to_numpy(self._block.probe(score, stage, view, message))
+
+    def snapshot(self) -> Any:
+        """The private states of the hosted clients."""
+        return trees.to_numpy(self._block.states)
+
+    def pid(self) -> int:
+        """The process that hosts this actor."""
+        return os.getpid()

@@ -1,0 +1,103 @@
+"""How a federation fits a cluster: clients per actor, shares of CPUs and GPUs, and a clear refusal before any start."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fedray.types import FedRayError
+
+SERVER_CPUS = 0.01  # the server waits most of the time
+ACTORS_PER_GPU = 8  # each has a CUDA context of its own (hundreds of MB); beyond this, clients are packed
+RESOLUTION = 10_000  # Ray counts shares in units of 1/10,000
+
+
+class Layout(NamedTuple):
+    """Which clients share an actor, and what every actor asks for."""
+
+    blocks: tuple[tuple[int, ...], ...]  # client ids, consecutive and ascending
+    cpus: float
+    gpus: float
+
+    @property
+    def bundles(self) -> list[dict[str, float]]:
+        """Resources of the whole federation, the server's first."""
+        client = {"CPU": self.cpus} | ({"GPU": self.gpus} if self.gpus else {})
+        return [{"CPU": SERVER_CPUS}] + [client] * len(self.blocks)
+
+
+class Node(NamedTuple):
+    """What a machine offers."""
+
+    cpus: float
+    gpus: float
+
+
+def arrange(
+    clients: int,
+    nodes: Sequence[Node],
+    clients_per_actor: int | None = None,
+    gpus_per_client: float | None = None,
+) -> Layout:
+    """The layout of a federation on a cluster.
+
+    One client per actor while every actor can have a CPU (and at most eight share a GPU); else more, evenly. A GPU is
+    shared as 1/ceil(actors/GPUs): clients/GPUs itself would deadlock wherever it does not divide evenly.
+    Raises FedRayError where the cluster cannot hold it.
+    """
+    cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
+    use_gpus = gpus > 0 if gpus_per_client is None else gpus_per_client > 0
+    if clients_per_actor is None:
+        room = max(
+            1, min(math.floor(cpus), math.floor(gpus * ACTORS_PER_GPU) if use_gpus else math.floor(cpus))
+        )
+        clients_per_actor = math.ceil(clients / room)
+    blocks = _blocks(clients, clients_per_actor)
+    share = 0.0
+    if gpus_per_client is not None:
+        share = _whole_or_part(gpus_per_client * clients_per_actor, gpus_per_client, clients_per_actor)
+    elif use_gpus:
+        per_gpu = math.ceil(len(blocks) / gpus)
+        share = 1.0 if per_gpu <= 1 else _floor(1 / per_gpu)
+    _check_gpus(share, len(blocks), nodes)
+    cpu_share = min(1.0, _floor((cpus - SERVER_CPUS) / len(blocks)))
+    if cpu_share <= 0:
+        raise FedRayError(
+            f"{len(blocks)} client actors do not fit the {cpus:g} CPUs of the cluster; raise --clients-per-actor "
+            f"above {clients_per_actor} or give Ray more CPUs"
+        )
+    return Layout(blocks, cpu_share, share)
+
+
+def _blocks(clients: int, size: int) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(range(i, min(i + size, clients))) for i in range(0, clients, size))
+
+
+def _floor(share: float) -> float:
+    return math.floor(share * RESOLUTION) / RESOLUTION
+
+
+def _whole_or_part(share: float, per_client: float, clients_per_actor: int) -> float:
+    if share <= 1:
+        return _floor(share)
+    if share == int(share):
+        return share
+    raise FedRayError(
+        f"--gpus-per-client {per_client:g}: {clients_per_actor} clients per actor make {share:g} GPUs, and Ray gives an "
+        "actor a part of one GPU or whole ones; lower it or change --clients-per-actor"
+    )
+
+
+def _check_gpus(share: float, actors: int, nodes: Sequence[Node]) -> None:
+    """An actor's share never spans two GPUs, nor two nodes."""
+    if share == 0:
+        return
+    per_gpu = math.floor(1 / share) if share <= 1 else 1 / share
+    room = sum(math.floor(math.floor(node.gpus) * per_gpu) for node in nodes)
+    if room < actors:
+        raise FedRayError(
+            f"{actors} client actors of {share:g} GPU each cannot be placed: the cluster has "
+            f"{sum(node.gpus for node in nodes):g} GPU, room for {room} of them; lower --gpus-per-client (0 runs on "
+            "CPUs), raise --clients-per-actor, or start Ray with more GPUs"
+        )

@@ -1,0 +1,166 @@
+"""What a run is: frozen dataclasses, one mutation path (`override`), and validation before anything starts.
+
+An :class:`Experiment` decides the result together with nothing else; an :class:`Execution` only decides where and how
+fast it is computed, and where it is written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from fedray.types import FedRayError, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """The dataset and how its examples are dealt to the clients."""
+
+    name: str = "digits"
+    """digits, mnist, fashion_mnist, cifar10, or the path of an .npz file with arrays x [N, ...] and y [N]."""
+    root: Path | None = None
+    """Folder that holds the dataset in torchvision's layout; by default $FEDRAY_DATA_ROOT or ~/.cache/fedray."""
+    download: bool = False
+    """Let torchvision download the dataset into the root when it is missing."""
+    partition: Literal["labels", "dirichlet", "iid"] = "labels"
+    """labels: a few classes per client; dirichlet: class shares drawn from Dir(alpha); iid: at random."""
+    layout: Literal["cluster", "window"] = "cluster"
+    """Which labels client u holds: cluster (s*u + j) mod C, two kinds of client; window (u + j) mod C, C kinds."""
+    labels_per_client: int = 5
+    """s, the number of classes that a client holds (labels partition)."""
+    size: Literal["small", "medium", "large"] = "medium"
+    """Examples per client and class, exact and stratified, as pFedBayes's tables (labels partition)."""
+    alpha: float = 0.5
+    """Concentration of the Dirichlet partition; small is more heterogeneous."""
+    test_fraction: float = 0.25
+    """Share of a client's examples kept for testing (dirichlet, iid, and .npz files)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The network."""
+
+    name: Literal["auto", "mlp", "mclr", "vgg"] = "auto"
+    """auto: the paper's network for the dataset (mlp; vgg for cifar10); mclr is multinomial logistic regression."""
+    hidden: tuple[int, ...] = (100,)
+    """Widths of the hidden layers of the mlp."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Everything that the numbers depend on."""
+
+    algorithm: Any = None
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    rounds: int = 50
+    """Communication rounds."""
+    clients: int | None = None
+    """Number of clients; by default the paper's for the dataset (10; 20 for cifar10)."""
+    clients_per_round: int | None = None
+    """Clients that train in a round; by default the paper's for the dataset (all; 10 of 20 for cifar10)."""
+    selection: str = "uniform"
+    """Policy that picks the clients of a round."""
+    seed: int = 0
+    """Seed of every random stream of the run."""
+    batch_size: int = 100
+    """Examples per minibatch."""
+    local_steps: int = 20
+    """Minibatches per client and round."""
+    eval_every: int = 1
+    """Evaluate after every k-th round (and after the last)."""
+    predict_samples: int = 10
+    """Posterior draws averaged at prediction; 0 predicts with the mean weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackingConfig:
+    """Where MLflow keeps the run."""
+
+    uri: str = ""
+    """MLflow tracking URI; by default the SQLite file runs/mlflow.db; 'none' switches tracking off."""
+    experiment: str = "fedray"
+    """MLflow experiment that the run belongs to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """Everything that the numbers do not depend on."""
+
+    runtime: Literal["ray", "local"] = "ray"
+    """ray: clients are Ray actors; local: all clients in this process."""
+    backend: Literal["auto", "loop", "vmap", "compiled"] = "auto"
+    """How a process runs its clients: one by one, stacked, or stacked and compiled; auto: loop on CPU, vmap on GPU."""
+    clients_per_actor: int | None = None
+    """Clients hosted by one Ray actor; by default one, or more where the cluster has less room."""
+    gpus_per_client: float | None = None
+    """GPU share of one client; by default what fits evenly."""
+    address: str | None = None
+    """Ray cluster to join ('auto', or host:port); by default $RAY_ADDRESS, a running cluster, or a new local one."""
+    name: str | None = None
+    """Name of the run; by default algorithm-dataset-s<seed>-<time>."""
+    output: Path | None = None
+    """Folder for the result; by default runs/<name>. It must not hold anything yet."""
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+
+def override(cfg: Any, settings: Mapping[str, Any]) -> Any:
+    """A copy of a config with dotted fields replaced, e.g. ``{"algorithm.zeta": 3.0}``.
+
+    Raises FedRayError for a field that does not exist, listing those that do.
+    """
+    for dotted, value in settings.items():
+        head, _, rest = dotted.partition(".")
+        names = [f.name for f in dataclasses.fields(cfg)]
+        if head not in names:
+            raise FedRayError(
+                f"{dotted!r} is not a setting of {type(cfg).__name__}; choose from {', '.join(names)}"
+            )
+        if rest:
+            value = override(getattr(cfg, head), {rest: value})
+        cfg = dataclasses.replace(cfg, **{head: value})
+    return cfg
+
+
+def to_dict(cfg: Any) -> dict[str, Any]:
+    """A config as plain nested dicts, lists, strings and numbers, ready for JSON."""
+    if dataclasses.is_dataclass(cfg) and not isinstance(cfg, type):
+        return {f.name: to_dict(getattr(cfg, f.name)) for f in dataclasses.fields(cfg)}
+    if isinstance(cfg, tuple | list):
+        return [to_dict(item) for item in cfg]  # type: ignore[return-value]
+    return str(cfg) if isinstance(cfg, Path) else cfg
+
+
+def from_dict(kind: type, values: Mapping[str, Any]) -> Any:
+    """The inverse of :func:`to_dict` for a config class whose nested configs are typed."""
+    hints = typing.get_type_hints(kind)
+    known = {f.name for f in dataclasses.fields(kind)}
+    unknown = set(values) - known
+    if unknown:
+        raise FedRayError(f"{kind.__name__} has no setting {sorted(unknown)}; choose from {sorted(known)}")
+    return kind(**{name: _parse(hints[name], value) for name, value in values.items()})
+
+
+def _parse(hint: Any, value: Any) -> Any:
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if value is not None and Path in options:
+        return Path(value)
+    if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
+        return from_dict(hint, value)  # type: ignore[arg-type]
+    return tuple(value) if isinstance(value, list) else value
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dicts as one level with dotted keys, for tracking parameters."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        nested = (
+            flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+        )
+        flat |= nested
+    return flat

@@ -1,0 +1,216 @@
+"""The clients that one process hosts, and how it runs them: one after the other, stacked, or stacked and compiled.
+
+Algorithms are written for one client; here they are stacked from outside. Every backend gives bitwise the same result
+on CPU for fully connected networks (to a tolerance for convolutions), because draws are keyed by client and round and
+parameter vectors are padded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedray import metrics, trees
+from fedray.data import Shard
+from fedray.plan import Plan
+from fedray.rng import minibatch
+from fedray.types import Batch, EvalReply, EvalStats, Spotlight, TrainReply
+
+CACHED = 80_000  # parameters stacked at a time on CPU: more leave the cache, and then stacking loses
+EVAL_ROWS = 1000  # test examples predicted at a time
+SPOTLIGHT_DRAWS = 100  # posterior draws of the uncertainty figure
+
+
+@contextlib.contextmanager
+def numerics() -> Iterator[None]:
+    """One thread and no denormals, as in every actor; the caller's thread count is restored.
+
+    Second moments that underflow would slow Adam's square root down thirtyfold.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
+        torch.set_num_threads(threads)
+
+
+class Block:
+    """The shards and private states of some clients; its methods are the whole of what a client can be asked."""
+
+    def __init__(
+        self, plan: Plan, ids: Sequence[int], shards: Sequence[Shard], backend: str, device: str = "cpu"
+    ):
+        self.plan, self.ids, self.device = plan, tuple(ids), torch.device(device)
+        on_gpu = self.device.type == "cuda"
+        self.chunk = len(ids) if on_gpu else max(1, CACHED // plan.model.padded)
+        self.backend = ("vmap" if self.chunk > 1 else "loop") if backend == "auto" else backend
+        self.chunk = 1 if self.backend == "loop" else max(2, self.chunk)
+        self._functions = (
+            _plain(plan) if self.backend == "loop" else _stacked(plan, self.backend == "compiled")
+        )
+        self.n = [len(shard.train_y) for shard in shards]
+        self.data = trees.stack([_padded(shard, plan.facts.shard) for shard in shards])
+        self.test = [(shard.test_x.to(device), shard.test_y.to(device)) for shard in shards]
+        self.data = trees.tree_map(lambda leaf: leaf.to(device), self.data)
+        server = plan.initial_server()
+        algorithm = plan.algorithm
+        client = algorithm.client_init(plan.cfg.algorithm, plan.model, server)
+        # Fresh memory: a state must not alias the server's, nor be a broadcast view of one client.
+        self.states = trees.tree_map(lambda leaf: leaf.to(device).clone(), trees.stack([client] * len(ids)))
+
+    def train(self, round: int, ids: Sequence[int], down: Any) -> TrainReply:
+        """Run the local steps of the given clients and keep their new private states."""
+        wanted = [self.ids.index(i) for i in ids]
+        parts = [self._train_rows(round, wanted[i : i + self.chunk], down, i)
+                 for i in range(0, len(wanted), self.chunk)]  # fmt: skip
+        clients, ups, infos = (trees.concatenate(part) for part in zip(*parts, strict=True))
+        self.states = trees.replace_rows(self.states, wanted, clients)
+        return TrainReply(round, tuple(ids), ups, torch.tensor([self.n[k] for k in wanted]), infos)
+
+    def _train_rows(self, round: int, index: Sequence[int], down: Any, first: int) -> tuple[Any, Any, Any]:
+        """One client (loop) or a stack of them; ``first`` is their place among the selected."""
+        states, data = trees.rows(self.states, index), trees.rows(self.data, index)
+        if self.plan.algorithm.down_per_client:
+            down = trees.rows(down, range(first, first + len(index)))
+        draws = self._draws(round, index)
+        if self.backend == "loop":
+            down = trees.row(down, 0) if self.plan.algorithm.down_per_client else down
+            one = (trees.row(draw, 0) for draw in draws)
+            result = _local_round(self._functions, trees.row(states, 0), down, trees.row(data, 0), one)
+            return trees.tree_map(lambda leaf: leaf[None], result)
+        clients, ups, infos = _local_round(self._functions, states, down, data, draws)
+        return clients, ups, trees.tree_map(lambda leaf: leaf.transpose(0, 1), infos)
+
+    def _draws(self, round: int, index: Sequence[int]) -> Iterator[tuple[Batch, Tensor]]:
+        """Minibatches and noise of every local step, stacked over the given rows."""
+        cfg, algorithm = self.plan.cfg, self.plan.algorithm
+        shape = algorithm.noise_shape(cfg.algorithm, self.plan.model, self.plan.facts)
+        streams = [self.plan.stream("noise", self.ids[k], round) for k in index]
+        per_step = algorithm.minibatches(cfg.algorithm)
+        for step in range(cfg.local_steps):
+            noise = torch.empty(len(index), *shape, device=self.device)
+            for stream, out in zip(streams, noise, strict=True):
+                for piece in out if out.ndim > 1 else [out]:  # one piece fits the cache
+                    stream.fill_normal(piece)
+            yield self._batch(index, ((round - 1) * cfg.local_steps + step) * per_step, per_step), noise
+
+    def _batch(self, index: Sequence[int], position: int, count: int) -> Batch:
+        """``count`` minibatches from ``position`` on, one after the other, of the clients in the given rows."""
+        cfg = self.plan.cfg
+        picked = np.zeros((len(index), count, cfg.batch_size), np.int64)
+        weight = np.zeros((len(index), count, cfg.batch_size), np.float32)
+        for row, k in enumerate(index):
+            for j in range(count):
+                chosen = minibatch(cfg.seed, self.ids[k], self.n[k], cfg.batch_size, position + j)
+                picked[row, j, : len(chosen)], weight[row, j, : len(chosen)] = chosen, 1
+        at, mask = (torch.from_numpy(array).flatten(1).to(self.device) for array in (picked, weight))
+        where = torch.tensor(list(index), device=self.device)
+        x, y = self.data.x[where[:, None], at], self.data.y[where[:, None], at]
+        return Batch(x, y, mask, at, self.data.total[where])
+
+    def evaluate(self, round: int, view: Any, spotlight: bool) -> EvalReply:
+        """Evaluation sums of every hosted client; with ``spotlight`` also one image's draws for the figure."""
+        algorithm, samples, personal, overall, looks = (
+            self.plan.algorithm,
+            self.plan.cfg.predict_samples,
+            [],
+            [],
+            [],
+        )
+        # One stream for all clients: the global model is one predictor.
+        shared = self.plan.prediction_noise(samples, "predict-global", 0, round).to(self.device)
+        for k in range(len(self.ids)):
+            if algorithm.predict_global is not None:
+                overall.append(self._sums(k, self._predictor(algorithm.predict_global, view, shared)))
+            if algorithm.predict_personal is not None:
+                model = self._personalize(k, round, view)
+                own = self._prediction_noise(k, round, samples)
+                personal.append(self._sums(k, self._predictor(algorithm.predict_personal, model, own)))
+                looks += [self._look(k, round, model)] if spotlight else []
+        sums = [
+            trees.tree_map(Tensor.cpu, trees.stack(stats)) if stats else None for stats in (personal, overall)
+        ]
+        look = Spotlight(round, self.ids, *map(torch.stack, zip(*looks, strict=True))) if looks else None
+        return EvalReply(round, self.ids, sums[0], sums[1], look)
+
+    def probe(self, score: str, stage: int, view: Any, message: Any) -> Tensor:
+        """The replies of the hosted clients in a stage of a score, [K, ...]."""
+        plan, replies = self.plan, []
+        for k in range(len(self.ids)):
+            client, data = trees.row(self.states, k), trees.row(self.data, k)
+            probe = plan.algorithm.scores[score][stage].probe
+            replies.append(probe(plan.cfg.algorithm, plan.model, client, view, message, data))
+        return torch.stack(replies).cpu()
+
+    def _personalize(self, k: int, round: int, view: Any) -> Any:
+        plan = self.plan
+        shape = plan.algorithm.personal_noise(plan.cfg.algorithm, plan.model, plan.facts)
+        noise = plan.stream("personalize", self.ids[k], round).normal(shape).to(self.device)
+        client, data = trees.row(self.states, k), trees.row(self.data, k)
+        return plan.algorithm.personalize(plan.cfg.algorithm, plan.model, client, view, data, noise)
+
+    def _prediction_noise(self, k: int, round: int, samples: int) -> Tensor:
+        return self.plan.prediction_noise(samples, "predict", self.ids[k], round).to(self.device)
+
+    def _predictor(
+        self, function: Callable[..., Tensor], model: Any, noise: Tensor
+    ) -> Callable[[Tensor], Tensor]:
+        return lambda x: function(self.plan.cfg.algorithm, self.plan.model, model, x, noise)
+
+    def _sums(self, k: int, predict: Callable[[Tensor], Tensor]) -> EvalStats:
+        x, y = self.test[k]
+        pieces = zip(x.split(EVAL_ROWS), y.split(EVAL_ROWS), strict=True)
+        return metrics.pooled(trees.stack([metrics.evaluate(predict(a), b) for a, b in pieces]))
+
+    def _look(self, k: int, round: int, model: Any) -> tuple[Tensor, Tensor]:
+        """Label and predictive draws [M, C] of the client's first test example."""
+        x, y = self.test[k]
+        predict = self.plan.algorithm.predict_personal
+        assert predict is not None
+        noise = self._prediction_noise(k, round, SPOTLIGHT_DRAWS)
+        return y[0].cpu(), self._predictor(predict, model, noise)(x[:1])[:, 0].exp().cpu()
+
+
+def _padded(shard: Shard, size: int) -> Batch:
+    n = len(shard.train_y)
+    x = torch.zeros(size, *shard.train_x.shape[1:])
+    y = torch.zeros(size, dtype=torch.int64)
+    x[:n], y[:n] = shard.train_x, shard.train_y
+    weight = (torch.arange(size) < n).float()
+    return Batch(x, y, weight, torch.arange(size), torch.tensor(float(n)))
+
+
+def _plain(plan: Plan) -> tuple[Callable[..., Any], ...]:
+    algorithm, fixed = plan.algorithm, (plan.cfg.algorithm, plan.model)
+    return tuple(partial(f, *fixed) for f in (algorithm.begin, algorithm.step, algorithm.finish))
+
+
+def _stacked(plan: Plan, compiled: bool) -> tuple[Callable[..., Any], ...]:
+    begin, step, finish = _plain(plan)
+    step = torch.vmap(step)
+    # A step that cannot be compiled is an error, not a silently slow run.
+    step = torch.compile(step, fullgraph=True) if compiled else step
+    down_axis = 0 if plan.algorithm.down_per_client else None
+    return torch.vmap(begin, in_dims=(0, down_axis, 0)), step, torch.vmap(finish)
+
+
+def _local_round(
+    functions: tuple[Callable[..., Any], ...], client: Any, down: Any, data: Batch, draws: Iterator[Any]
+) -> tuple[Any, Any, Any]:
+    """begin, every step, finish: of one client or of a stack, as the functions are."""
+    begin, step, finish = functions
+    local, infos = begin(client, down, data), []
+    for batch, noise in draws:
+        local, info = step(local, batch, noise)
+        infos.append(info)
+    client, up = finish(local, data)
+    return client, up, trees.stack(infos)

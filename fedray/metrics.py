@@ -1,0 +1,104 @@
+"""Accuracy, calibration and uncertainty as sums that add: ratios are taken once, at the end.
+
+Every field is a float64 sum over examples, with any leading axes (clients, say); ``pooled`` adds them up, so unequal
+shards are averaged correctly by construction. Entropies and NLL are in nats.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedray.types import BINS, EvalStats
+
+
+class Summary(NamedTuple):
+    """Ratios of :class:`EvalStats`; accuracies and calibration errors are fractions, nll and entropies nats."""
+
+    accuracy: float
+    nll: float
+    ece: float
+    mce: float
+    brier: float
+    entropy: float
+    mutual_information: float
+
+
+def evaluate(log_probs: Tensor, y: Tensor) -> EvalStats:
+    """Sums of one batch from the draws ``log_probs`` [M, B, C] and labels ``y`` [B].
+
+    The predictive is the average p̄ = (1/M) Σ_m p_m; it is formed in log space so that -log p̄(y) stays finite.
+    """
+    log_probs = log_probs.double()
+    log_mean = torch.logsumexp(log_probs, 0) - math.log(log_probs.shape[0])  # [B, C]
+    p = log_mean.exp()
+    confidence, predicted = p.max(-1)
+    hit = (predicted == y).double()
+    onehot = torch.nn.functional.one_hot(y, p.shape[-1])
+    entropy = -torch.special.xlogy(p, p).sum(-1)
+    draws = log_probs.exp()
+    conditional = -torch.special.xlogy(draws, draws).sum(-1).mean(0)
+    return EvalStats(
+        count=torch.tensor(float(len(y)), dtype=torch.float64),
+        correct=hit.sum(),
+        nll=-log_mean.gather(-1, y[:, None]).sum(),
+        brier=((p - onehot) ** 2).sum(),
+        entropy=entropy.sum(),
+        mutual_information=(entropy - conditional).clamp_min(0).sum(),
+        bin_count=_by_bin(confidence, torch.ones_like(hit)),
+        bin_confidence=_by_bin(confidence, confidence),
+        bin_correct=_by_bin(confidence, hit),
+    )
+
+
+def _by_bin(confidence: Tensor, value: Tensor) -> Tensor:
+    bin_of = ((confidence * BINS).ceil().long() - 1).clamp(0, BINS - 1)
+    return torch.zeros(BINS, dtype=torch.float64, device=value.device).index_add_(0, bin_of, value)
+
+
+def add(a: EvalStats, b: EvalStats) -> EvalStats:
+    """The sums over the union of two sets of examples."""
+    return EvalStats(*(x + y for x, y in zip(a, b, strict=True)))
+
+
+def pooled(stats: EvalStats) -> EvalStats:
+    """The sums over all clients of stats stacked [K, ...]."""
+    return EvalStats(*(field.sum(0) for field in stats))
+
+
+def calibration_errors(stats: EvalStats) -> tuple[float, float]:
+    """(ECE, MCE): Σ_b (n_b/n) |acc_b - conf_b| and the largest |acc_b - conf_b| over non-empty bins."""
+    gap = (stats.bin_correct - stats.bin_confidence).abs()
+    filled = stats.bin_count > 0
+    if not filled.any():
+        return math.nan, math.nan
+    return float(gap.sum() / stats.bin_count.sum()), float((gap[filled] / stats.bin_count[filled]).max())
+
+
+def summarize(stats: EvalStats) -> Summary:
+    """The ratios of sums without leading axes; pool first."""
+    n = float(stats.count)
+    ece, mce = calibration_errors(stats)
+    return Summary(
+        accuracy=float(stats.correct) / n,
+        nll=float(stats.nll) / n,
+        ece=ece,
+        mce=mce,
+        brier=float(stats.brier) / n,
+        entropy=float(stats.entropy) / n,
+        mutual_information=float(stats.mutual_information) / n,
+    )
+
+
+def per_client(stats: EvalStats) -> list[Summary]:
+    """One summary for each row of stats stacked [K, ...]."""
+    return [summarize(EvalStats(*row)) for row in zip(*stats, strict=True)]
+
+
+def worst_decile(stats: EvalStats) -> float:
+    """Mean accuracy of the worst tenth of the clients (at least one) of stats stacked [K, ...]."""
+    accuracy = (stats.correct / stats.count).sort().values
+    return float(accuracy[: max(1, math.ceil(len(accuracy) / 10))].mean())

@@ -1,0 +1,171 @@
+"""Networks as functions of one flat parameter vector: layers are views, personalization names slices of it.
+
+The vector is padded to a multiple of 64 so that elementwise kernels treat a client alike whether it is computed alone
+or stacked with others: the results are then bitwise equal on CPU. The padding stays zero and has no gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedray.rng import Stream
+from fedray.types import FedRayError
+
+ALIGN = 64
+VGG_WIDTHS = (16, 32, 64, 128, 128)  # pFedBayes: cfg [16, M, 32, M, 64, M, 128, M, 128, M]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A feed-forward network whose parameters are one vector theta [P].
+
+    ``layers`` is a chain of nn.Linear, nn.Conv2d and parameter-free modules; the modules only describe the
+    computation, their own weights are never used. Linear weights are stored [in, out] (x @ W + b), which is also what
+    makes a product of one client bitwise equal to its row of a stacked product.
+    """
+
+    layers: nn.Sequential
+    input_shape: tuple[int, ...]
+    classes: int
+    shapes: tuple[tuple[int, ...], ...] = field(init=False)
+    slices: dict[str, slice] = field(init=False)
+    size: int = field(init=False)  # parameters of the network
+    padded: int = field(init=False)  # P: length of theta
+    activations: int = field(init=False)  # pre-activations per example, for local reparameterization
+
+    def __post_init__(self) -> None:
+        shapes: list[tuple[int, ...]] = []
+        slices, start = {}, 0
+        for name, layer in self.layers.named_children():
+            if not isinstance(layer, nn.Linear | nn.Conv2d):
+                continue
+            weight = (
+                (layer.in_features, layer.out_features)
+                if isinstance(layer, nn.Linear)
+                else layer.weight.shape
+            )
+            shapes += [tuple(weight), (weight[-1] if isinstance(layer, nn.Linear) else weight[0],)]
+            stop = start + math.prod(weight) + shapes[-1][0]
+            slices[name], start = slice(start, stop), stop
+        head = list(slices)[-1]
+        slices |= {"head": slices[head], "body": slice(0, slices[head].start)}
+        for name, value in (
+            ("shapes", tuple(shapes)),
+            ("slices", slices),
+            ("size", start),
+            ("padded", -(-start // ALIGN) * ALIGN),
+        ):
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "activations", self._count_activations())
+
+    def _count_activations(self) -> int:
+        total, x = 0, torch.zeros(1, *self.input_shape, device="meta")
+        for layer in self.layers:
+            x = layer(x)
+            total += x.numel() if isinstance(layer, nn.Linear | nn.Conv2d) else 0
+        return total
+
+    def split(self, theta: Tensor) -> tuple[Tensor, ...]:
+        """theta [P] -> views of it: weight, bias of each layer in order."""
+        parts, start = [], 0
+        for shape in self.shapes:
+            parts.append(theta[start : start + math.prod(shape)].view(shape))
+            start += math.prod(shape)
+        return tuple(parts)
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """The inverse of :meth:`split`, with zeros in the padding."""
+        flat = [part.reshape(-1) for part in parts]
+        return torch.cat([*flat, flat[0].new_zeros(self.padded - self.size)])
+
+    def forward(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
+        """Logits [B, C] of inputs x [B, ...] under the layers' weights and biases."""
+        weights = iter(parts)
+        for layer in self.layers:
+            if isinstance(layer, nn.Linear | nn.Conv2d):
+                x = _affine(layer, x, next(weights), next(weights))
+            else:
+                x = layer(x)
+        return x
+
+    def apply(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Logits [B, C] of inputs x [B, ...] under theta [P]."""
+        return self.forward(self.split(theta), x)
+
+    def forward_local(
+        self, mu: Sequence[Tensor], sigma: Sequence[Tensor], x: Tensor, noise: Tensor
+    ) -> Tensor:
+        """Logits [B, C] by local reparameterization: each pre-activation a ~ N(x μ, x² σ²) is drawn by itself.
+
+        noise [B, activations] is standard normal. Kingma, Salimans and Welling 2015, eq. 6.
+        """
+        means, sds, start = iter(mu), iter(sigma), 0
+        for layer in self.layers:
+            if not isinstance(layer, nn.Linear | nn.Conv2d):
+                x = layer(x)
+                continue
+            mean = _affine(layer, x, next(means), next(means))
+            variance = _affine(layer, x.square(), next(sds).square(), next(sds).square())
+            width = mean[0].numel()
+            eps = noise[:, start : start + width].reshape(mean.shape)
+            # The floor keeps the gradient of the root finite where an input is exactly zero.
+            x, start = mean + (variance + 1e-16).sqrt() * eps, start + width
+        return x
+
+    def init(self, rng: Stream) -> Tensor:
+        """theta [P] with PyTorch's default: weights and biases uniform in ±1/√fan_in."""
+        parts = []
+        for weight, bias in zip(self.shapes[::2], self.shapes[1::2], strict=True):
+            bound = 1 / math.sqrt(weight[0] if len(weight) == 2 else math.prod(weight[1:]))
+            parts += [(2 * rng.uniform(shape) - 1) * bound for shape in (weight, bias)]
+        return self.join(parts)
+
+    def pad(self, theta: Tensor) -> Tensor:
+        """Zero the padding of a vector [P], so that it cannot enter a norm or a divergence."""
+        return torch.cat([theta[: self.size], theta.new_zeros(self.padded - self.size)])
+
+
+def _affine(layer: nn.Linear | nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    if isinstance(layer, nn.Linear):
+        return x @ weight + bias
+    return F.conv2d(x, weight, bias, layer.stride, layer.padding)  # type: ignore[arg-type]
+
+
+def mlp(input_shape: tuple[int, ...], hidden: Sequence[int], classes: int) -> Model:
+    """Fully connected ReLU network, 784-100-10 in the papers; no hidden layer makes it logistic regression."""
+    sizes = [math.prod(input_shape), *hidden, classes]
+    layers: list[nn.Module] = [nn.Flatten()]
+    with torch.device("meta"):  # the modules describe shapes; they hold no memory
+        for i, (a, b) in enumerate(zip(sizes, sizes[1:], strict=False)):
+            layers += [nn.ReLU(), nn.Linear(a, b)] if i else [nn.Linear(a, b)]
+    return Model(nn.Sequential(*layers), input_shape, classes)
+
+
+def vgg(input_shape: tuple[int, ...], classes: int) -> Model:
+    """pFedBayes's VGG: five 3x3 convolutions, each with ReLU and 2x2 pooling, and one linear layer.
+
+    No batch normalization: its running statistics would escape both the posterior and the aggregation.
+    """
+    if len(input_shape) != 3 or min(input_shape[1:]) < 32:
+        raise FedRayError(f"--model.name vgg: inputs of shape {input_shape} are too small; use images of at least "
+                          "32 x 32, or --model.name mlp")  # fmt: skip
+    widths, layers = [input_shape[0], *VGG_WIDTHS], []
+    pixels = (input_shape[1] // 32) * (input_shape[2] // 32)
+    with torch.device("meta"):
+        for before, after in zip(widths, widths[1:], strict=False):
+            layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+        head = nn.Linear(widths[-1] * pixels, classes)
+    return Model(nn.Sequential(*layers, nn.Flatten(), head), input_shape, classes)
+
+
+def build(name: str, hidden: Sequence[int], input_shape: tuple[int, ...], classes: int) -> Model:
+    """The model of a configuration: mlp, mclr or vgg."""
+    if name == "vgg":
+        return vgg(input_shape, classes)
+    return mlp(input_shape, hidden if name == "mlp" else (), classes)

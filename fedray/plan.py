@@ -1,0 +1,111 @@
+"""A plan: everything that is fixed before the first round, computed once from a configuration."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedray import data, models, registry
+from fedray.config import Experiment, override
+from fedray.models import Model
+from fedray.partition import Partition
+from fedray.rng import Stream
+from fedray.types import Algorithm, Facts, Selection, require
+
+
+class Plan(NamedTuple):
+    """A validated experiment with its algorithm, network and partition; small enough to send to every process."""
+
+    cfg: Experiment
+    algorithm: Algorithm
+    selection: Selection
+    model: Model
+    partition: Partition
+
+    @property
+    def clients(self) -> int:
+        """N, the number of clients."""
+        return len(self.partition.train)
+
+    @property
+    def facts(self) -> Facts:
+        """What the algorithm may know of this federation."""
+        cfg, shard = self.cfg, max(len(indices) for indices in self.partition.train)
+        assert cfg.clients_per_round is not None
+        return Facts(self.clients, cfg.clients_per_round, cfg.rounds, cfg.local_steps, cfg.batch_size, shard)
+
+    @property
+    def personal(self) -> bool:
+        """Whether the algorithm has personal models."""
+        return self.algorithm.predict_personal is not None
+
+    def initial_server(self) -> Any:
+        """The server's state before the first round: every process can compute it."""
+        return self.algorithm.server_init(self.cfg.algorithm, self.model, self.facts, self.stream("server"))
+
+    def view(self, server: Any) -> Any:
+        """What clients evaluate with: what the algorithm publishes, by default its broadcast to all."""
+        fixed = (self.cfg.algorithm, self.model, server)
+        publish = self.algorithm.publish
+        return publish(*fixed) if publish else self.algorithm.broadcast(*fixed, range(self.clients))
+
+    def prediction_noise(self, samples: int, purpose: str, client: int, round: int) -> Tensor:
+        """Noise of a prediction by ``samples`` draws; zeros, the mean weights, where that is 0."""
+        shape = self.algorithm.predict_noise(self.cfg.algorithm, self.model, max(samples, 1))
+        return self.stream(purpose, client, round).normal(shape) if samples else torch.zeros(shape)
+
+    def stream(self, purpose: str, client: int = 0, round: int = 0) -> Stream:
+        """The random stream of this run for a purpose, client and round."""
+        return Stream(self.cfg.seed, purpose, client, round)
+
+
+def resolve(cfg: Experiment) -> Experiment:
+    """Fill in what is left to the dataset's paper protocol: clients, clients per round, network, data root."""
+    protocol = data.protocol(cfg.data.name)
+    clients = protocol.clients if cfg.clients is None else cfg.clients
+    per_round = min(protocol.clients_per_round, clients) if cfg.clients is None else clients
+    return override(
+        cfg,
+        {
+            "clients": clients,
+            "clients_per_round": per_round if cfg.clients_per_round is None else cfg.clients_per_round,
+            "data": data.resolve(cfg.data),
+            "model.name": protocol.model if cfg.model.name == "auto" else cfg.model.name,
+        },
+    )
+
+
+def make_plan(cfg: Experiment) -> Plan:
+    """Check an experiment and fix its partition and network.
+
+    Raises FedRayError for anything that could not run: an unknown dataset or policy, a split that is too large,
+    unreadable files, a policy whose score the algorithm does not offer.
+    """
+    cfg = resolve(cfg)
+    algorithm = registry.algorithms()[registry.algorithm_name(cfg.algorithm)]
+    selection = registry.pick(registry.selections(), "--selection", cfg.selection)
+    require(
+        selection.score is None or selection.score in algorithm.scores,
+        "selection",
+        cfg.selection,
+        f"{registry.algorithm_name(cfg.algorithm)} offers no {selection.score} score",
+        "choose --selection uniform",
+    )
+    assert cfg.clients is not None
+    assert cfg.clients_per_round is not None
+    require(
+        1 <= cfg.clients_per_round <= cfg.clients,
+        "clients_per_round",
+        cfg.clients_per_round,
+        f"a round needs between 1 and all {cfg.clients} clients",
+        "lower it or raise --clients",
+    )
+    dataset = data.load(cfg.data)
+    rng = Stream(cfg.seed, "partition").numpy
+    partition = data.partition_for(cfg, dataset.y, dataset.classes, rng)
+    model = models.build(cfg.model.name, cfg.model.hidden, tuple(dataset.x.shape[1:]), dataset.classes)
+    plan = Plan(cfg, algorithm, selection, model, partition)
+    plan.initial_server()  # the algorithm refuses here what it cannot run
+    return plan

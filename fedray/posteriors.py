@@ -1,0 +1,71 @@
+"""Mean-field Gaussian posteriors N(μ, σ²), σ = softplus(ρ), with their divergence and its gradients in closed form."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Gaussian(NamedTuple):
+    """q(θ) = Π_p N(θ_p; μ_p, σ_p²) with σ = softplus(ρ) = log(1 + e^ρ)."""
+
+    mu: Tensor  # [P]
+    rho: Tensor  # [P]
+
+
+def sigma(rho: Tensor) -> Tensor:
+    """Standard deviation σ = softplus(ρ)."""
+    return F.softplus(rho)
+
+
+def inverse_sigma(sd: Tensor) -> Tensor:
+    """ρ with softplus(ρ) = σ, for σ > 0."""
+    return sd + torch.log(-torch.expm1(-sd))
+
+
+def dsigma(rho: Tensor) -> Tensor:
+    """dσ/dρ = sigmoid(ρ)."""
+    return torch.sigmoid(rho)
+
+
+def draw(q: Gaussian, noise: Tensor) -> Tensor:
+    """θ = μ + σ ε: draws [..., P] from standard normal noise [..., P]."""
+    return q.mu + sigma(q.rho) * noise
+
+
+def kl(q: Gaussian, w: Gaussian) -> Tensor:
+    """KL(q‖w) in nats: ½ Σ [log(σ_w²/σ_q²) + (σ_q² + (μ_q - μ_w)²)/σ_w² - 1] (pFedBayes, Section 3)."""
+    sq, sw = sigma(q.rho), sigma(w.rho)
+    return (torch.log(sw / sq) + (sq.square() + (q.mu - w.mu).square()) / (2 * sw.square()) - 0.5).sum(-1)
+
+
+def kl_and_grad_prior(q: Gaussian, w: Gaussian) -> tuple[Tensor, Gaussian]:
+    """KL(q‖w) in nats and its gradient with respect to the prior's (μ_w, ρ_w).
+
+    dμ_w = (μ_w - μ_q)/σ_w²; dσ_w = 1/σ_w - (σ_q² + (μ_q - μ_w)²)/σ_w³; dρ_w = dσ_w sigmoid(ρ_w).
+    """
+    sq, sw = sigma(q.rho), sigma(w.rho)
+    gap = w.mu - q.mu
+    inverse = sw.reciprocal()
+    ratio = sq * inverse
+    spread = ratio.square() + (gap * inverse).square()  # E_q[(θ - μ_w)²]/σ_w²
+    divergence = (0.5 * (spread - 1) - torch.log(ratio)).sum(-1)
+    return divergence, Gaussian(gap * inverse.square(), inverse * (1 - spread) * dsigma(w.rho))
+
+
+def moment_match(mu: Tensor, sd: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and sd of the Gaussian closest to an equal mixture of Gaussians [K, P] (pFedBayes, Lemma A.2).
+
+    μ = mean_k μ_k; σ² = mean_k [σ_k² + (μ_k - μ)²]: the minimizer of mean_k KL(q_k‖w).
+    """
+    center = mu.mean(0)
+    return center, (sd.square() + (mu - center).square()).mean(0).sqrt()
+
+
+def entropy(q: Gaussian) -> Tensor:
+    """Differential entropy in nats: Σ [½ log(2πe) + log σ]."""
+    return (0.5 * math.log(2 * math.pi * math.e) + torch.log(sigma(q.rho))).sum(-1)

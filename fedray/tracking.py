@@ -1,0 +1,276 @@
+"""Where a run is recorded: nowhere, or in MLflow. Only the driver logs; a lost store never stops training.
+
+Metrics are buffered with their own timestamps and sent in batches. MLflow ignores a metric that it holds
+already (same name, step, timestamp, value), so a batch whose answer got lost is safely sent again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import subprocess
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from fedray.types import FedRayError
+
+if TYPE_CHECKING:
+    from mlflow.entities import Metric
+    from mlflow.tracking import MlflowClient
+
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+
+FLUSH_SECONDS = 2.0
+PATIENCE = 10.0  # the pause after a failed delivery, in units of its duration: a hanging store costs <= 1/10
+LOCK_SECONDS = 60.0  # another process may be creating the tables: 1-8 s measured
+BATCH_METRICS, BATCH_PARAMS, PARAM_LENGTH, KEY_LENGTH = 1000, 100, 6000, 250  # MLflow's limits
+
+# Read by MLflow at each request; its own defaults retry for minutes. What the user has set stays.
+ENVIRONMENT = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # failures are reported here, in one line
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
+
+
+class Tracker(Protocol):
+    """A record of one run."""
+
+    @property
+    def run_id(self) -> str | None:
+        """The identity of the run in the store; None where nothing is recorded."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record the metrics of one round (step = round); never raises for a store that fails."""
+
+    def finish(self, status: Status, artifacts: Path | None = None) -> bool:
+        """Send what is left and the files below a folder, and close; False where the store refused."""
+        ...
+
+    def hint(self) -> str:
+        """Where to look: a command to paste, or an address."""
+        ...
+
+
+class NullTracker:
+    """Records nothing."""
+
+    run_id: str | None = None
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Forget the metrics."""
+
+    def finish(self, status: Status, artifacts: Path | None = None) -> bool:
+        """Nothing can be lost: always True."""
+        return True
+
+    def hint(self) -> str:
+        """That there is nothing to see."""
+        return "tracking is off (--tracking.uri none)"
+
+
+class MLflowTracker:
+    """One MLflow run, opened at construction.
+
+    Raises FedRayError, in seconds, when the URI is not one or its store is down or cannot be written.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        experiment: str,
+        run_name: str,
+        params: Mapping[str, Any],
+        tags: Mapping[str, str],
+        warn: Callable[[str], object] = warnings.warn,
+    ) -> None:
+        self._uri, artifacts, database = resolve(uri)
+        self._where = _shown(self._uri)
+        self._warn, self._warned = warn, False
+        self._buffer: list[Metric] = []
+        self._next_flush = 0.0
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        try:
+            with _locked(database):
+                self._client = _connect(self._uri)
+                self._experiment = _experiment(self._client, experiment, artifacts)
+                run = self._client.create_run(self._experiment, run_name=run_name, tags=dict(tags))
+            self.run_id: str = run.info.run_id
+            _log_params(self._client, self.run_id, params)
+        except FedRayError:
+            raise
+        except Exception as err:
+            raise FedRayError(f"--tracking.uri {self._where}: {_reason(err)}. {_remedy(self._uri)}") from None
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record the metrics of one round (step = round); sends what is buffered every two seconds."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        self._buffer += [Metric(_key(name), float(value), now, step) for name, value in metrics.items()]
+        if time.monotonic() >= self._next_flush:
+            self.flush()
+
+    def flush(self) -> bool:
+        """Send the buffer now; False, with one warning per run and the buffer kept, where the store fails."""
+        start = time.monotonic()
+        try:
+            self._send()
+        except Exception as err:
+            if not self._warned:
+                self._warned = True
+                kept = "training goes on, the metrics are kept and sent again later"
+                self._warn(f"MLflow at {self._where} failed ({_reason(err)}); {kept}")
+        now = time.monotonic()
+        self._next_flush = now + max(FLUSH_SECONDS, PATIENCE * (now - start) if self._buffer else 0.0)
+        return not self._buffer
+
+    def finish(self, status: Status, artifacts: Path | None = None) -> bool:
+        """Send what is buffered, set the terminal status, upload every file below ``artifacts``.
+
+        Never raises: False, after a warning with the remedy, where the store did not take all of it.
+        """
+        try:
+            self._send()
+            self._client.set_terminated(self.run_id, status)
+            if artifacts is not None:  # last, because it is slowest; a closed run still takes files
+                self._client.log_artifacts(self.run_id, str(artifacts))
+        except Exception as err:
+            kept = f"; it is complete in {artifacts}" if artifacts else ""
+            reason = f"did not take all of the run ({_reason(err)}){kept}"
+            self._warn(f"MLflow at {self._where} {reason}. {_remedy(self._uri)}")
+            return False
+        return True
+
+    def hint(self) -> str:
+        """The command that opens the run's charts, or its address on a server."""
+        if self._uri.startswith("http"):
+            return f"{self._where}/#/experiments/{self._experiment}/runs/{self.run_id}"
+        # MLflow's own start page is an empty one about language models.
+        page = f"#/experiments/{self._experiment}/runs?workflowType=machine_learning&compareRunsMode=CHART"
+        command = f"mlflow ui --backend-store-uri {shlex.quote(self._where)}"
+        return f"{command}\nthen open http://127.0.0.1:5000/{page}"
+
+    def _send(self) -> None:
+        while self._buffer:
+            self._client.log_batch(self.run_id, metrics=self._buffer[:BATCH_METRICS])
+            del self._buffer[:BATCH_METRICS]
+
+
+def resolve(uri: str) -> tuple[str, str | None, Path | None]:
+    """(absolute tracking URI, artifact location for a new experiment, SQLite file) of what the user wrote.
+
+    '' means runs/mlflow.db below the current folder; artifacts go beside a SQLite file, a server places them
+    itself. Raises FedRayError for what is not the address of a database or server.
+    """
+    uri = uri or "sqlite:///runs/mlflow.db"
+    scheme, _, rest = uri.partition("://")
+    if scheme == "sqlite" and rest.startswith("/") and rest not in ("/", "/:memory:"):
+        database = Path(rest[1:]).expanduser().absolute()
+        return f"sqlite:///{database}", (database.parent / "artifacts").as_uri(), database
+    if scheme in ("http", "https") and rest:
+        return uri.rstrip("/"), None, None
+    if re.fullmatch(r"(postgresql|mysql|mssql)(\+\w+)?", scheme) and rest:
+        return uri, Path("runs/artifacts").absolute().as_uri(), None
+    raise FedRayError(
+        f"--tracking.uri {_shown(uri)}: not the address of a database or MLflow server, and MLflow 3 keeps "
+        "no runs in plain folders; give sqlite:///FILE.db, http://HOST:PORT, or none to switch tracking off"
+    )
+
+
+def git_commit() -> str | None:
+    """The commit of the checkout of FedRay, else of the current folder, '+dirty' if changed; None outside."""
+    root = Path(__file__).resolve().parents[1]
+    # An installed FedRay may lie in a virtual environment inside somebody else's checkout: not its commit.
+    folder = root if (root / ".git").exists() else Path.cwd()
+    try:
+        commit = _git(folder, "rev-parse", "--short=12", "HEAD")
+        return f"{commit}+dirty" if _git(folder, "status", "--porcelain") else commit
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(folder: Path, *args: str) -> str:
+    command = ["git", "-C", str(folder), *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+
+
+def _locked(database: Path | None) -> contextlib.AbstractContextManager[Any]:
+    if database is None:
+        return contextlib.nullcontext()
+    from filelock import FileLock
+
+    database.parent.mkdir(parents=True, exist_ok=True)
+    # Two processes that create the tables of a fresh file at once crash.
+    return FileLock(f"{database}.lock", timeout=LOCK_SECONDS)
+
+
+def _connect(uri: str) -> MlflowClient:
+    if not uri.startswith("http"):
+        import sqlalchemy
+
+        # One try of our own: MLflow retries a database that it cannot open for 101 s.
+        engine = sqlalchemy.create_engine(uri)
+        engine.connect().close()
+        engine.dispose()
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(uri)
+
+
+def _experiment(client: MlflowClient, name: str, artifacts: str | None) -> str:
+    from mlflow.exceptions import MlflowException
+
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        try:
+            return client.create_experiment(name, artifact_location=artifacts)
+        except MlflowException:  # somebody else on the server may have created it just now
+            found = client.get_experiment_by_name(name)
+            if found is None:
+                raise
+    if found.lifecycle_stage == "deleted":
+        restore = f"mlflow experiments restore --experiment-id {found.experiment_id}"
+        raise FedRayError(f"--tracking.experiment {name}: it was deleted; choose another or run: {restore}")
+    return found.experiment_id
+
+
+def _log_params(client: MlflowClient, run_id: str, params: Mapping[str, Any]) -> None:
+    from mlflow.entities import Param
+
+    entries = [Param(_key(name), str(value)[:PARAM_LENGTH]) for name, value in params.items()]
+    for start in range(0, len(entries), BATCH_PARAMS):
+        client.log_batch(run_id, params=entries[start : start + BATCH_PARAMS])
+
+
+def _key(name: str) -> str:
+    # MLflow would refuse the whole batch for one such name, at every try.
+    return re.sub(r"[^\w\-. :/]", "_", name)[:KEY_LENGTH]
+
+
+def _shown(text: str) -> str:
+    return re.sub(r"(://[^:/@\s]*):[^@/\s]*@", r"\1:***@", text)
+
+
+def _reason(err: Exception) -> str:
+    text = (str(err).strip() or type(err).__name__).splitlines()[0]
+    cause = re.search(r"Caused by \w+\((.*?)\)*$", text)  # the last of four nested network errors
+    return _shown(cause.group(1).split(": ", 1)[-1].strip("\"'") if cause else text)[:300]
+
+
+def _remedy(uri: str) -> str:
+    cure = "Start the database (and install its Python driver)"
+    if uri.startswith("sqlite"):
+        cure = "Choose a file that you can write"
+    elif uri.startswith("http"):
+        cure = "Start the server (mlflow server --host HOST --port PORT)"
+    return f"{cure}, or --tracking.uri none"

@@ -1,0 +1,482 @@
+"""Datasets: what is read, what is refused, and that a shard is the normalised examples of its client."""
+
+import os
+import pickle
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from fedray import data
+from fedray import partition as parts
+from fedray.config import DataConfig, Experiment
+from fedray.types import FedRayError
+
+ROOT = os.environ.get("FEDRAY_DATA_ROOT")
+real = pytest.mark.skipif(not ROOT, reason="FEDRAY_DATA_ROOT names no folder with the real datasets")
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+def idx(array):
+    header = np.array([0x800 + array.ndim, *array.shape], ">u4").tobytes()
+    return header + array.astype(np.uint8).tobytes()
+
+
+def write_mnist(root, train=30, test=20, folder="MNIST"):
+    """A random dataset in torchvision's layout; returns pooled images and labels."""
+    generator, pooled = rng(), []
+    (root / folder / "raw").mkdir(parents=True)
+    for part, n in (("train", train), ("t10k", test)):
+        x, y = generator.integers(0, 256, (n, 28, 28), dtype=np.uint8), np.arange(n) % 10
+        (root / folder / "raw" / f"{part}-images-idx3-ubyte").write_bytes(idx(x))
+        (root / folder / "raw" / f"{part}-labels-idx1-ubyte").write_bytes(idx(y))
+        pooled.append((x, y))
+    return (np.concatenate(arrays) for arrays in zip(*pooled, strict=True))
+
+
+BATCHES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+
+
+def write_cifar(root, n=4, dump=lambda batch: pickle.dumps(batch, 4)):
+    generator, pooled = rng(), []
+    (root / "cifar-10-batches-py").mkdir(parents=True)
+    for name in BATCHES:
+        x, y = generator.integers(0, 256, (n, 3072), dtype=np.uint8), list(range(n))
+        (root / "cifar-10-batches-py" / name).write_bytes(dump({"data": x, "labels": y, "batch_label": name}))
+        pooled.append((x.reshape(n, 3, 32, 32), np.array(y)))
+    return (np.concatenate(arrays) for arrays in zip(*pooled, strict=True))
+
+
+def write_npz(path, **arrays):
+    np.savez(path, **arrays)
+    return DataConfig(name=str(path))
+
+
+# ---- the paper's numbers ----
+
+
+@pytest.mark.parametrize(
+    ("name", "clients", "n", "m"),
+    [
+        ("mnist", 10, (250, 1000, 4500), (4750, 4000, 1500)),
+        ("fashion_mnist", 10, (250, 1000, 4500), (4750, 4000, 1500)),
+        ("cifar10", 20, (125, 500, 2250), (2375, 2000, 750)),
+        ("digits", 10, (35, 85, 120), (135, 85, 50)),
+    ],
+)
+def test_protocols_give_the_papers_numbers(name, clients, n, m):
+    protocol = data.protocol(name)
+    assert (protocol.clients, protocol.clients_per_round) == (clients, 10)
+    assert protocol.model == ("vgg" if name == "cifar10" else "mlp")
+    sizes = (protocol.small, protocol.medium, protocol.large)
+    assert tuple(5 * size[0] for size in sizes if size) == n
+    assert tuple(5 * size[1] for size in sizes if size) == m
+
+
+def test_npz_files_have_no_table():
+    assert data.protocol("some/where.npz") == data.Protocol(10, 10, "mlp", None, None, None)
+
+
+def test_an_unknown_dataset_is_refused_with_those_that_are_known():
+    for use in (data.protocol, lambda name: data.load(DataConfig(name=name))):
+        with pytest.raises(FedRayError, match=r"--data.name mnits: .*digits, mnist, .*cifar10.*\.npz"):
+            use("mnits")
+
+
+def test_paths_become_absolute_and_follow_root_then_environment_then_cache(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.delenv("FEDRAY_DATA_ROOT", raising=False)
+    assert data.resolve(DataConfig()).root == Path("/home/me/.cache/fedray")
+    monkeypatch.setenv("FEDRAY_DATA_ROOT", "~/sets")
+    assert data.resolve(DataConfig()).root == Path("/home/me/sets")
+    assert data.resolve(DataConfig(root=Path("here"))).root == tmp_path / "here"
+    assert data.resolve(DataConfig(name="my.npz")).name == str(tmp_path / "my.npz")
+    assert data.resolve(DataConfig(name="mnist")).name == "mnist"
+
+
+# ---- reading ----
+
+
+def test_digits_ship_with_the_package():
+    x, y, classes, scale = data.load(DataConfig(name="digits"))
+    assert x.shape == (1797, 1, 8, 8)
+    assert (x.min(), x.max(), scale) == (0, 16, 16.0)
+    assert (y.dtype, classes) == (np.int64, 10)
+    assert np.bincount(y).min() == 174
+    assert x[0, 0, 0].tolist() == [0, 0, 5, 13, 9, 1, 0, 0]  # the first row of the first digit
+    order, pixels = np.arange(1797), x.reshape(1797, 64).astype(int) @ np.arange(64)
+    sums = (int(x.sum()), int(order @ y), int(pixels @ y))
+    assert sums == (561718, 7264791, 78209954)  # those of sklearn.datasets.load_digits()
+
+
+@pytest.mark.parametrize(("name", "folder"), [("mnist", "MNIST"), ("fashion_mnist", "FashionMNIST")])
+def test_idx_files_are_pooled_training_first(tmp_path, name, folder):
+    images, labels = write_mnist(tmp_path, folder=folder)
+    x, y, classes, scale = data.load(DataConfig(name=name, root=tmp_path))
+    assert np.array_equal(x[:, 0], images)
+    assert np.array_equal(y, labels)
+    assert (x.shape[1:], y.dtype, classes, scale) == ((1, 28, 28), np.int64, 10, 255.0)
+
+
+def python2(batch):
+    """The bytes of an original batch: Python 2 pickled strings, not bytes, and NumPy's old module name."""
+    pickled = pickle.dumps({**batch, "data": "PLACE"}, 0).decode("latin1")
+    raw = batch["data"].tobytes()
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntS'b'\ntR(I1\n(I%d\nI3072\n"
+        b"tcnumpy\ndtype\n(S'u1'\nI0\nI1\ntR(I3\nS'|'\nNNNI-1\nI-1\nI0\ntbI00\nT"
+        % len(batch["data"])
+        + len(raw).to_bytes(4, "little")
+        + raw
+        + b"tb"
+    )
+    head, tail = pickled.split("VPLACE\n")
+    return (head + "\0").encode("latin1").replace(b"\0", array) + tail.split("\n", 1)[1].encode("latin1")
+
+
+@pytest.mark.parametrize("dump", [lambda b: pickle.dumps(b, 3), lambda b: pickle.dumps(b, 4), python2])
+def test_cifar_batches_are_pooled_training_first(tmp_path, dump):
+    images, labels = write_cifar(tmp_path, dump=dump)
+    x, y, classes, scale = data.load(DataConfig(name="cifar10", root=tmp_path))
+    assert np.array_equal(x, images)
+    assert np.array_equal(y, labels)
+    assert (x.dtype, y.dtype, classes, scale) == (np.uint8, np.int64, 10, 255.0)
+
+
+def test_a_batch_stored_in_column_order_is_the_same_images(tmp_path):
+    def dump(batch):
+        return pickle.dumps({**batch, "data": np.asfortranarray(batch["data"])}, 4)
+
+    images, _ = write_cifar(tmp_path, dump=dump)
+    assert np.array_equal(data.load(DataConfig(name="cifar10", root=tmp_path)).x, images)
+
+
+def test_npz_images_and_features(tmp_path):
+    images = rng().integers(0, 256, (6, 2, 5), dtype=np.uint8)
+    labels = np.array([0, 1, 2, 0, 1, 2], np.uint8)
+    x, y, classes, scale = data.load(write_npz(tmp_path / "a.npz", x=images, y=labels))
+    assert np.array_equal(x, images)
+    assert y.tolist() == labels.tolist()
+    assert (y.dtype, classes, scale) == (np.int64, 3, 255.0)
+    x, _, _, scale = data.load(write_npz(tmp_path / "b.npz", x=images / 7, y=labels))
+    assert (x.dtype, scale) == (np.float32, None)
+    assert np.array_equal(x, (images / 7).astype(np.float32))
+
+
+# ---- refusing ----
+
+
+FEATURES = np.zeros((4, 3))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "reason"),
+    [
+        ({"x": FEATURES}, "y is not a file in the archive"),
+        ({"y": [0, 1, 0, 1]}, "x is not a file in the archive"),
+        ({"x": FEATURES, "y": [0, 1, 0]}, "4 integers"),
+        ({"x": FEATURES, "y": [[0], [1], [0], [1]]}, "4 integers"),
+        ({"x": FEATURES, "y": [0, -1, 0, 1]}, "without gaps"),
+        ({"x": FEATURES, "y": [1, 2, 1, 2]}, "2 classes without gaps"),
+        ({"x": FEATURES, "y": [0.0, 1.0, 0.0, 1.0]}, "integers"),
+        ({"x": FEATURES, "y": np.array([0, 1, 2**63, 1], np.uint64)}, "without gaps"),
+        ({"x": np.where(FEATURES == 0, np.nan, 0), "y": [0, 1, 0, 1]}, "NaN"),
+        ({"x": FEATURES + np.inf, "y": [0, 1, 0, 1]}, "infinity"),
+        ({"x": FEATURES.astype(np.int64), "y": [0, 1, 0, 1]}, "int64"),
+        ({"x": np.zeros(4), "y": [0, 1, 0, 1]}, r"\[4\]"),
+        ({"x": np.zeros((0, 3)), "y": np.zeros(0, int)}, "0 integers"),
+        ({"x": np.array([[{}]], dtype=object), "y": [0]}, "allow_pickle"),
+    ],
+)
+def test_an_unusable_npz_is_refused_with_reason_and_remedy(tmp_path, arrays, reason):
+    cfg = write_npz(tmp_path / "mine.npz", **arrays)
+    with pytest.raises(FedRayError, match=rf"mine\.npz: .*{reason}.*; give an \.npz of x"):
+        data.load(cfg)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+def test_numbers_too_large_for_float32_are_refused(tmp_path):
+    with pytest.raises(FedRayError, match="too large for float32"):
+        data.load(write_npz(tmp_path / "mine.npz", x=FEATURES + 1e300, y=[0, 1, 0, 1]))
+
+
+def test_a_damaged_or_missing_npz_is_refused(tmp_path):
+    path = tmp_path / "mine.npz"
+    cfg = DataConfig(name=str(path))
+    with pytest.raises(FedRayError, match=r"mine\.npz: FileNotFoundError"):
+        data.load(cfg)
+    np.savez_compressed(path, x=rng().random((50, 3)), y=np.arange(50) % 2)
+    whole = path.read_bytes()
+    flipped = whole[:300] + bytes(255 - b for b in whole[300:340]) + whole[340:]
+    for damaged in (b"", b"nonsense", whole[:-30], whole[:200], flipped):
+        path.write_bytes(damaged)
+        with pytest.raises(FedRayError, match=r"mine\.npz: .*; give an \.npz"):
+            data.load(cfg)
+    np.save(path.with_suffix(".npy"), np.zeros((2, 2)))
+    path.with_suffix(".npy").replace(path)  # an array under an archive's name
+    with pytest.raises(FedRayError, match=r"mine\.npz"):
+        data.load(cfg)
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10"])
+def test_missing_files_are_named_with_the_remedy(tmp_path, name):
+    with pytest.raises(
+        FedRayError, match=rf"--data.name {name}: {tmp_path}/.* is missing; add --data.download"
+    ):
+        data.load(DataConfig(name=name, root=tmp_path))
+
+
+IMAGES, LABELS = "MNIST/raw/train-images-idx3-ubyte", "MNIST/raw/t10k-labels-idx1-ubyte"
+
+
+NO_IDX, NO_LABELS = "bytes are not an idx file", "its labels are not 20 integers"
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "reason"),
+    [
+        (IMAGES, lambda raw: raw[:-3], NO_IDX),
+        (IMAGES, lambda raw: raw + b"\0", NO_IDX),
+        (IMAGES, lambda raw: b"", NO_IDX),
+        (IMAGES, lambda raw: raw[:6], NO_IDX),
+        (IMAGES, lambda raw: b"\x1f\x8b" + raw[2:], NO_IDX),  # a gzip file under the plain name
+        (IMAGES, lambda raw: raw[:3] + b"\x01" + raw[4:], NO_IDX),
+        (IMAGES, lambda raw: raw[:4] + b"\xff\xff\xff\xff" + raw[8:], NO_IDX),
+        (IMAGES, lambda raw: idx(np.zeros((30, 32, 32))), NO_IDX),
+        (IMAGES, lambda raw: idx(np.zeros((30,))), NO_IDX),
+        (LABELS, lambda raw: raw[:-1], NO_IDX),
+        (LABELS, lambda raw: idx(np.zeros((19,))), NO_LABELS),  # whole, but one label short
+        (LABELS, lambda raw: idx(np.full((20,), 10)), NO_LABELS),
+    ],
+)
+def test_damaged_idx_files_are_refused_by_name(tmp_path, file, damage, reason):
+    write_mnist(tmp_path)
+    path = tmp_path / file
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(FedRayError, match=rf"{path}: .*{reason}.*; delete it and add --data.download"):
+        data.load(DataConfig(name="mnist", root=tmp_path))
+
+
+GOOD = {"data": np.zeros((4, 3072), np.uint8), "labels": [0, 1, 2, 3]}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"nonsense",
+        pickle.dumps(GOOD, 4)[:-100],
+        pickle.dumps({"data": GOOD["data"]}, 4),
+        pickle.dumps({"labels": GOOD["labels"]}, 4),
+        pickle.dumps({**GOOD, "data": np.zeros((4, 3071), np.uint8)}, 4),
+        pickle.dumps({**GOOD, "data": np.zeros((4, 3072), np.int8)}, 4),
+        pickle.dumps({**GOOD, "data": np.zeros((4, 3072))}, 4),
+        pickle.dumps({**GOOD, "data": [[0] * 3072] * 4}, 4),
+        pickle.dumps({**GOOD, "labels": [0, 1, 2]}, 4),
+        pickle.dumps({**GOOD, "labels": [0, 1, 2, 10]}, 4),
+        pickle.dumps({**GOOD, "labels": [0, 1, 2, -1]}, 4),
+        pickle.dumps({**GOOD, "labels": ["0", "1", "2", "3"]}, 4),
+        pickle.dumps({**GOOD, "labels": [[0], 1, 2, 3]}, 4),
+        pickle.dumps(7),
+        b"cnumpy\ndtype\n(S'u1'\ntR.",
+    ],
+)
+def test_damaged_cifar_batches_are_refused_by_name(tmp_path, content):
+    write_cifar(tmp_path)
+    path = tmp_path / "cifar-10-batches-py" / "data_batch_3"
+    path.write_bytes(content)
+    with pytest.raises(FedRayError, match=rf"{path}: .*; delete it and add --data.download"):
+        data.load(DataConfig(name="cifar10", root=tmp_path))
+
+
+class Attack:
+    def __init__(self, function, argument):
+        self.call = (function, (argument,))
+
+    def __reduce__(self):
+        return self.call
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+@pytest.mark.parametrize("function", [os.system, eval, np.load, exec])
+def test_a_batch_that_wants_to_run_code_is_refused_unrun(tmp_path, function, protocol):
+    write_cifar(tmp_path)
+    trace = tmp_path / "was_here"
+    command = f"touch {trace}" if function is os.system else f"open({str(trace)!r}, 'w')"
+    batch = {"data": Attack(function, command), "labels": [0]}
+    (tmp_path / "cifar-10-batches-py" / "test_batch").write_bytes(pickle.dumps(batch, protocol))
+    with pytest.raises(FedRayError, match=r"test_batch: refused: it asks to call"):
+        data.load(DataConfig(name="cifar10", root=tmp_path))
+    assert not trace.exists()
+
+
+# ---- downloading ----
+
+
+@pytest.fixture
+def torchvision(monkeypatch):
+    """A stand-in for torchvision whose datasets are written, not fetched; records the folders."""
+    folders = []
+
+    def mnist(folder, download):
+        assert download
+        folders.append(Path(folder))
+        write_mnist(Path(folder), train=40)
+
+    def broken(folder, download):
+        raise OSError("no route to host")
+
+    datasets = SimpleNamespace(MNIST=mnist, FashionMNIST=broken, CIFAR10=lambda folder, download: None)
+    monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(datasets=datasets))
+    return folders
+
+
+def test_a_download_leaves_whole_files_and_nothing_else(tmp_path, torchvision):
+    root = tmp_path / "new" / "root"
+    assert len(data.load(DataConfig(name="mnist", root=root, download=True)).y) == 60
+    assert len(data.load(DataConfig(name="mnist", root=root, download=True)).y) == 60
+    assert len(torchvision) == 1
+    assert [path.name for path in root.iterdir()] == ["MNIST"]
+
+
+def test_a_download_keeps_the_files_that_are_there(tmp_path, torchvision):
+    write_mnist(tmp_path)
+    kept = (tmp_path / IMAGES).read_bytes()
+    for part in ("images-idx3", "labels-idx1"):
+        (tmp_path / f"MNIST/raw/t10k-{part}-ubyte").unlink()
+    data.load(DataConfig(name="mnist", root=tmp_path, download=True))
+    assert (tmp_path / IMAGES).read_bytes() == kept
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("fashion_mnist", "no route to host"), ("cifar10", "No such file")]
+)
+def test_a_failed_download_says_so(tmp_path, torchvision, name, reason):
+    with pytest.raises(FedRayError, match=rf"--data.download: .*{reason}.*; check the network"):
+        data.load(DataConfig(name=name, root=tmp_path, download=True))
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+# ---- dealing ----
+
+
+def experiment(clients, **settings):
+    return Experiment(clients=clients, data=DataConfig(**settings))
+
+
+@pytest.mark.parametrize("layout", ["cluster", "window"])
+@pytest.mark.parametrize(("size", "train", "test"), [("small", 7, 27), ("medium", 17, 17), ("large", 24, 10)])
+def test_digits_are_dealt_as_the_table_says(layout, size, train, test):
+    y = data.load(DataConfig()).y
+    partition = data.partition_for(experiment(10, size=size, layout=layout), y, 10, rng())
+    assert {len(part) for part in partition.train} == {5 * train}
+    assert {len(part) for part in partition.test} == {5 * test}
+    expected = parts.label_shards(y, 10, 5, train, test, layout, rng())
+    assert all(np.array_equal(a, b) for a, b in zip(partition.train, expected.train, strict=True))
+
+
+def test_npz_files_are_dealt_as_far_as_the_scarcest_class_goes():
+    labels = rng().permutation(np.repeat(np.arange(4), (100, 41, 100, 100)))
+    cfg = experiment(4, name="mine.npz", labels_per_client=2, layout="window", test_fraction=0.25)
+    partition = data.partition_for(cfg, labels, 4, rng())
+    for client in range(4):
+        held = np.unique(labels[partition.train[client]])
+        assert set(held) == {client, (client + 1) % 4}
+        assert np.bincount(labels[partition.train[client]])[held].tolist() == [15, 15]
+        assert np.bincount(labels[partition.test[client]])[held].tolist() == [5, 5]
+    with pytest.raises(FedRayError, match="class 0 has 1 examples, its 2 owners need 2 x 2"):
+        data.partition_for(cfg, np.repeat(np.arange(4), (1, 9, 9, 9)), 4, rng())
+
+
+def test_dirichlet_and_iid_are_passed_their_settings():
+    y = data.load(DataConfig()).y
+    got = data.partition_for(experiment(8, partition="dirichlet", alpha=2.0, test_fraction=0.4), y, 10, rng())
+    expected = parts.dirichlet(y, 8, 2.0, 0.4, rng())
+    assert all(np.array_equal(a, b) for a, b in zip(got.test, expected.test, strict=True))
+    got = data.partition_for(experiment(8, partition="iid", test_fraction=0.4), y, 10, rng())
+    expected = parts.iid(y, 8, 0.4, rng())
+    assert all(np.array_equal(a, b) for a, b in zip(got.test, expected.test, strict=True))
+
+
+def test_shards_are_the_clients_own_examples_normalised():
+    x = rng().integers(0, 256, (40, 1, 3, 3), dtype=np.uint8)
+    x[0].flat[:2] = 0, 255
+    dataset = data.Dataset(x, np.arange(40) % 4, 4, 255.0)
+    partition = parts.iid(dataset.y, 4, 0.25, rng())
+    got = data.shards(dataset, partition, [2, 0])
+    assert len(got) == 2
+    for client, shard in zip([2, 0], got, strict=True):
+        for part, images, labels in (
+            (partition.train[client], shard.train_x, shard.train_y),
+            (partition.test[client], shard.test_x, shard.test_y),
+        ):
+            assert (images.dtype, labels.dtype) == (torch.float32, torch.int64)
+            assert labels.tolist() == dataset.y[part].tolist()
+            assert np.allclose(images.numpy(), (x[part] / 255 - 0.5) / 0.5, atol=1e-6)
+
+
+def test_normalisation_spans_minus_one_to_one():
+    dataset = data.Dataset(np.array([[0], [8], [16], [4]], np.uint8), np.zeros(4, np.int64), 1, 16.0)
+    shard = data.shards(dataset, parts.Partition((np.array([0, 1]),), (np.array([2, 3]),)), [0])[0]
+    assert shard.train_x.flatten().tolist() == [-1, 0]
+    assert shard.test_x.flatten().tolist() == [1, -0.5]
+
+
+def test_features_are_used_as_they_are_and_the_dataset_is_not_touched():
+    x = rng().normal(size=(8, 3)).astype(np.float32)
+    dataset = data.Dataset(x.copy(), np.arange(8) % 2, 2, None)
+    shard = data.shards(dataset, parts.iid(dataset.y, 1, 0.25, rng()), [0])[0]
+    assert np.array_equal(np.sort(torch.cat([shard.train_x, shard.test_x]).numpy(), 0), np.sort(x, 0))
+    shard.train_x.zero_()
+    shard.train_y.zero_()
+    assert np.array_equal(dataset.x, x)
+    assert dataset.y.tolist() == [0, 1] * 4
+
+
+# ---- the real datasets ----
+
+MNIST_COUNTS = [6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958]
+
+
+@real
+@pytest.mark.data
+@pytest.mark.parametrize(
+    ("name", "counts", "shape", "mean"),
+    [
+        ("mnist", MNIST_COUNTS, (70000, 1, 28, 28), 0.1307),
+        ("fashion_mnist", [7000] * 10, (70000, 1, 28, 28), 0.2860),
+        ("cifar10", [6000] * 10, (60000, 3, 32, 32), 0.4734),
+    ],
+)
+def test_real_datasets_carry_the_papers_largest_split(name, counts, shape, mean):
+    dataset = data.load(DataConfig(name=name))
+    assert dataset.x.shape == shape
+    assert np.bincount(dataset.y).tolist() == counts
+    train = dataset.x[: 50000 if name == "cifar10" else 60000]
+    assert train.mean() / 255 == pytest.approx(mean, abs=2e-4)  # the known mean: training comes first
+    protocol = data.protocol(name)
+    for layout in ("cluster", "window"):
+        cfg = experiment(protocol.clients, name=name, size="large", layout=layout)
+        partition = data.partition_for(cfg, dataset.y, dataset.classes, rng())
+        assert {len(part) for part in partition.train} == {5 * protocol[5][0]}
+    shard = data.shards(dataset, partition, [protocol.clients - 1])[0]
+    assert (shard.train_x.min(), shard.train_x.max()) == (-1, 1)
+    assert len(shard.train_y.unique()) == 5
+
+
+@real
+@pytest.mark.data
+def test_real_files_read_as_torchvision_reads_them():
+    from torchvision.datasets import FashionMNIST
+
+    theirs = FashionMNIST(ROOT, train=False)
+    ours = data.load(DataConfig(name="fashion_mnist"))
+    assert np.array_equal(ours.x[60000:, 0], theirs.data.numpy())
+    assert np.array_equal(ours.y[60000:], theirs.targets.numpy())
