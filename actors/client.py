@@ -21,9 +21,7 @@ class ClientActor:
     stays in the object store of the node, owned by the server actor, until the next round replaces it).
     """
 
-    def __init__(
-        self, plan: Plan, ids: Sequence[int], backend: str, committed: tuple[int, Any] | None = None
-    ):
+    def __init__(self, plan: Plan, ids: Sequence[int], backend: str, committed: tuple[int, Any] | None = None):
         numerics().__enter__()  # for the life of the process
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         shards = data.shards(data.load(plan.cfg.data), plan.partition, ids)

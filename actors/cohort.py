@@ -92,9 +92,7 @@ class RayCohort:
 
     def _spawn(self, slot: int) -> Any:
         # No scheduling strategy: the actor is captured by the placement group of the server (or of the Tune trial).
-        remote = ray.remote(num_cpus=self._layout.cpus, num_gpus=self._layout.gpus, max_restarts=0)(
-            ClientActor
-        )
+        remote = ray.remote(num_cpus=self._layout.cpus, num_gpus=self._layout.gpus, max_restarts=0)(ClientActor)
         return remote.remote(self._plan_ref, self._layout.blocks[slot], self._backend, self._committed[slot])
 
     def _recover(self, slot: int, attempts: int, error: Exception) -> None:

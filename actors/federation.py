@@ -95,16 +95,12 @@ class RayFederation:
         self._group: Any = None
         self.server: Any = None
         try:
-            self.layout = arrange(
-                plan.clients, nodes(), execution.clients_per_actor, execution.gpus_per_client
-            )
+            self.layout = arrange(plan.clients, nodes(), execution.clients_per_actor, execution.gpus_per_client)
             self._group = _reserve(self.layout)
             strategy = PlacementGroupSchedulingStrategy(
                 self._group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True
             )
-            remote = remote_options(
-                num_cpus=self.layout.bundles[0]["CPU"], num_gpus=0, scheduling_strategy=strategy
-            )
+            remote = remote_options(num_cpus=self.layout.bundles[0]["CPU"], num_gpus=0, scheduling_strategy=strategy)
             self.server = remote.remote(plan, self.layout, execution.backend)
         except BaseException:
             self.close()

@@ -49,9 +49,7 @@ def arrange(
     cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
     use_gpus = gpus > 0 if gpus_per_client is None else gpus_per_client > 0
     if clients_per_actor is None:
-        room = max(
-            1, min(math.floor(cpus), math.floor(gpus * ACTORS_PER_GPU) if use_gpus else math.floor(cpus))
-        )
+        room = max(1, min(math.floor(cpus), math.floor(gpus * ACTORS_PER_GPU) if use_gpus else math.floor(cpus)))
         clients_per_actor = math.ceil(clients / room)
     blocks = _blocks(clients, clients_per_actor)
     share = 0.0

@@ -118,9 +118,7 @@ def override(cfg: Any, settings: Mapping[str, Any]) -> Any:
         head, _, rest = dotted.partition(".")
         names = [f.name for f in dataclasses.fields(cfg)]
         if head not in names:
-            raise FedRayError(
-                f"{dotted!r} is not a setting of {type(cfg).__name__}; choose from {', '.join(names)}"
-            )
+            raise FedRayError(f"{dotted!r} is not a setting of {type(cfg).__name__}; choose from {', '.join(names)}")
         if rest:
             value = override(getattr(cfg, head), {rest: value})
         cfg = dataclasses.replace(cfg, **{head: value})
@@ -159,8 +157,6 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested dicts as one level with dotted keys, for tracking parameters."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
-        nested = (
-            flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-        )
+        nested = flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
         flat |= nested
     return flat

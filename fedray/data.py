@@ -100,9 +100,7 @@ def load(cfg: DataConfig) -> Dataset:
     return Dataset(x, y, 10, 255.0)
 
 
-def partition_for(
-    cfg: Experiment, labels: np.ndarray, classes: int, rng: np.random.Generator
-) -> parts.Partition:
+def partition_for(cfg: Experiment, labels: np.ndarray, classes: int, rng: np.random.Generator) -> parts.Partition:
     """Deal the examples with labels [N] to the clients; raises FedRayError where they are too few."""
     data, clients = cfg.data, cfg.clients
     assert clients is not None, "the number of clients is resolved before the data are dealt"
@@ -117,9 +115,7 @@ def partition_for(
 
 def shards(dataset: Dataset, partition: parts.Partition, ids: Sequence[int]) -> list[Shard]:
     """The shards of the clients ``ids``; x = (v/scale - 0.5)/0.5, constants, so that no test data leak."""
-    return [
-        Shard(*_examples(dataset, partition.train[i]), *_examples(dataset, partition.test[i])) for i in ids
-    ]
+    return [Shard(*_examples(dataset, partition.train[i]), *_examples(dataset, partition.test[i])) for i in ids]
 
 
 def _examples(dataset: Dataset, indices: np.ndarray) -> tuple[Tensor, Tensor]:

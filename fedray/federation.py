@@ -66,9 +66,7 @@ def play_round(plan: Plan, state: State, cohort: Cohort) -> tuple[State, RoundMe
     personal = global_ = None
     if round % cfg.eval_every == 0 or round == cfg.rounds or round in SPOTLIGHT_ROUNDS:
         evals = cohort.evaluate(round, plan.view(server), round in SPOTLIGHT_ROUNDS or round == cfg.rounds)
-        personal, global_ = (
-            _gather_stats([getattr(e, which) for e in evals]) for which in ("personal", "global_")
-        )
+        personal, global_ = (_gather_stats([getattr(e, which) for e in evals]) for which in ("personal", "global_"))
         spotlights += _gather_spotlights(evals)
     now = time.perf_counter()
     return state, RoundMetrics(

@@ -33,9 +33,7 @@ def nll_and_grad(model: Model, theta: Tensor, x: Tensor, y: Tensor, weight: Tens
     return value, model.join(grads)
 
 
-def _backpropagation(
-    model: Model, theta: Tensor, x: Tensor, y: Tensor, weight: Tensor
-) -> tuple[Tensor, Tensor]:
+def _backpropagation(model: Model, theta: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """dL/dlogits = weight (softmax - onehot); dW = aᵀ g, db = Σ_b g, da = g Wᵀ where the ReLU was open."""
     parts, inputs, a = model.split(theta), [], x.flatten(1)
     weights, biases = parts[::2], parts[1::2]

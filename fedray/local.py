@@ -46,17 +46,13 @@ def numerics() -> Iterator[None]:
 class Block:
     """The shards and private states of some clients; its methods are the whole of what a client can be asked."""
 
-    def __init__(
-        self, plan: Plan, ids: Sequence[int], shards: Sequence[Shard], backend: str, device: str = "cpu"
-    ):
+    def __init__(self, plan: Plan, ids: Sequence[int], shards: Sequence[Shard], backend: str, device: str = "cpu"):
         self.plan, self.ids, self.device = plan, tuple(ids), torch.device(device)
         on_gpu = self.device.type == "cuda"
         self.chunk = len(ids) if on_gpu else max(1, CACHED // plan.model.padded)
         self.backend = ("vmap" if self.chunk > 1 else "loop") if backend == "auto" else backend
         self.chunk = 1 if self.backend == "loop" else max(2, self.chunk)
-        self._functions = (
-            _plain(plan) if self.backend == "loop" else _stacked(plan, self.backend == "compiled")
-        )
+        self._functions = _plain(plan) if self.backend == "loop" else _stacked(plan, self.backend == "compiled")
         self.n = [len(shard.train_y) for shard in shards]
         self.data = trees.stack([_padded(shard, plan.facts.shard) for shard in shards])
         self.test = [(shard.test_x.to(device), shard.test_y.to(device)) for shard in shards]
@@ -136,9 +132,7 @@ class Block:
                 own = self._prediction_noise(k, round, samples)
                 personal.append(self._sums(k, self._predictor(algorithm.predict_personal, model, own)))
                 looks += [self._look(k, round, model)] if spotlight else []
-        sums = [
-            trees.tree_map(Tensor.cpu, trees.stack(stats)) if stats else None for stats in (personal, overall)
-        ]
+        sums = [trees.tree_map(Tensor.cpu, trees.stack(stats)) if stats else None for stats in (personal, overall)]
         look = Spotlight(round, self.ids, *map(torch.stack, zip(*looks, strict=True))) if looks else None
         return EvalReply(round, self.ids, sums[0], sums[1], look)
 
@@ -161,9 +155,7 @@ class Block:
     def _prediction_noise(self, k: int, round: int, samples: int) -> Tensor:
         return self.plan.prediction_noise(samples, "predict", self.ids[k], round).to(self.device)
 
-    def _predictor(
-        self, function: Callable[..., Tensor], model: Any, noise: Tensor
-    ) -> Callable[[Tensor], Tensor]:
+    def _predictor(self, function: Callable[..., Tensor], model: Any, noise: Tensor) -> Callable[[Tensor], Tensor]:
         return lambda x: function(self.plan.cfg.algorithm, self.plan.model, model, x, noise)
 
     def _sums(self, k: int, predict: Callable[[Tensor], Tensor]) -> EvalStats:

@@ -45,11 +45,7 @@ class Model:
         for name, layer in self.layers.named_children():
             if not isinstance(layer, nn.Linear | nn.Conv2d):
                 continue
-            weight = (
-                (layer.in_features, layer.out_features)
-                if isinstance(layer, nn.Linear)
-                else layer.weight.shape
-            )
+            weight = (layer.in_features, layer.out_features) if isinstance(layer, nn.Linear) else layer.weight.shape
             shapes += [tuple(weight), (weight[-1] if isinstance(layer, nn.Linear) else weight[0],)]
             stop = start + math.prod(weight) + shapes[-1][0]
             slices[name], start = slice(start, stop), stop
@@ -98,9 +94,7 @@ class Model:
         """Logits [B, C] of inputs x [B, ...] under theta [P]."""
         return self.forward(self.split(theta), x)
 
-    def forward_local(
-        self, mu: Sequence[Tensor], sigma: Sequence[Tensor], x: Tensor, noise: Tensor
-    ) -> Tensor:
+    def forward_local(self, mu: Sequence[Tensor], sigma: Sequence[Tensor], x: Tensor, noise: Tensor) -> Tensor:
         """Logits [B, C] by local reparameterization: each pre-activation a ~ N(x μ, x² σ²) is drawn by itself.
 
         noise [B, activations] is standard normal. Kingma, Salimans and Welling 2015, eq. 6.

@@ -33,9 +33,7 @@ def adam(theta: Tensor, grad: Tensor, moments: Moments, t: Tensor, lr: float) ->
 
 
 @torch.library.custom_op("fedray::adam", mutates_args=())
-def _adam(
-    theta: Tensor, grad: Tensor, m: Tensor, v: Tensor, t: Tensor, lr: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def _adam(theta: Tensor, grad: Tensor, m: Tensor, v: Tensor, t: Tensor, lr: float) -> tuple[Tensor, Tensor, Tensor]:
     theta, m, v = theta.clone(), m.clone(), v.clone()
     _fused([theta], [grad], [m], [v], [t], lr)
     return theta, m, v
@@ -52,9 +50,7 @@ def _fused(
 
 
 @_adam.register_fake
-def _(
-    theta: Tensor, grad: Tensor, m: Tensor, v: Tensor, t: Tensor, lr: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(theta: Tensor, grad: Tensor, m: Tensor, v: Tensor, t: Tensor, lr: float) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(theta), torch.empty_like(m), torch.empty_like(v)
 
 
@@ -66,9 +62,7 @@ def _(info, in_dims, theta, grad, m, v, t, lr):  # type: ignore[no-untyped-def]
         x = x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
         return x.clone(memory_format=torch.contiguous_format) if copy else x.contiguous()
 
-    copies = [
-        stacked(x, dim, True) for x, dim in zip((theta, m, v), (in_dims[0], *in_dims[2:4]), strict=True)
-    ]
+    copies = [stacked(x, dim, True) for x, dim in zip((theta, m, v), (in_dims[0], *in_dims[2:4]), strict=True)]
     grad, t = stacked(grad, in_dims[1], False), stacked(t, in_dims[4], False)
     theta, m, v = copies
     _fused(list(theta), list(grad), list(m), list(v), list(t), lr)

@@ -70,9 +70,7 @@ def label_shards(
     a class is too small for its owners, with the largest feasible --clients. Source: the tables of pFedBayes.
     """
     if train < 1 or test < 1:
-        raise FedRayError(
-            f"{train} train and {test} test examples per class: a client needs at least 1 of each"
-        )
+        raise FedRayError(f"{train} train and {test} test examples per class: a client needs at least 1 of each")
     available = np.bincount(labels)
     of = owners(clients, labels_per_client, len(available), layout)
     _check_supply(available, of, clients, train + test)
@@ -111,9 +109,7 @@ def dirichlet(
     Source: Hsu et al., arXiv:1909.06335 (here with the shares drawn per class).
     """
     _check_sizes(len(labels), clients, test_fraction)
-    require(
-        0 < alpha < np.inf, "data.alpha", alpha, "not a concentration", "choose a positive number, e.g. 0.5"
-    )
+    require(0 < alpha < np.inf, "data.alpha", alpha, "not a concentration", "choose a positive number, e.g. 0.5")
     available = np.bincount(labels)
     for _ in range(REDRAWS):
         shares = rng.dirichlet(np.full(clients, alpha), len(available))

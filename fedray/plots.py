@@ -122,9 +122,7 @@ def _accuracy_figure(folder: Path) -> Figure | None:
     return figure
 
 
-def _draw_curves(
-    ax: Axes, curves: Mapping[str, tuple[list[int], list[float]]], label: str, scale: float
-) -> None:
+def _draw_curves(ax: Axes, curves: Mapping[str, tuple[list[int], list[float]]], label: str, scale: float) -> None:
     from matplotlib.ticker import MaxNLocator
 
     for model, (rounds, values) in curves.items():
@@ -173,9 +171,7 @@ def _draw_reliability(top: Axes, below: Axes, model: str, rows: Sequence[Mapping
     bar: dict[str, Any] = {"width": width, "align": "edge", "edgecolor": "white", "linewidth": 0.5}
     top.bar(left, 100 * accuracy, color=COLOURS[model], label="accuracy", **bar)
     gap = {"color": "none", "edgecolor": "black", "hatch": "////", "linewidth": 0.8}
-    top.bar(
-        left, 100 * (confidence - accuracy), bottom=100 * accuracy, label="gap to confidence", **(bar | gap)
-    )
+    top.bar(left, 100 * (confidence - accuracy), bottom=100 * accuracy, label="gap to confidence", **(bar | gap))
     top.plot([0, 100], [0, 100], "--", color="black", linewidth=1, label="perfectly calibrated")
     top.set(title=f"{model.capitalize()} model: ECE {100 * ece:.1f} %", xlim=(0, 100), ylim=(0, 100))
     below.bar(left, count, color=GREY, **bar)

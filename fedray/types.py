@@ -90,9 +90,7 @@ class Stage(NamedTuple):
     """One pass over the clients for a score: what each computes, and what the server makes of it."""
 
     probe: Callable[..., Tensor]  # cfg, model, client, down, message, data -> reply [...]
-    combine: Callable[
-        ..., Tensor
-    ]  # cfg, model, server, replies[N]        -> message; the last one is the scores [N]
+    combine: Callable[..., Tensor]  # cfg, model, server, replies[N]        -> message; the last one is the scores [N]
 
 
 def one(cfg: Any) -> int:
@@ -129,32 +127,20 @@ class Algorithm(NamedTuple):
 
     summary: str  # one line for --help and the docs
     config: type  # frozen dataclass with the paper's defaults
-    server_init: Callable[
-        ..., Any
-    ]  # cfg, model, facts, rng                  -> server; refuses what cannot run
-    client_init: Callable[
-        ..., Any
-    ]  # cfg, model, server                      -> client, private, kept between rounds
+    server_init: Callable[..., Any]  # cfg, model, facts, rng                  -> server; refuses what cannot run
+    client_init: Callable[..., Any]  # cfg, model, server                      -> client, private, kept between rounds
     broadcast: Callable[..., Any]  # cfg, model, server, ids                   -> down
     begin: Callable[..., Any]  # cfg, model, client, down, data                -> local
-    step: Callable[
-        ..., Any
-    ]  # cfg, model, local, batch, noise                -> local, info (scalars): the hot loop
+    step: Callable[..., Any]  # cfg, model, local, batch, noise                -> local, info (scalars): the hot loop
     finish: Callable[..., Any]  # cfg, model, local, data                      -> client, up
     aggregate: Callable[..., Any]  # cfg, model, server, ids[K], ups[K], n[K]  -> server
     predict_global: Callable[..., Tensor] | None  # cfg, model, view, x, noise       -> log p [M, B, C]
     predict_personal: Callable[..., Tensor] | None  # cfg, model, personal, x, noise -> log p [M, B, C]
     personalize: Callable[..., Any] = client_itself  # cfg, model, client, view, data, noise -> personal
-    publish: Callable[..., Any] | None = (
-        None  # cfg, model, server -> view for evaluation; None: broadcast to all
-    )
+    publish: Callable[..., Any] | None = None  # cfg, model, server -> view for evaluation; None: broadcast to all
     noise_shape: Callable[..., tuple[int, ...]] = no_noise  # cfg, model, facts      -> shape of step's noise
-    personal_noise: Callable[..., tuple[int, ...]] = (
-        no_noise  # cfg, model, facts   -> shape of personalize's noise
-    )
-    predict_noise: Callable[..., tuple[int, ...]] = (
-        one_draw  # cfg, model, samples  -> shape of predict's noise
-    )
+    personal_noise: Callable[..., tuple[int, ...]] = no_noise  # cfg, model, facts   -> shape of personalize's noise
+    predict_noise: Callable[..., tuple[int, ...]] = one_draw  # cfg, model, samples  -> shape of predict's noise
     minibatches: Callable[..., int] = one  # cfg -> J: step's batch is J minibatches, one after the other
     down_per_client: bool = False  # True: broadcast returns one row per client of ids (FedAMP)
     scores: Mapping[str, tuple[Stage, ...]] = {}  # what a selection policy can ask for

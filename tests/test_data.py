@@ -227,9 +227,7 @@ def test_a_damaged_or_missing_npz_is_refused(tmp_path):
 
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10"])
 def test_missing_files_are_named_with_the_remedy(tmp_path, name):
-    with pytest.raises(
-        FedRayError, match=rf"--data.name {name}: {tmp_path}/.* is missing; add --data.download"
-    ):
+    with pytest.raises(FedRayError, match=rf"--data.name {name}: {tmp_path}/.* is missing; add --data.download"):
         data.load(DataConfig(name=name, root=tmp_path))
 
 
@@ -355,9 +353,7 @@ def test_a_download_keeps_the_files_that_are_there(tmp_path, torchvision):
     assert (tmp_path / IMAGES).read_bytes() == kept
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"), [("fashion_mnist", "no route to host"), ("cifar10", "No such file")]
-)
+@pytest.mark.parametrize(("name", "reason"), [("fashion_mnist", "no route to host"), ("cifar10", "No such file")])
 def test_a_failed_download_says_so(tmp_path, torchvision, name, reason):
     with pytest.raises(FedRayError, match=rf"--data.download: .*{reason}.*; check the network"):
         data.load(DataConfig(name=name, root=tmp_path, download=True))

@@ -28,9 +28,7 @@ def calibration(model: str) -> np.ndarray:
     """[count, confidence, accuracy] of the filled bins: overconfident by 5 points, bin 5 underconfident."""
     bins = np.array([b for b in range(10) if COUNT[model][b]])
     confidence = (bins + 0.5) / 10
-    return np.stack(
-        [[COUNT[model][b] for b in bins], confidence, confidence + np.where(bins == 5, 0.05, -0.05)]
-    )
+    return np.stack([[COUNT[model][b] for b in bins], confidence, confidence + np.where(bins == 5, 0.05, -0.05)])
 
 
 @pytest.fixture

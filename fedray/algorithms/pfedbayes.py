@@ -62,9 +62,7 @@ class PFedBayes:
         for name in ("personal_steps", "mc_samples"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least one is needed", "try 1")
         require(0 < self.beta <= 1, "beta", self.beta, "the server's damping lies in (0, 1]", "try 1")
-        require(
-            self.noise_sd >= 0, "noise_sd", self.noise_sd, "an sd is not negative", "use 1, the posterior's"
-        )
+        require(self.noise_sd >= 0, "noise_sd", self.noise_sd, "an sd is not negative", "use 1, the posterior's")
         require(self.kl_divisor >= 0, "kl_divisor", self.kl_divisor, "not negative", "use 0, the ELBO")
 
 
@@ -195,14 +193,10 @@ def finish(cfg: PFedBayes, model: Model, local: Local, data: Batch) -> tuple[Cli
     return local.client, local.w
 
 
-def aggregate(
-    cfg: PFedBayes, model: Model, server: Gaussian, ids: Sequence[int], ups: Gaussian, n: Tensor
-) -> Gaussian:
+def aggregate(cfg: PFedBayes, model: Model, server: Gaussian, ids: Sequence[int], ups: Gaussian, n: Tensor) -> Gaussian:
     """v ← (1-β) v + (β/S) Σ_i w_i in (μ, ρ), in (μ, σ), or by moment matching."""
     if cfg.average == "rho":
-        return Gaussian(
-            damped(server.mu, mean(ups.mu), cfg.beta), damped(server.rho, mean(ups.rho), cfg.beta)
-        )
+        return Gaussian(damped(server.mu, mean(ups.mu), cfg.beta), damped(server.rho, mean(ups.rho), cfg.beta))
     sd = sigma(ups.rho.double())
     mu, sd = (mean(ups.mu), mean(sd)) if cfg.average == "sigma" else moment_match(ups.mu.double(), sd)
     mu, rho = mu.to(server.mu.dtype), inverse_sigma(sd).to(server.rho.dtype)

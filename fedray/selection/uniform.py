@@ -27,6 +27,4 @@ def select(
     return tuple(sorted(rng.numpy.choice(clients, size=m, replace=False).tolist())), state
 
 
-SELECTION = Selection(
-    summary="uniformly at random, without replacement", score=None, init=init, select=select
-)
+SELECTION = Selection(summary="uniformly at random, without replacement", score=None, init=init, select=select)
