@@ -82,8 +82,8 @@ def _whole_or_part(share: float, per_client: float, clients_per_actor: int) -> f
     if share == int(share):
         return share
     raise FedRayError(
-        f"--gpus-per-client {per_client:g}: {clients_per_actor} clients per actor make {share:g} GPUs, and Ray gives an "
-        "actor a part of one GPU or whole ones; lower it or change --clients-per-actor"
+        f"--gpus-per-client {per_client:g}: {clients_per_actor} clients per actor make {share:g} GPUs, and Ray gives "
+        "an actor a part of one GPU or whole ones; lower it or change --clients-per-actor"
     )
 
 

@@ -12,7 +12,9 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import tyro
 
 from fedray.types import FedRayError, require
 
@@ -23,7 +25,7 @@ class DataConfig:
 
     name: str = "digits"
     """digits, mnist, fashion_mnist, cifar10, or the path of an .npz file with arrays x [N, ...] and y [N]."""
-    root: Path | None = None
+    root: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """Folder that holds the dataset in torchvision's layout; by default $FEDRAY_DATA_ROOT or ~/.cache/fedray."""
     download: bool = False
     """Let torchvision download the dataset into the root when it is missing."""
@@ -50,19 +52,23 @@ class ModelConfig:
     hidden: tuple[int, ...] = (100,)
     """Widths of the hidden layers of the mlp."""
 
+    def __post_init__(self) -> None:
+        remedy = "use --model.name mclr for a network without hidden layers"
+        require(all(width >= 1 for width in self.hidden), "model.hidden", self.hidden, "a layer has units", remedy)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
     """Everything that the numbers depend on."""
 
-    algorithm: Any = None
+    algorithm: Annotated[Any, tyro.conf.Suppress] = None
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
-    rounds: int = 50
+    rounds: int = 30
     """Communication rounds."""
-    clients: int | None = None
+    clients: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """Number of clients; by default the paper's for the dataset (10; 20 for cifar10)."""
-    clients_per_round: int | None = None
+    clients_per_round: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """Clients that train in a round; by default the paper's for the dataset (all; 10 of 20 for cifar10)."""
     selection: str = "uniform"
     """Policy that picks the clients of a round."""
@@ -76,6 +82,14 @@ class Experiment:
     """Evaluate after every k-th round (and after the last)."""
     predict_samples: int = 10
     """Posterior draws averaged at prediction; 0 predicts with the mean weights."""
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "clients", "clients_per_round", "batch_size", "local_steps", "eval_every"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, name, value, "at least one is needed", "give a positive number")
+        draws = self.predict_samples
+        require(draws >= 0, "predict_samples", draws, "a number of draws is not negative", "use 0 for the mean weights")
+        require(0 <= self.seed < 2**63, "seed", self.seed, "a seed lies in [0, 2^63)", "use 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,18 +109,25 @@ class Execution:
     runtime: Literal["ray", "local"] = "ray"
     """ray: clients are Ray actors; local: all clients in this process."""
     backend: Literal["auto", "loop", "vmap", "compiled"] = "auto"
-    """How a process runs its clients: one by one, stacked, or stacked and compiled; auto: loop on CPU, vmap on GPU."""
-    clients_per_actor: int | None = None
+    """How a process runs its clients: one by one, stacked, or stacked and compiled; auto stacks small
+    networks, and everything on a GPU."""
+    clients_per_actor: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """Clients hosted by one Ray actor; by default one, or more where the cluster has less room."""
-    gpus_per_client: float | None = None
+    gpus_per_client: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
     """GPU share of one client; by default what fits evenly."""
-    address: str | None = None
+    address: Annotated[str | None, tyro.conf.arg(metavar="STR")] = None
     """Ray cluster to join ('auto', or host:port); by default $RAY_ADDRESS, a running cluster, or a new local one."""
-    name: str | None = None
+    name: Annotated[str | None, tyro.conf.arg(metavar="STR")] = None
     """Name of the run; by default algorithm-dataset-s<seed>-<time>."""
-    output: Path | None = None
+    output: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """Folder for the result; by default runs/<name>. It must not hold anything yet."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+    def __post_init__(self) -> None:
+        per_actor, share = self.clients_per_actor, self.gpus_per_client
+        reason = "an actor hosts at least one client"
+        require(per_actor is None or per_actor >= 1, "clients_per_actor", per_actor, reason, "leave it out")
+        require(share is None or share >= 0, "gpus_per_client", share, "a share is not negative", "use 0 for CPUs")
 
 
 def override(cfg: Any, settings: Mapping[str, Any]) -> Any:
@@ -125,12 +146,12 @@ def override(cfg: Any, settings: Mapping[str, Any]) -> Any:
     return cfg
 
 
-def to_dict(cfg: Any) -> dict[str, Any]:
+def to_dict(cfg: Any) -> Any:
     """A config as plain nested dicts, lists, strings and numbers, ready for JSON."""
     if dataclasses.is_dataclass(cfg) and not isinstance(cfg, type):
         return {f.name: to_dict(getattr(cfg, f.name)) for f in dataclasses.fields(cfg)}
     if isinstance(cfg, tuple | list):
-        return [to_dict(item) for item in cfg]  # type: ignore[return-value]
+        return [to_dict(item) for item in cfg]
     return str(cfg) if isinstance(cfg, Path) else cfg
 
 

@@ -103,7 +103,8 @@ def _gather_spotlights(evals: Sequence[EvalReply]) -> tuple[Spotlight, ...]:
     if not found:
         return ()
     ids = tuple(i for spot in found for i in spot.ids)
-    return (Spotlight(found[0].round, ids, *(torch.cat([spot[f] for spot in found]) for f in (2, 3))),)
+    labels, probs = torch.cat([spot.label for spot in found]), torch.cat([spot.probs for spot in found])
+    return (Spotlight(found[0].round, ids, labels, probs),)
 
 
 def _train_means(replies: Sequence[TrainReply]) -> Mapping[str, float]:

@@ -54,7 +54,7 @@ class Block:
         self.chunk = 1 if self.backend == "loop" else max(2, self.chunk)
         self._functions = _plain(plan) if self.backend == "loop" else _stacked(plan, self.backend == "compiled")
         self.n = [len(shard.train_y) for shard in shards]
-        self.data = trees.stack([_padded(shard, plan.facts.shard) for shard in shards])
+        self.data = trees.stack([padded(shard, plan.facts.shard) for shard in shards])
         self.test = [(shard.test_x.to(device), shard.test_y.to(device)) for shard in shards]
         self.data = trees.tree_map(lambda leaf: leaf.to(device), self.data)
         server = plan.initial_server()
@@ -172,7 +172,8 @@ class Block:
         return y[0].cpu(), self._predictor(predict, model, noise)(x[:1])[:, 0].exp().cpu()
 
 
-def _padded(shard: Shard, size: int) -> Batch:
+def padded(shard: Shard, size: int) -> Batch:
+    """A client's training shard as one batch of a length common to all clients."""
     n = len(shard.train_y)
     x = torch.zeros(size, *shard.train_x.shape[1:])
     y = torch.zeros(size, dtype=torch.int64)

@@ -42,7 +42,7 @@ def evaluate(log_probs: Tensor, y: Tensor) -> EvalStats:
     draws = log_probs.exp()
     conditional = -torch.special.xlogy(draws, draws).sum(-1).mean(0)
     return EvalStats(
-        count=torch.tensor(float(len(y)), dtype=torch.float64),
+        examples=torch.tensor(float(len(y)), dtype=torch.float64),
         correct=hit.sum(),
         nll=-log_mean.gather(-1, y[:, None]).sum(),
         brier=((p - onehot) ** 2).sum(),
@@ -80,7 +80,7 @@ def calibration_errors(stats: EvalStats) -> tuple[float, float]:
 
 def summarize(stats: EvalStats) -> Summary:
     """The ratios of sums without leading axes; pool first."""
-    n = float(stats.count)
+    n = float(stats.examples)
     ece, mce = calibration_errors(stats)
     return Summary(
         accuracy=float(stats.correct) / n,
@@ -100,5 +100,5 @@ def per_client(stats: EvalStats) -> list[Summary]:
 
 def worst_decile(stats: EvalStats) -> float:
     """Mean accuracy of the worst tenth of the clients (at least one) of stats stacked [K, ...]."""
-    accuracy = (stats.correct / stats.count).sort().values
+    accuracy = (stats.correct / stats.examples).sort().values
     return float(accuracy[: max(1, math.ceil(len(accuracy) / 10))].mean())

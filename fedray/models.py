@@ -6,12 +6,12 @@ or stacked with others: the results are then bitwise equal on CPU. The padding s
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedray.rng import Stream
@@ -128,7 +128,7 @@ class Model:
 def _affine(layer: nn.Linear | nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     if isinstance(layer, nn.Linear):
         return x @ weight + bias
-    return F.conv2d(x, weight, bias, layer.stride, layer.padding)  # type: ignore[arg-type]
+    return torch.nn.functional.conv2d(x, weight, bias, layer.stride, layer.padding)  # type: ignore[arg-type]
 
 
 def mlp(input_shape: tuple[int, ...], hidden: Sequence[int], classes: int) -> Model:
@@ -136,7 +136,7 @@ def mlp(input_shape: tuple[int, ...], hidden: Sequence[int], classes: int) -> Mo
     sizes = [math.prod(input_shape), *hidden, classes]
     layers: list[nn.Module] = [nn.Flatten()]
     with torch.device("meta"):  # the modules describe shapes; they hold no memory
-        for i, (a, b) in enumerate(zip(sizes, sizes[1:], strict=False)):
+        for i, (a, b) in enumerate(itertools.pairwise(sizes)):
             layers += [nn.ReLU(), nn.Linear(a, b)] if i else [nn.Linear(a, b)]
     return Model(nn.Sequential(*layers), input_shape, classes)
 
@@ -152,7 +152,7 @@ def vgg(input_shape: tuple[int, ...], classes: int) -> Model:
     widths, layers = [input_shape[0], *VGG_WIDTHS], []
     pixels = (input_shape[1] // 32) * (input_shape[2] // 32)
     with torch.device("meta"):
-        for before, after in zip(widths, widths[1:], strict=False):
+        for before, after in itertools.pairwise(widths):
             layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
         head = nn.Linear(widths[-1] * pixels, classes)
     return Model(nn.Sequential(*layers, nn.Flatten(), head), input_shape, classes)

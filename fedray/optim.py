@@ -43,7 +43,7 @@ def _fused(
     thetas: list[Tensor], grads: list[Tensor], ms: list[Tensor], vs: list[Tensor], ts: list[Tensor], lr: float
 ) -> None:
     """In place, on lists of vectors."""
-    torch._fused_adam_(
+    torch._fused_adam_(  # pyright: ignore[reportPrivateImportUsage]
         thetas, grads, ms, vs, [], ts,
         lr=lr, beta1=BETA1, beta2=BETA2, weight_decay=0.0, eps=EPS, amsgrad=False, maximize=False,
     )  # fmt: skip
@@ -54,7 +54,7 @@ def _(theta: Tensor, grad: Tensor, m: Tensor, v: Tensor, t: Tensor, lr: float) -
     return torch.empty_like(theta), torch.empty_like(m), torch.empty_like(v)
 
 
-@torch.library.register_vmap("fedray::adam")
+@_adam.register_vmap
 def _(info, in_dims, theta, grad, m, v, t, lr):  # type: ignore[no-untyped-def]
     """K clients are K vectors of one fused call, so a client's result is the same alone and stacked."""
 

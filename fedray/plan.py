@@ -23,6 +23,7 @@ class Plan(NamedTuple):
     selection: Selection
     model: Model
     partition: Partition
+    scale: float | None  # raw inputs lie in [0, scale]; None: used as they are
 
     @property
     def clients(self) -> int:
@@ -106,6 +107,6 @@ def make_plan(cfg: Experiment) -> Plan:
     rng = Stream(cfg.seed, "partition").numpy
     partition = data.partition_for(cfg, dataset.y, dataset.classes, rng)
     model = models.build(cfg.model.name, cfg.model.hidden, tuple(dataset.x.shape[1:]), dataset.classes)
-    plan = Plan(cfg, algorithm, selection, model, partition)
+    plan = Plan(cfg, algorithm, selection, model, partition, dataset.scale)
     plan.initial_server()  # the algorithm refuses here what it cannot run
     return plan

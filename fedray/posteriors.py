@@ -6,7 +6,6 @@ import math
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -19,7 +18,7 @@ class Gaussian(NamedTuple):
 
 def sigma(rho: Tensor) -> Tensor:
     """Standard deviation σ = softplus(ρ)."""
-    return F.softplus(rho)
+    return torch.nn.functional.softplus(rho)
 
 
 def inverse_sigma(sd: Tensor) -> Tensor:

@@ -28,7 +28,6 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 FLUSH_SECONDS = 2.0
 PATIENCE = 10.0  # the pause after a failed delivery, in units of its duration: a hanging store costs <= 1/10
 LOCK_SECONDS = 60.0  # another process may be creating the tables: 1-8 s measured
-BATCH_METRICS, BATCH_PARAMS, PARAM_LENGTH, KEY_LENGTH = 1000, 100, 6000, 250  # MLflow's limits
 
 # Read by MLflow at each request; its own defaults retry for minutes. What the user has set stays.
 ENVIRONMENT = {
@@ -100,12 +99,15 @@ class MLflowTracker:
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         try:
+            from mlflow.entities import Param
+
             with _locked(database):
                 self._client = _connect(self._uri)
                 self._experiment = _experiment(self._client, experiment, artifacts)
                 run = self._client.create_run(self._experiment, run_name=run_name, tags=dict(tags))
             self.run_id: str = run.info.run_id
-            _log_params(self._client, self.run_id, params)
+            entries = [Param(_key(name), str(value)) for name, value in params.items()]
+            self._client.log_batch(self.run_id, params=entries, synchronous=True)
         except FedRayError:
             raise
         except Exception as err:
@@ -161,9 +163,9 @@ class MLflowTracker:
         return f"{command}\nthen open http://127.0.0.1:5000/{page}"
 
     def _send(self) -> None:
-        while self._buffer:
-            self._client.log_batch(self.run_id, metrics=self._buffer[:BATCH_METRICS])
-            del self._buffer[:BATCH_METRICS]
+        # MLflow cuts it into batches of 1000 (and cuts long parameters) itself.
+        self._client.log_batch(self.run_id, metrics=self._buffer, synchronous=True)
+        self._buffer.clear()
 
 
 def resolve(uri: str) -> tuple[str, str | None, Path | None]:
@@ -244,17 +246,9 @@ def _experiment(client: MlflowClient, name: str, artifacts: str | None) -> str:
     return found.experiment_id
 
 
-def _log_params(client: MlflowClient, run_id: str, params: Mapping[str, Any]) -> None:
-    from mlflow.entities import Param
-
-    entries = [Param(_key(name), str(value)[:PARAM_LENGTH]) for name, value in params.items()]
-    for start in range(0, len(entries), BATCH_PARAMS):
-        client.log_batch(run_id, params=entries[start : start + BATCH_PARAMS])
-
-
 def _key(name: str) -> str:
-    # MLflow would refuse the whole batch for one such name, at every try.
-    return re.sub(r"[^\w\-. :/]", "_", name)[:KEY_LENGTH]
+    # MLflow would refuse a whole batch for one such name, at every try.
+    return re.sub(r"[^\w\-. :/]", "_", name)[:250]
 
 
 def _shown(text: str) -> str:
@@ -263,8 +257,8 @@ def _shown(text: str) -> str:
 
 def _reason(err: Exception) -> str:
     text = (str(err).strip() or type(err).__name__).splitlines()[0]
-    cause = re.search(r"Caused by \w+\((.*?)\)*$", text)  # the last of four nested network errors
-    return _shown(cause.group(1).split(": ", 1)[-1].strip("\"'") if cause else text)[:300]
+    cause = re.search(r"Caused by \w+\(.*?: (.*?)['\")]*$", text)  # the last of four nested network errors
+    return _shown(cause.group(1) if cause else text)[:300]
 
 
 def _remedy(uri: str) -> str:

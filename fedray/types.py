@@ -30,14 +30,14 @@ class Batch(NamedTuple):
     x: Tensor  # [B, ...] inputs
     y: Tensor  # [B] class labels, int64
     weight: Tensor  # [B] 1 for an example, 0 for padding
-    index: Tensor  # [B] position of the example in the client's shard
+    place: Tensor  # [B] position of the example in the client's shard
     total: Tensor  # [] n_i, the number of training examples of the client
 
 
 class EvalStats(NamedTuple):
     """Sums over examples of one or more clients."""
 
-    count: Tensor  # [...] examples
+    examples: Tensor  # [...] their number
     correct: Tensor  # [...] argmax of the averaged predictive is the label
     nll: Tensor  # [...] -log p̄(y)
     brier: Tensor  # [...] Σ_c (p̄_c - y_c)², each in [0, 2]

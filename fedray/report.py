@@ -1,0 +1,139 @@
+"""What a run reports: the numbers of a round, their average at the end, and the table for the terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedray import metrics, registry
+from fedray.plan import Plan
+from fedray.types import EvalStats, RoundMetrics
+
+WINDOW = 10  # evaluations averaged at the end, of runs that are long enough: a tenth of the evaluations, at most ten
+MEASURES = ("accuracy", "nll", "ece", "mce", "brier", "entropy", "mutual_information", "worst_decile")
+KINDS = ("personal", "global")
+
+
+def measures(round: RoundMetrics) -> dict[str, float]:
+    """The metrics of a round under the names that MLflow and metrics.csv carry."""
+    values: dict[str, float] = {}
+    for kind, stats in _kinds(round):
+        if stats is not None:
+            summary = metrics.summarize(metrics.pooled(stats))._asdict()
+            summary |= {"worst_decile": metrics.worst_decile(stats)}
+            values |= {f"{kind}/{name}": summary[name] for name in MEASURES}
+    values |= {f"train/{name}": value for name, value in round.train.items()}
+    values |= {f"time/{name}_seconds": value for name, value in round.seconds.items()}
+    return values | {"comm/bytes_up": float(round.bytes_up), "comm/bytes_down": float(round.bytes_down)}
+
+
+def client_rows(round: RoundMetrics, plan: Plan) -> list[dict[str, Any]]:
+    """One row per client of an evaluated round: shard sizes and the metrics of its models."""
+    rows = [
+        {"client": i, "train_examples": len(plan.partition.train[i]), "test_examples": len(plan.partition.test[i])}
+        for i in range(plan.clients)
+    ]
+    for kind, stats in _kinds(round):
+        for row, summary in zip(rows, metrics.per_client(stats) if stats is not None else (), strict=False):
+            row |= {f"{kind}_{name}": value for name, value in summary._asdict().items()}
+    return rows
+
+
+def calibration_rows(round: RoundMetrics) -> list[dict[str, Any]]:
+    """Count, mean confidence and accuracy of every confidence bin, pooled over clients; empty bins have no means."""
+    rows = []
+    for kind, stats in _kinds(round):
+        if stats is None:
+            continue
+        pooled = metrics.pooled(stats)
+        for b, n in enumerate(pooled.bin_count.tolist()):
+            means = (float(pooled.bin_confidence[b]) / n, float(pooled.bin_correct[b]) / n) if n else ("", "")
+            rows.append({"model": kind, "bin": b, "count": int(n), "confidence": means[0], "accuracy": means[1]})
+    return rows
+
+
+def _kinds(round: RoundMetrics) -> tuple[tuple[str, EvalStats | None], ...]:
+    return ("personal", round.personal), ("global", round.global_)
+
+
+def summarize(plan: Plan, rows: Sequence[Mapping[str, float]], run_id: str | None, seconds: float) -> dict[str, Any]:
+    """The result of a run: each metric averaged over the last tenth of the evaluations, at most ten.
+
+    ``rows`` are the measures of the rounds played, with their 'round'; a model that the method lacks is None.
+    """
+    evaluated = [row for row in rows if any(f"{kind}/accuracy" in row for kind in KINDS)]
+    window = evaluated[-min(WINDOW, math.ceil(len(evaluated) / 10)) :] if evaluated else []
+    return {
+        "run_id": run_id,
+        "algorithm": registry.algorithm_name(plan.cfg.algorithm),
+        "rounds": len(rows),
+        "seed": plan.cfg.seed,
+        **{kind: _average(kind, window) for kind in KINDS},
+        "seconds": seconds,
+        "bytes_up": int(sum(row["comm/bytes_up"] for row in rows)),
+        "bytes_down": int(sum(row["comm/bytes_down"] for row in rows)),
+        "protocol": protocol(plan, [int(row["round"]) for row in window]),
+    }
+
+
+def _average(kind: str, window: Sequence[Mapping[str, float]]) -> dict[str, float] | None:
+    if not window or f"{kind}/accuracy" not in window[0]:
+        return None
+    return {name: sum(row[f"{kind}/{name}"] for row in window) / len(window) for name in MEASURES}
+
+
+def protocol(plan: Plan, rounds: Sequence[int]) -> dict[str, Any]:
+    """What the numbers mean: which models, rounds, clients, draws and data."""
+    cfg, samples = plan.cfg, plan.cfg.predict_samples
+    span = f"round {rounds[0]}" if len(rounds) == 1 else f"mean of {len(rounds)} evaluations"
+    return {
+        "rounds": f"{span}, rounds {rounds[0]}-{rounds[-1]}" if len(rounds) > 1 else span if rounds else "none",
+        "personal": "each client's own model after local training, on its own test shard" if plan.personal else None,
+        "global": "the aggregated model on every client's test shard" if plan.algorithm.predict_global else None,
+        "clients": f"all {plan.clients} evaluated, {cfg.clients_per_round} trained per round",
+        "prediction": f"average of {samples} posterior draws" if samples else "mean weights",
+        "pooling": "sums over all test examples of all clients",
+        "dataset": cfg.data.name,
+        "partition": describe_partition(plan),
+        "train_examples": sum(map(len, plan.partition.train)),
+        "test_examples": sum(map(len, plan.partition.test)),
+    }
+
+
+def describe_partition(plan: Plan) -> str:
+    """The split in words."""
+    data = plan.cfg.data
+    if data.partition == "labels":
+        size = "" if data.name.endswith(".npz") else f"{data.size}, "
+        return f"{size}{data.labels_per_client} labels per client, {data.layout} layout"
+    return f"dirichlet, alpha {data.alpha:g}" if data.partition == "dirichlet" else "iid"
+
+
+def table(plan: Plan, summary: Mapping[str, Any], seconds: float) -> Any:
+    """The summary as a rich table, personal beside global."""
+    from rich.table import Table
+
+    title = f"{summary['algorithm']} on {plan.cfg.data.name}: {plan.clients} clients, {summary['rounds']} rounds"
+    view = Table(title=title, caption=_caption(summary, seconds), title_justify="left", caption_justify="left")
+    view.add_column("")
+    kinds = [kind for kind in KINDS if summary[kind] is not None]
+    for kind in kinds:
+        view.add_column(f"{kind} model", justify="right")
+    for name, label, scale, digits in (
+        ("accuracy", "accuracy (%)", 100, 2),
+        ("worst_decile", "worst tenth of clients (%)", 100, 2),
+        ("nll", "negative log-likelihood (nats)", 1, 3),
+        ("ece", "calibration error, ECE (%)", 100, 2),
+        ("brier", "Brier score (0-2)", 1, 3),
+    ):
+        view.add_row(label, *(f"{summary[kind][name] * scale:.{digits}f}" for kind in kinds))
+    return view
+
+
+def _caption(summary: Mapping[str, Any], seconds: float) -> str:
+    up, down = (summary[f"bytes_{way}"] / 1e6 for way in ("up", "down"))
+    return (
+        f"{summary['protocol']['rounds']}; {summary['protocol']['prediction']}\n"
+        f"{seconds:.1f} s of rounds; {up:.1f} MB up, {down:.1f} MB down"
+    )

@@ -1,0 +1,222 @@
+"""A finished run on disk: written atomically, and loaded as a predictor with uncertainty.
+
+    config.json          the resolved experiment, and what is needed to rebuild the network
+    summary.json         the numbers of the run and their protocol
+    metrics.csv          one row per round
+    clients.csv          one row per client, last evaluation
+    calibration.csv      confidence bins, last evaluation
+    uncertainty.npz      predictive draws of one test image per client (round, client, label, probs [F, M, C])
+    partition.npz        which examples each client trained and tested on
+    global.safetensors   the server's state
+    personal.safetensors every client's private state, stacked [N, ...]
+    figures/             accuracy, reliability, predictive uncertainty
+"""  # fmt: skip
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fedray import data, models, partition, registry, trees
+from fedray.config import Experiment, from_dict, to_dict
+from fedray.federation import Snapshot
+from fedray.local import padded
+from fedray.plan import Plan
+from fedray.types import Batch, FedRayError, Spotlight, client_itself
+
+
+class Writer:
+    """Collects a result in a hidden folder beside its destination and moves it there in one step.
+
+    Raises FedRayError at construction where the destination is taken or cannot be written.
+    """
+
+    def __init__(self, destination: Path):
+        self.destination = Path(os.path.abspath(destination))
+        if self.destination.exists() and (not self.destination.is_dir() or any(self.destination.iterdir())):
+            raise FedRayError(f"--output {destination}: already holds something; choose another --output or --name")
+        try:
+            self.destination.parent.mkdir(parents=True, exist_ok=True)
+            self.folder = Path(tempfile.mkdtemp(prefix=f".{self.destination.name}-", dir=self.destination.parent))
+        except OSError as error:
+            raise FedRayError(
+                f"--output {destination}: cannot be written ({error.strerror}); choose a folder that you may write to"
+            ) from None
+
+    def json(self, name: str, value: Any) -> None:
+        """A JSON file."""
+        (self.folder / name).write_text(json.dumps(value, indent=2) + "\n")
+
+    def table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """A CSV file with the union of the rows' columns, in order of appearance."""
+        columns = list(dict.fromkeys(column for row in rows for column in row))
+        with (self.folder / name).open("w", newline="") as file:
+            writer = csv.DictWriter(file, columns)
+            writer.writeheader()
+            writer.writerows(rows)
+
+    def run(self, plan: Plan, snapshot: Snapshot, spotlights: Sequence[Spotlight]) -> None:
+        """The configuration, the partition, the posteriors and the data of the uncertainty figure."""
+        self.json("config.json", describe(plan))
+        partition.save(self.folder / "partition.npz", plan.partition)
+        save_tree(self.folder / "global.safetensors", snapshot.server)
+        save_tree(self.folder / "personal.safetensors", snapshot.clients)
+        if spotlights:
+            np.savez_compressed(
+                self.folder / "uncertainty.npz",
+                round=np.concatenate([[spot.round] * len(spot.ids) for spot in spotlights]),
+                client=np.concatenate([spot.ids for spot in spotlights]),
+                label=np.concatenate([spot.label.numpy() for spot in spotlights]),
+                probs=np.concatenate([spot.probs.numpy() for spot in spotlights]),
+            )
+
+    def commit(self) -> Path:
+        """Move the folder to its destination."""
+        os.chmod(self.folder, 0o755)  # mkdtemp makes it private
+        os.replace(self.folder, self.destination)
+        return self.destination
+
+    def discard(self) -> None:
+        """Leave nothing behind."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def describe(plan: Plan) -> dict[str, Any]:
+    """The resolved experiment with the algorithm's name, and the shape of its data."""
+    shape = {"input_shape": list(plan.model.input_shape), "classes": plan.model.classes, "scale": plan.scale}
+    return {
+        "algorithm": registry.algorithm_name(plan.cfg.algorithm),
+        "experiment": to_dict(plan.cfg),
+        "data": shape,
+    }
+
+
+def save_tree(path: Path, tree: Any) -> None:
+    """The tensors of a state, by their field names."""
+    save_file({name: leaf.detach().cpu().contiguous() for name, leaf in trees.named_leaves(tree)}, path)
+
+
+def load_tree(path: Path, template: Any) -> Any:
+    """A state with the structure of ``template`` from a file of :func:`save_tree`; shapes must agree."""
+    try:
+        stored = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise FedRayError(f"{path} cannot be read ({error}); the result is damaged, run it again") from None
+    expected = dict(trees.named_leaves(template))
+    wrong = [name for name, leaf in expected.items() if name not in stored or stored[name].shape != leaf.shape]
+    if wrong or set(stored) - set(expected):
+        raise FedRayError(
+            f"{path} does not fit its config.json (fields {sorted(wrong or set(stored) - set(expected))}); "
+            "the two files are of different runs"
+        )
+    values = iter([stored[name] for name in expected])
+    return trees.tree_map(lambda _: next(values), template)
+
+
+class Prediction(NamedTuple):
+    """The predictive distribution of B inputs; entropies in nats."""
+
+    probs: Tensor  # [B, C] average over the posterior's draws
+    entropy: Tensor  # [B] total uncertainty H[p̄]
+    expected_entropy: Tensor  # [B] aleatoric part, mean over draws of H[p_m]
+    mutual_information: Tensor  # [B] epistemic part, their difference
+    draws: Tensor  # [M, B, C] one distribution per posterior draw
+
+
+class Predictor:
+    """The global and the personal models of a finished run."""
+
+    def __init__(self, plan: Plan, snapshot: Snapshot):
+        self.plan, self.snapshot = plan, snapshot
+
+    def predict(self, x: Any, client: int | None = None, samples: int | None = None, seed: int = 0) -> Prediction:
+        """Predict inputs x [B, ...], in the dataset's own units, with a client's model or the global one (None).
+
+        ``samples`` posterior draws are averaged (by default as in the run, 0 for the mean weights).
+        Raises FedRayError for a model that the method lacks, an unknown client, or inputs of another shape.
+        """
+        plan, algorithm = self.plan, self.plan.algorithm
+        predict = algorithm.predict_global if client is None else algorithm.predict_personal
+        kind = "global model" if client is None else "personal models"
+        if predict is None:
+            raise FedRayError(f"client={client}: {registry.algorithm_name(plan.cfg.algorithm)} has no {kind}")
+        if client is not None and not 0 <= client < plan.clients:
+            raise FedRayError(f"client={client}: this run has clients 0 to {plan.clients - 1}")
+        model = plan.view(self.snapshot.server) if client is None else self._personal(client)
+        samples = plan.cfg.predict_samples if samples is None else samples
+        noise = plan.prediction_noise(samples, f"predict-{seed}", client or 0, 0)
+        with torch.no_grad():
+            return _uncertainty(predict(plan.cfg.algorithm, plan.model, model, self._inputs(x), noise))
+
+    def _inputs(self, x: Any) -> Tensor:
+        x = torch.as_tensor(np.asarray(x)).float()
+        if tuple(x.shape[1:]) != self.plan.model.input_shape:
+            wanted = ", ".join(map(str, self.plan.model.input_shape))
+            raise FedRayError(f"x has shape {tuple(x.shape)}; this network takes [B, {wanted}]")
+        return x if self.plan.scale is None else (x / self.plan.scale - 0.5) / 0.5
+
+    def _personal(self, client: int) -> Any:
+        plan, algorithm = self.plan, self.plan.algorithm
+        shape = algorithm.personal_noise(plan.cfg.algorithm, plan.model, plan.facts)
+        noise = plan.stream("personalize", client, plan.cfg.rounds).normal(shape)
+        state, view = trees.row(self.snapshot.clients, client), plan.view(self.snapshot.server)
+        return algorithm.personalize(plan.cfg.algorithm, plan.model, state, view, self._shard(client), noise)
+
+    def _shard(self, client: int) -> Batch | None:
+        """The client's training data, for the methods that adapt at prediction; the others need no dataset."""
+        plan = self.plan
+        if plan.algorithm.personalize is client_itself:
+            return None
+        (shard,) = data.shards(data.load(plan.cfg.data), plan.partition, [client])
+        return padded(shard, plan.facts.shard)
+
+
+def _uncertainty(log_probs: Tensor) -> Prediction:
+    draws = log_probs.exp()
+    probs = (torch.logsumexp(log_probs, 0) - math.log(len(log_probs))).exp()
+    entropy = -torch.special.xlogy(probs, probs).sum(-1)
+    expected = -torch.special.xlogy(draws, draws).sum(-1).mean(0)
+    return Prediction(probs, entropy, expected, (entropy - expected).clamp_min(0), draws)
+
+
+def load(folder: str | Path) -> Predictor:
+    """The predictor of a finished run.
+
+    Raises FedRayError naming the file that is missing, damaged or of another run.
+    """
+    folder = Path(folder)
+    try:
+        described = json.loads((folder / "config.json").read_text())
+        name, shape = described["algorithm"], described["data"]
+        algorithm = registry.pick(registry.algorithms(), "algorithm", name)
+        values = described["experiment"] | {
+            "algorithm": from_dict(algorithm.config, described["experiment"]["algorithm"])
+        }
+        cfg = from_dict(Experiment, values)
+    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise FedRayError(
+            f"{folder / 'config.json'} cannot be read ({error}); give the folder of a finished run"
+        ) from None
+    model = models.build(cfg.model.name, cfg.model.hidden, tuple(shape["input_shape"]), shape["classes"])
+    selection = registry.pick(registry.selections(), "--selection", cfg.selection)
+    plan = Plan(cfg, algorithm, selection, model, partition.load(folder / "partition.npz"), shape["scale"])
+    server = plan.initial_server()
+    client = algorithm.client_init(cfg.algorithm, model, server)
+    clients = trees.stack([client] * plan.clients)
+    snapshot = Snapshot(
+        load_tree(folder / "global.safetensors", server), load_tree(folder / "personal.safetensors", clients)
+    )
+    return Predictor(plan, snapshot)
