@@ -159,8 +159,8 @@ def _get(ref: Any) -> Any:
             warnings.simplefilter("ignore")
             return ray.get(ref)
     except RayTaskError as error:
-        if isinstance(error, FedRayError) or isinstance(error.cause, FedRayError):
-            raise FedRayError(str(error.cause)) from None
+        if isinstance(error.cause, FedRayError):
+            raise error.cause from None
         raise
     except RayError as error:
         raise FedRayError(

@@ -48,9 +48,16 @@ def arrange(
     """
     cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
     use_gpus = gpus > 0 if gpus_per_client is None else gpus_per_client > 0
+    if use_gpus and gpus == 0:
+        raise FedRayError(
+            f"--gpus-per-client {gpus_per_client:g}: {clients} clients need {clients * (gpus_per_client or 0):g} GPUs, the "
+            "cluster has 0 GPU; leave the option out, use 0 to run on CPUs, or start Ray with GPUs"
+        )
     if clients_per_actor is None:
-        room = max(1, min(math.floor(cpus), math.floor(gpus * ACTORS_PER_GPU) if use_gpus else math.floor(cpus)))
+        room = max(1, math.floor(min(cpus, gpus * ACTORS_PER_GPU) if use_gpus else cpus))
         clients_per_actor = math.ceil(clients / room)
+        if gpus_per_client:  # an actor's share may not exceed a GPU
+            clients_per_actor = min(clients_per_actor, max(1, math.floor(1 / gpus_per_client)))
     blocks = _blocks(clients, clients_per_actor)
     share = 0.0
     if gpus_per_client is not None:

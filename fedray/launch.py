@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import importlib.util
@@ -45,8 +46,9 @@ def parse(argv: Sequence[str]) -> Request:
     given = bool(argv) and not argv[0].startswith("-")
     name, argv = (argv[0], argv[1:]) if given else (DEFAULT_ALGORITHM, argv)
     record = registry.pick(names, "algorithm", name)
-    preset = next((b for a, b in zip(argv, [*argv[1:], ""], strict=True) if a == "--preset"), "")
-    preset = next((a.partition("=")[2] for a in argv if a.startswith("--preset=")), preset)
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)  # a preset changes the defaults of the rest
+    early.add_argument("--preset", default="", nargs="?")
+    preset = early.parse_known_args(argv)[0].preset
     if preset and preset not in record.presets:
         raise FedRayError(f"--preset {preset}: {name} has {', '.join(record.presets) or 'no presets'}; leave it out")
     settings = dict(record.defaults) | (dict(record.presets[preset].overrides) if preset else {})

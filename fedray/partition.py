@@ -81,7 +81,9 @@ def label_shards(
         for client, start in zip(holders, range(0, len(pool), train + test), strict=False):
             parts_train[client].append(pool[start : start + train])
             parts_test[client].append(pool[start + train : start + train + test])
-    return _checked(map(np.concatenate, parts_train), map(np.concatenate, parts_test))
+    # Shuffled once more, so that the first examples of a shard are not all of one class.
+    mixed = ([rng.permutation(np.concatenate(p)) for p in parts] for parts in (parts_train, parts_test))
+    return _checked(*mixed)
 
 
 def _check_supply(available: np.ndarray, of: list[list[int]], clients: int, need: int) -> None:

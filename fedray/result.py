@@ -142,6 +142,12 @@ class Predictor:
     def __init__(self, plan: Plan, snapshot: Snapshot):
         self.plan, self.snapshot = plan, snapshot
 
+    def __repr__(self) -> str:
+        plan, name = self.plan, registry.algorithm_name(self.plan.cfg.algorithm)
+        kinds = [kind for kind, has in (("personal", plan.personal), ("global", plan.algorithm.predict_global)) if has]
+        call = "predict(x, client=0)" if plan.personal else "predict(x)"
+        return f"{' and '.join(kinds)} models of {name}, {plan.clients} clients, {plan.cfg.rounds} rounds: .{call}"
+
     def predict(self, x: Any, client: int | None = None, samples: int | None = None, seed: int = 0) -> Prediction:
         """Predict inputs x [B, ...], in the dataset's own units, with a client's model or the global one (None).
 

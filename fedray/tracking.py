@@ -257,7 +257,8 @@ def _shown(text: str) -> str:
 
 def _reason(err: Exception) -> str:
     text = (str(err).strip() or type(err).__name__).splitlines()[0]
-    cause = re.search(r"Caused by \w+\(.*?: (.*?)['\")]*$", text)  # the last of four nested network errors
+    # The last of four nested network errors says it.
+    cause = re.search(r"Caused by .*?['\"](?:.*: )?(.*?)['\"]\)+$", text)
     return _shown(cause.group(1) if cause else text)[:300]
 
 

@@ -1,0 +1,153 @@
+"""Federations on real Ray actors: the same bits wherever the clients live, and whatever happens to them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+
+from actors.federation import RayFederation
+from fedray import trees
+from fedray.algorithms.fedavg import FedAvg
+from fedray.algorithms.pfedbayes import PFedBayes
+from fedray.config import Execution, Experiment
+from fedray.federation import LocalFederation, Snapshot, TrainingError
+from fedray.plan import Plan, make_plan
+from fedray.types import FedRayError
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
+
+
+def small(**settings: object) -> Plan:
+    """Two short rounds on digits; 7 of 10 clients train in each, so that idle ones are covered too."""
+    defaults = {"rounds": 2, "local_steps": 3, "clients_per_round": 7, "batch_size": 32}
+    return make_plan(Experiment(algorithm=PFedBayes(), **(defaults | settings)))  # type: ignore[arg-type]
+
+
+def played(federation: LocalFederation | RayFederation) -> tuple[Snapshot, list[float]]:
+    with federation:
+        rounds = list(federation)
+        snapshot = federation.snapshot()
+    return snapshot, [float(m.personal.nll.sum()) for m in rounds if m.personal is not None]
+
+
+def assert_same(a: Snapshot, b: Snapshot) -> None:
+    for (name, x), (_, y) in zip(trees.named_leaves(a), trees.named_leaves(b), strict=True):
+        assert torch.equal(x, y), f"{name} differs by {(x - y).abs().max()}"
+
+
+@pytest.fixture(scope="module")
+def reference() -> tuple[Snapshot, list[float]]:
+    return played(LocalFederation(small(), "loop"))
+
+
+def test_stacked_in_process(reference: tuple[Snapshot, list[float]]) -> None:
+    snapshot, nll = played(LocalFederation(small(), "vmap"))
+    assert_same(snapshot, reference[0])
+    assert nll == reference[1]
+
+
+@pytest.mark.parametrize(("clients_per_actor", "backend"), [(10, "loop"), (5, "vmap"), (1, "auto")])
+def test_on_1_2_and_10_actors(reference: tuple[Snapshot, list[float]], clients_per_actor: int, backend: str) -> None:
+    execution = Execution(clients_per_actor=clients_per_actor, backend=backend)  # type: ignore[arg-type]
+    federation = RayFederation(small(), execution)
+    assert len(federation.layout.blocks) == 10 // clients_per_actor
+    snapshot, nll = played(federation)
+    assert_same(snapshot, reference[0])
+    assert nll == reference[1]
+
+
+def test_an_actor_killed_in_mid_round_changes_nothing() -> None:
+    plan = small(rounds=3, local_steps=20)
+    undisturbed, _ = played(LocalFederation(plan, "loop"))
+    with RayFederation(plan, Execution(clients_per_actor=5, backend="loop")) as federation:
+        victim = federation.client_pids()[1]
+        rounds = iter(federation)
+        next(rounds)  # round 1 is done, round 2 is under way
+        killer = threading.Timer(0.3, os.kill, (victim, signal.SIGKILL))
+        killer.start()
+        assert [m.round for m in rounds] == [2, 3]
+        killer.join()
+        survivors = federation.client_pids()
+        snapshot = federation.snapshot()
+    assert victim not in survivors
+    assert_same(snapshot, undisturbed)
+
+
+def test_an_actor_killed_before_its_first_round_and_between_rounds() -> None:
+    plan = small(rounds=2)
+    undisturbed, _ = played(LocalFederation(plan, "loop"))
+    with RayFederation(plan, Execution(clients_per_actor=5)) as federation:
+        os.kill(federation.client_pids()[0], signal.SIGKILL)
+        rounds = iter(federation)
+        next(rounds)
+        os.kill(federation.client_pids()[1], signal.SIGKILL)
+        assert next(rounds).round == 2
+        snapshot = federation.snapshot()
+    assert_same(snapshot, undisturbed)
+
+
+def test_an_upload_with_infinities_names_the_client_and_leaves_no_actor() -> None:
+    plan = make_plan(Experiment(algorithm=PFedBayes(lr_global=1e38), rounds=2, local_steps=3))
+    federation = RayFederation(plan, Execution(clients_per_actor=5))
+    pids = federation.client_pids()
+    with pytest.raises(TrainingError, match=r"client 0, round 1: its upload 'mu' is not finite"), federation:
+        list(federation)
+    assert_gone(pids)
+
+
+def test_what_leaves_an_actor() -> None:
+    """No reply of any method holds a tensor of the shape of a client's examples."""
+    from actors.client import ClientActor
+
+    plan = small()
+    actor = ClientActor(plan, [0, 1], "loop")
+    down = trees.to_numpy(plan.initial_server())
+    replies = [actor.train(1, [0, 1], down), actor.evaluate(1, down, True), actor.snapshot()]
+    pixels = 64
+    assert all(pixels not in getattr(leaf, "shape", ()) for leaf in trees.leaves(replies))
+
+
+def test_train_is_idempotent_and_copies_what_it_receives() -> None:
+    from actors.client import ClientActor
+
+    plan = small()
+    actor = ClientActor(plan, [0, 1], "loop")
+    down = trees.to_numpy(plan.initial_server())
+    before = [leaf.copy() for leaf in trees.leaves(down)]
+    first, committed = actor.train(1, [0, 1], down)
+    again, _ = actor.train(1, [0, 1], down)
+    assert all((x == y).all() for x, y in zip(trees.leaves(first.up), trees.leaves(again.up), strict=True))
+    assert all((x == y).all() for x, y in zip(before, trees.leaves(down), strict=True))
+    # A successor that starts from the committed state goes on as the actor itself would.
+    successor = ClientActor(plan, [0, 1], "loop", committed)
+    for name in ("mu", "rho"):
+        theirs, ours = (getattr(a.train(2, [0, 1], down)[0].up, name) for a in (actor, successor))
+        assert (theirs == ours).all()
+
+
+def test_methods_without_private_state_run_too() -> None:
+    plan = make_plan(Experiment(algorithm=FedAvg(lr=0.1), rounds=2, local_steps=3))
+    snapshot, nll = played(RayFederation(plan, Execution(clients_per_actor=5)))
+    assert nll == []
+    assert_same(snapshot, played(LocalFederation(plan, "loop"))[0])
+
+
+def test_gpus_that_are_not_there_are_refused_before_any_actor() -> None:
+    import ray
+
+    before = ray.available_resources().get("CPU")
+    with pytest.raises(FedRayError, match="has 0 GPU"):
+        RayFederation(small(), Execution(gpus_per_client=0.5))
+    assert ray.available_resources().get("CPU") == before
+
+
+def assert_gone(pids: list[int]) -> None:
+    deadline = time.time() + 30
+    while time.time() < deadline and any(os.path.exists(f"/proc/{pid}") for pid in pids):
+        time.sleep(0.1)
+    assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]

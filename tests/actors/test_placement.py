@@ -1,0 +1,63 @@
+"""How a federation fits a cluster: arithmetic only, no Ray."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from actors.placement import ACTORS_PER_GPU, SERVER_CPUS, Node, arrange
+from fedray.types import FedRayError
+
+LAPTOP = [Node(2, 0)]
+
+
+@pytest.mark.parametrize("clients", [1, 2, 5, 10, 100])
+@pytest.mark.parametrize("nodes", [LAPTOP, [Node(8, 2)], [Node(16, 1), Node(16, 3)]])
+def test_every_client_has_one_actor_and_all_fit(clients: int, nodes: list[Node]) -> None:
+    layout = arrange(clients, nodes)
+    assert [i for block in layout.blocks for i in block] == list(range(clients))
+    cpus, gpus = sum(n.cpus for n in nodes), sum(n.gpus for n in nodes)
+    assert sum(bundle["CPU"] for bundle in layout.bundles) <= cpus
+    assert len(layout.blocks) <= max(1, cpus)
+    if gpus:
+        assert 0 < layout.gpus <= 1
+        # As many actors as share a GPU, GPU by GPU: what Ray can really place.
+        assert len(layout.blocks) <= sum(math.floor(n.gpus) * math.floor(1 / layout.gpus) for n in nodes)
+        assert 1 / layout.gpus < ACTORS_PER_GPU + 1
+
+
+@pytest.mark.parametrize(
+    ("clients", "gpus", "share"), [(5, 2, 0.3333), (7, 2, 0.25), (4, 2, 0.5), (2, 2, 1), (1, 4, 1)]
+)
+def test_shares_divide_where_clients_over_gpus_would_deadlock(clients: int, gpus: int, share: float) -> None:
+    assert arrange(clients, [Node(16, gpus)]).gpus == share
+
+
+def test_one_client_per_actor_while_there_is_room() -> None:
+    assert len(arrange(10, [Node(16, 0)]).blocks) == 10
+    assert arrange(10, LAPTOP).blocks == (tuple(range(5)), tuple(range(5, 10)))
+
+
+def test_packing_as_asked() -> None:
+    assert [len(b) for b in arrange(10, LAPTOP, clients_per_actor=4).blocks] == [4, 4, 2]
+    layout = arrange(10, LAPTOP, clients_per_actor=1)
+    assert len(layout.blocks) == 10
+    assert 10 * layout.cpus + SERVER_CPUS <= 2
+    assert arrange(4, [Node(8, 2)], clients_per_actor=2, gpus_per_client=0.25).gpus == 0.5
+    assert arrange(4, [Node(8, 2)], gpus_per_client=0).gpus == 0
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "nodes", "words"),
+    [
+        ({"gpus_per_client": 0.5}, LAPTOP, ["--gpus-per-client 0.5", "has 0 GPU", "1.5 GPUs"]),
+        # 0.6 + 0.6 fits two GPUs by the sum, but three actors of 0.6 do not fit two GPUs one by one.
+        ({"gpus_per_client": 0.6, "clients_per_actor": 1}, [Node(16, 2)], ["room for 2", "0.6 GPU"]),
+        ({"gpus_per_client": 0.75, "clients_per_actor": 2}, [Node(16, 8)], ["1.5 GPUs", "whole ones"]),
+    ],
+)
+def test_what_cannot_be_placed_is_refused_with_the_numbers(kwargs: dict, nodes: list[Node], words: list[str]) -> None:
+    with pytest.raises(FedRayError) as error:
+        arrange(3, nodes, **kwargs)
+    assert all(word in str(error.value) for word in words)

@@ -1,0 +1,238 @@
+"""pFedBayes: its gradients against autograd, a round against two torch optimizers, and its limiting cases."""
+
+import itertools
+
+import pytest
+import torch
+from torch.distributions import Normal, kl_divergence
+from torch.nn import functional
+from torch.testing import assert_close
+
+from fedray import models, trees
+from fedray.algorithms import pfedbayes
+from fedray.algorithms.pfedbayes import Client, Local, PFedBayes
+from fedray.config import override
+from fedray.optim import zero_moments
+from fedray.posteriors import Gaussian, kl, sigma
+from fedray.rng import Stream
+from fedray.types import Facts
+from tests.helpers import NETS, block, differing, examples, experiment, play, small_plan
+
+MODEL = NETS["mlp"]
+SILENT = models.mlp((2, 3), (), 1)  # one class: the likelihood is 1 whatever the weights
+RULES = ("rho", "sigma", "moments")
+
+
+def gaussian(seed, model=MODEL):
+    """A Gaussian whose padding is that of a state: mean 0 and the initial deviation."""
+    stream = Stream(seed, "gaussian")
+    mu, rho = (model.pad(stream.normal([model.padded]).double()) for _ in range(2))
+    return Gaussian(mu, rho - 2)
+
+
+def client(q):
+    zero = zero_moments(q.mu)
+    return Client(q, zero, zero, torch.zeros(()), zero, zero, torch.zeros(()))
+
+
+def noise(cfg, model=MODEL, size=9):
+    facts = Facts(1, 1, 1, 1, size, size)
+    return Stream(0, "noise").normal(pfedbayes.noise_shape(cfg, model, facts)).double()
+
+
+def batch(model=MODEL):
+    """Nine rows, the last two of them padding, of a shard of 50."""
+    full = examples(9, total=50)
+    weight = (torch.arange(9) < 7).double()
+    return full._replace(y=full.y % model.classes, weight=weight)
+
+
+def objective(cfg, q, w, batch, eps, model=MODEL):
+    """(Ω, mean nll) as eq. 27 has them, for autograd."""
+    nll = torch.zeros(()).double()
+    for e in eps * cfg.noise_sd:
+        if cfg.estimator == "weights":
+            logits = model.apply(q.mu + sigma(q.rho) * e, batch.x)
+        else:
+            logits = model.forward_local(model.split(q.mu), model.split(sigma(q.rho)), batch.x, e)
+        nll = nll + functional.cross_entropy(logits[:7], batch.y[:7], reduction="sum") / len(eps)
+    divergence = kl_divergence(Normal(q.mu, sigma(q.rho)), Normal(w.mu, sigma(w.rho))).sum()
+    scale, divisor = (50 / 7, 1) if cfg.kl_divisor == 0 else (1, cfg.kl_divisor)
+    return scale * nll + cfg.zeta / divisor * divergence, nll / 7
+
+
+@pytest.mark.parametrize("estimator", ["weights", "local"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"mc_samples": 3}, {"kl_divisor": 20}, {"noise_sd": 0.5}, {"zeta": 0.0}, {"zeta": 0.3}]
+)
+def test_the_gradient_of_the_objective_is_autograds(estimator, settings):
+    cfg, q, w = PFedBayes(estimator=estimator, **settings), gaussian(0), gaussian(1)
+    eps = noise(cfg)[0]
+    live = Gaussian(*(leaf.clone().requires_grad_() for leaf in q))
+    value, mean = objective(cfg, live, w, batch(), eps)
+    precision = sigma(w.rho) ** -2
+    nll, grad = pfedbayes.objective_grad(cfg, MODEL, q, w.mu, precision, batch(), eps)
+    assert_close(nll, mean.detach())
+    assert_close(tuple(grad), torch.autograd.grad(value, live))
+    assert grad.mu[MODEL.size :].count_nonzero() == 0
+
+
+@pytest.mark.parametrize("estimator", ["weights", "local"])
+def test_steps_are_those_of_two_torch_optimizers(estimator):
+    """q descends Ω with w fixed, personal_steps times on a batch; then w descends KL(q‖w) with q fixed."""
+    cfg = PFedBayes(estimator=estimator, personal_steps=2, mc_samples=2, lr_personal=0.02, lr_global=0.05)
+    q, w = (Gaussian(*(leaf.requires_grad_() for leaf in gaussian(seed))) for seed in (0, 1))
+    local = Local(client(gaussian(0)), gaussian(1))
+    q_adam, w_adam = torch.optim.Adam(q, lr=0.02), torch.optim.Adam(w, lr=0.05)
+    for number in range(4):
+        eps = noise(cfg).roll(number, -1)
+        for e in eps:
+            value, nll = objective(cfg, q, w, batch(), e)
+            q.mu.grad, q.rho.grad = torch.autograd.grad(value, q)
+            q_adam.step()
+        divergence = kl(q, w)
+        w.mu.grad, w.rho.grad = torch.autograd.grad(divergence, w)
+        w_adam.step()
+        local, info = pfedbayes.step(cfg, MODEL, local, batch(), eps)
+        used = slice(0, MODEL.size)  # there is nothing to learn in the padding
+        for ours, theirs in zip((*local.client.q, *local.w), (*q, *w), strict=True):
+            assert_close(ours[used], theirs.detach()[used], rtol=1e-6, atol=1e-8)
+        assert_close(info, pfedbayes.Info(nll.detach(), divergence.detach()), rtol=1e-6, atol=1e-8)
+    assert (local.client.q_t, local.client.w_t) == (8, 4)
+
+
+def test_without_kl_the_posterior_does_not_see_the_prior():
+    cfg = PFedBayes(zeta=0.0)
+    ends = [
+        pfedbayes.step(cfg, MODEL, Local(client(gaussian(0)), gaussian(seed)), batch(), noise(cfg))[0]
+        for seed in (1, 2)
+    ]
+    assert differing(ends[0].client.q, ends[1].client.q) == []
+    assert differing(ends[0].w, ends[1].w) == ["mu", "rho"]
+
+
+def test_without_a_step_the_upload_is_the_broadcast_and_the_posterior_stays():
+    cfg, q, w, data = PFedBayes(), gaussian(0), gaussian(1), batch()
+    kept, up = pfedbayes.finish(cfg, MODEL, pfedbayes.begin(cfg, MODEL, client(q), w, data), data)
+    assert differing(up, w) == []
+    assert differing(kept, client(q)) == []
+
+
+@pytest.mark.parametrize("zeta", [1.0, 0.0])
+def test_without_data_small_steps_shrink_the_divergence(zeta):
+    """By q alone (lr_global tiny), or by w alone (ζ = 0, so that nothing moves q)."""
+    cfg = PFedBayes(zeta=zeta, lr_global=1e-300 if zeta else 0.01, lr_personal=0.01)
+    start = Local(client(gaussian(0, SILENT)), gaussian(1, SILENT))
+    local, seen = start, [kl(start.client.q, start.w)]
+    for _ in range(40):
+        local, _ = pfedbayes.step(cfg, SILENT, local, batch(SILENT), noise(cfg, SILENT))
+        seen.append(kl(local.client.q, local.w))
+    assert all(later < earlier for earlier, later in itertools.pairwise(seen))
+    assert seen[-1] < 0.9 * seen[0]
+    still, moved = (local.w, local.client.q) if zeta else (local.client.q, local.w)
+    assert_close(still, start.w if zeta else start.client.q, rtol=0, atol=0)
+    assert not torch.equal(moved.mu, (start.client.q if zeta else start.w).mu)
+
+
+def test_a_conjugate_posterior_is_recovered(monkeypatch):
+    """With nll = ½ Σ_p λ_p (θ_p - a_p)², q is N((nλa + ζμ_w/σ_w²)/h, ζ/h), h = nλ + ζ/σ_w²."""
+    size, zeta, n = 64, 2.0, 6.0
+    curvature, target = torch.logspace(-1, 1, size), torch.linspace(-1, 1, size)
+
+    def quadratic(model, theta, x, y, weight):
+        gap = theta - target
+        return weight.sum() * (curvature * gap.square()).sum() / 2, weight.sum() * curvature * gap
+
+    monkeypatch.setattr(pfedbayes, "nll_and_grad", quadratic)
+    w = Gaussian(torch.full((size,), 0.5), torch.full((size,), -0.5))
+    precision = sigma(w.rho) ** -2
+    h = n * curvature + zeta * precision
+    mean, sd = (n * curvature * target + zeta * precision * w.mu) / h, (zeta / h).sqrt()
+    data = examples(3, total=n)._replace(weight=torch.tensor([1.0, 1.0, 0.0]))
+    state, stream, tail = client(w), Stream(0, "noise"), []
+    for t in range(900):
+        cfg = PFedBayes(zeta=zeta, mc_samples=8, lr_personal=0.03 if t < 300 else 0.003)
+        half = stream.normal([4, size])  # antithetic draws
+        state, _ = pfedbayes.personal_step(cfg, MODEL, state, w.mu, precision, data, torch.cat([half, -half]))
+        tail += [state.q] if t >= 600 else []
+    q = Gaussian(*(torch.stack(leaf).mean(0) for leaf in zip(*tail, strict=True)))
+    assert ((q.mu - mean).abs() < 0.05 * sd).all()
+    assert ((sigma(q.rho) / sd - 1).abs() < 0.05).all()
+    assert kl(q, Gaussian(mean, torch.log(torch.expm1(sd)))) < 0.02
+
+
+@pytest.mark.parametrize(("rule", "beta"), itertools.product(RULES, (1.0, 0.5)))
+def test_any_rule_returns_equal_uploads(rule, beta):
+    """At β < 1 where the server has them already."""
+    cfg, w = PFedBayes(average=rule, beta=beta), trees.tree_map(torch.Tensor.float, gaussian(1))
+    server = w if beta < 1 else trees.tree_map(torch.Tensor.float, gaussian(2))
+    after = pfedbayes.aggregate(cfg, MODEL, server, range(4), trees.stack([w] * 4), torch.arange(1, 5))
+    assert_close(tuple(after), tuple(w), rtol=1e-6, atol=1e-6)
+
+
+def test_rules_differ_in_the_deviation_only_and_are_ordered():
+    w = trees.stack([gaussian(seed) for seed in range(5)])
+    ordered = []
+    for rule in RULES:
+        cfg = PFedBayes(average=rule)
+        after = pfedbayes.aggregate(cfg, MODEL, gaussian(9), range(5), w, torch.arange(1, 6))
+        assert_close(after.mu, w.mu.mean(0))  # each client weighs the same, whatever its shard
+        ordered.append(sigma(after.rho)[: MODEL.size])
+        order = [3, 1, 4, 0, 2]
+        again = pfedbayes.aggregate(cfg, MODEL, gaussian(9), order, trees.rows(w, order), torch.ones(5))
+        assert_close(tuple(again), tuple(after), rtol=1e-6, atol=1e-6)
+    assert (ordered[0] < ordered[1]).all()
+    assert (ordered[1] < ordered[2]).all()
+    assert_close(ordered[1], sigma(w.rho).mean(0)[: MODEL.size])
+    damped = pfedbayes.aggregate(PFedBayes(beta=0.25), MODEL, gaussian(9), range(5), w, torch.ones(5))
+    assert_close(damped.rho, 0.75 * gaussian(9).rho + 0.25 * w.rho.mean(0))
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_moments_of_w_outlive_a_round_only_if_asked_to(keep):
+    cfg, data = PFedBayes(keep_global_moments=keep), batch()
+    local = pfedbayes.step(cfg, MODEL, Local(client(gaussian(0)), gaussian(1)), data, noise(cfg))[0]
+    kept, _ = pfedbayes.finish(cfg, MODEL, local, data)
+    again = pfedbayes.begin(cfg, MODEL, kept, gaussian(2), data)
+    assert differing(again.w, gaussian(2)) == []
+    assert differing(again.client, kept) == ([] if keep else ["w_mu.m", "w_mu.v", "w_rho.m", "w_rho.v", "w_t"])
+    assert (again.client.q_t, again.client.w_t) == (5, 1 if keep else 0)
+
+
+def test_server_and_clients_start_alike():
+    plan = small_plan("pfedbayes", {"algorithm.rho_init": -1.5, "model.hidden": (100,)})
+    server, states = plan.initial_server(), block(plan).states
+    assert all(differing(trees.row(states.q, k), server) == [] for k in range(6))
+    assert (server.rho == -1.5).all()
+    weights = server.mu[: plan.model.size]
+    assert 0.095 < weights.std() < 0.105
+    assert weights.mean().abs() < 0.005
+    assert server.mu[plan.model.size :].count_nonzero() == 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"estimator": "local"}, {"mc_samples": 2, "personal_steps": 2}, {"keep_global_moments": True, "noise_sd": 0.1}],
+)
+def test_every_variant_is_bitwise_the_same_alone_and_stacked(settings):
+    plan = small_plan("pfedbayes", {f"algorithm.{name}": value for name, value in settings.items()})
+    loop, stack = (play(plan, [block(plan, backend=backend)], ((0, 1, 2, 4),)) for backend in ("loop", "vmap"))
+    assert all(differing(a, b) == [] for a, b in zip(loop, stack, strict=True))
+
+
+def test_the_parity_preset_is_the_public_reimplementation():
+    preset = pfedbayes.ALGORITHM.presets["a_parity"]
+    cfg = override(experiment("pfedbayes"), preset.overrides)
+    assert (cfg.algorithm.noise_sd, cfg.algorithm.kl_divisor, cfg.algorithm.keep_global_moments) == (0.001, 20, True)
+    assert (cfg.batch_size, cfg.local_steps, cfg.predict_samples, cfg.data.layout) == (100, 20, 1, "cluster")
+    assert "not a posterior" in preset.warning
+
+
+def test_predictions_draw_from_the_posterior_with_the_noise_of_training():
+    x, eps = examples(3).x, Stream(0, "noise").normal([2, MODEL.padded]).double()
+    q = gaussian(0)
+    for cfg in (PFedBayes(), PFedBayes(noise_sd=0.5)):
+        thetas = q.mu + cfg.noise_sd * sigma(q.rho) * eps
+        expected = torch.stack([torch.log_softmax(MODEL.apply(theta, x), -1) for theta in thetas])
+        assert_close(pfedbayes.predict_global(cfg, MODEL, q, x, eps), expected)
+        assert_close(pfedbayes.predict_personal(cfg, MODEL, client(q), x, eps), expected)

@@ -1,0 +1,107 @@
+"""What a 10-client round costs: in-process loop, stacked, compiled, and Ray with 2 actors, over the machine's floor.
+
+    python -m tests.benchmarks.round [--rounds 5] [--repeats 3] [--compiled] [--data mnist]
+
+All variants are measured in turn, A B C A B C, in one run; figures are medians. CPU seconds count every process that
+the variant started, Ray's own included; the floor is the matrix products and normals of the round, measured in between.
+"""  # fmt: skip
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from fedray.algorithms.pfedbayes import PFedBayes
+from fedray.config import DataConfig, Execution, Experiment
+from fedray.federation import LocalFederation
+from fedray.local import numerics
+from fedray.plan import Plan, make_plan
+from fedray.types import RoundMetrics
+from tests.benchmarks.meter import cpu_seconds, floor_seconds
+
+
+class Cost(NamedTuple):
+    """Per round."""
+
+    cpu: float
+    wall: float
+
+
+class Variant:
+    """A running federation that plays a few rounds at a time."""
+
+    def __init__(self, federation: object, log: object = None):
+        self._rounds: Iterator[RoundMetrics] = iter(federation)  # type: ignore[call-overload]
+        self._log = log
+        next(self._rounds)  # start-up, first compilation and round-1 figures are not a round's cost
+
+    def play(self, rounds: int) -> Cost:
+        from fedray.report import measures
+
+        cpu, wall = cpu_seconds(), time.perf_counter()
+        for _ in range(rounds):
+            metrics = next(self._rounds)
+            if self._log is not None:
+                self._log(metrics.round, measures(metrics))  # type: ignore[operator]
+        return Cost((cpu_seconds() - cpu) / rounds, (time.perf_counter() - wall) / rounds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5, help="rounds per measurement")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--compiled", action="store_true", help="also torch.compile (a minute or more to compile)")
+    parser.add_argument("--data", default="mnist", help="mnist (needs FEDRAY_DATA_ROOT) or digits")
+    args = parser.parse_args()
+    total = args.rounds * args.repeats + 2
+    # Evaluated once, at the end: the paper's protocol evaluates, but the goals are stated for training.
+    plan = make_plan(Experiment(algorithm=PFedBayes(), data=DataConfig(name=args.data), rounds=total, eval_every=10**6))
+    local = ["loop", "vmap", *(["compiled"] if args.compiled else [])]
+    with tempfile.TemporaryDirectory() as folder:
+        measure(plan, local, args.rounds, args.repeats, folder)
+
+
+def measure(plan: Plan, local: list[str], rounds: int, repeats: int, folder: str) -> None:
+    """Print the table."""
+    from actors.federation import RayFederation
+    from fedray.tracking import MLflowTracker
+
+    tracker = MLflowTracker(f"sqlite:///{Path(folder)}/mlflow.db", "benchmark", "round", {}, {})
+    variants = {f"in-process {name}": Variant(LocalFederation(plan, name)) for name in local}
+    with RayFederation(plan, Execution(clients_per_actor=5, address="local")) as federation:
+        variants["Ray, 2 actors, with MLflow"] = Variant(federation, tracker.log)
+        costs: dict[str, list[Cost]] = {name: [] for name in variants}
+        floors: list[float] = []
+        for _ in range(repeats):
+            for name, variant in variants.items():
+                floors.append(floor(plan))
+                costs[name].append(variant.play(rounds))
+        base = statistics.median(floors)
+        best = min(statistics.median(c.cpu for c in costs[f"in-process {name}"]) for name in local)
+        print(
+            f"\n{plan.clients} clients, {plan.model.size:,} parameters, {plan.cfg.local_steps} x 5 personal steps each"
+        )
+        print(f"floor (matrix products + normals, PyTorch): {base:.2f} CPU s, {min(floors):.2f}-{max(floors):.2f}\n")
+        print(f"{'':<28}{'CPU s/round':>12}{'x floor':>9}{'x best local':>14}{'wall s/round':>14}")
+        for name, taken in costs.items():
+            cpu, wall = (statistics.median(column) for column in zip(*taken, strict=True))
+            print(f"{name:<28}{cpu:>12.2f}{cpu / base:>9.2f}{cpu / best:>14.2f}{wall:>14.2f}")
+    tracker.finish("FINISHED")
+
+
+def floor(plan: Plan) -> float:
+    """CPU seconds of the products and normals of one round, as PyTorch does them on one thread."""
+    with numerics():
+        sizes = tuple(shape[0] for shape in plan.model.shapes[::2]) + (plan.model.classes,)
+        products, normals = floor_seconds(plan.cfg.batch_size, sizes, plan.model.padded)
+    return plan.clients * plan.cfg.local_steps * 5 * (products + normals)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""Small federations that several tests share, and how two trees of tensors are compared."""
+
+import ast
+import inspect
+import textwrap
+
+import torch
+from torch import nn
+
+from fedray import data, models, registry, trees
+from fedray.config import DataConfig, Experiment, ModelConfig, override
+from fedray.local import Block
+from fedray.models import Model
+from fedray.plan import make_plan
+from fedray.rng import Stream
+from fedray.types import Batch
+
+torch.set_num_threads(1)  # as in every actor
+
+ALGORITHMS = tuple(registry.algorithms())
+
+
+def described(input_shape, classes, *layers):
+    """A network of any layers; only their shapes count."""
+    return Model(nn.Sequential(*layers).to("meta"), input_shape, classes)
+
+
+TOP = nn.Flatten(), nn.Linear(12, 4)
+NETS = {
+    "mclr": models.mlp((2, 3), (), 4),
+    "mlp": models.mlp((2, 3), (5,), 4),
+    "deep": models.mlp((2, 3), (5, 7), 4),
+    "conv": described((2, 8, 8), 4, nn.Conv2d(2, 3, 3, stride=2, padding=1), nn.ReLU(), nn.MaxPool2d(2), *TOP),
+}
+
+
+def examples(n, total=None):
+    """A batch of n random examples for NETS, of a shard of as many or of ``total``."""
+    stream = Stream(0, "examples", n)
+    x, y = stream.normal([n, 2, 3]).double(), (4 * stream.uniform([n])).long()
+    return Batch(x, y, torch.ones(n).double(), torch.arange(n), torch.tensor(float(total or n)))
+
+
+def experiment(algorithm="fedavg", settings=None):
+    """Six digits clients with unequal shards, batches that divide none of them, a network of 610 parameters."""
+    base = Experiment(
+        algorithm=registry.algorithms()[algorithm].config(),
+        data=DataConfig(partition="dirichlet"),
+        model=ModelConfig(name="mlp", hidden=(8,)),
+        clients=6,
+        clients_per_round=4,
+        rounds=2,
+        batch_size=48,
+        local_steps=5,
+        predict_samples=3,
+    )
+    return override(base, settings or {})
+
+
+def small_plan(algorithm="fedavg", settings=None):
+    return make_plan(experiment(algorithm, settings))
+
+
+def block(plan, ids=None, backend="loop"):
+    ids = range(plan.clients) if ids is None else ids
+    return Block(plan, ids, data.shards(data.load(plan.cfg.data), plan.partition, ids), backend)
+
+
+def play(plan, hosts, rounds=((0, 2, 3, 5), (1, 2, 4, 5))):
+    """Rounds with the given participants over blocks of clients: (server, states, uploads and infos)."""
+    cfg, algorithm, server, seen = plan.cfg.algorithm, plan.algorithm, plan.initial_server(), []
+    for number, ids in enumerate(rounds, 1):
+        down = algorithm.broadcast(cfg, plan.model, server, ids)
+        replies = [host.train(number, [i for i in ids if i in host.ids], down) for host in hosts]
+        ups, infos, n = (trees.concatenate([reply[k] for reply in replies]) for k in (2, 4, 3))
+        server = algorithm.aggregate(cfg, plan.model, server, ids, ups, n)
+        seen.append((ups, infos))
+    return server, trees.concatenate([host.states for host in hosts]), seen
+
+
+def differing(a, b):
+    """Names of the tensors in which two trees of one structure differ, be it in a bit."""
+    pairs = zip(trees.named_leaves(a), trees.named_leaves(b), strict=True)
+    return [name for (name, x), (other, y) in pairs if name != other or not torch.equal(x, y)]
+
+
+def schema(tree):
+    return [(name, leaf.dtype, tuple(leaf.shape)) for name, leaf in trees.named_leaves(tree)]
+
+
+def undocumented(config):
+    """Fields of a dataclass, inherited ones too, without the string under them that --help shows."""
+    missing = []
+    for kind in config.__mro__[:-1]:
+        body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0].body
+        for field, after in zip(body, [*body[1:], None], strict=True):
+            documented = isinstance(after, ast.Expr) and isinstance(getattr(after.value, "value", None), str)
+            missing += [field.target.id] if isinstance(field, ast.AnnAssign) and not documented else []
+    return missing

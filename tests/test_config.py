@@ -1,0 +1,131 @@
+"""Settings: one way to change them, there and back through JSON, and complaints with value, reason and remedy."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from fedray import config, registry
+from fedray.config import DataConfig, Execution, Experiment, ModelConfig, TrackingConfig, override
+from fedray.types import FedRayError, require
+from tests.helpers import ALGORITHMS, experiment, small_plan, undocumented
+
+ALGORITHM_CONFIGS = [registry.algorithms()[name].config for name in ALGORITHMS]
+CHANGED = [
+    DataConfig(name="a.npz", root=Path("/data"), alpha=0.1, partition="iid"),
+    ModelConfig(name="mlp", hidden=(5, 7)),
+    Execution(output=Path("out"), gpus_per_client=0.5, tracking=TrackingConfig(uri="none")),
+]
+
+
+@pytest.mark.parametrize("cfg", [*CHANGED, *(type(cfg)() for cfg in CHANGED), *(kind() for kind in ALGORITHM_CONFIGS)])
+def test_configs_go_through_json_and_back(cfg):
+    assert config.from_dict(type(cfg), json.loads(json.dumps(config.to_dict(cfg)))) == cfg
+
+
+def test_an_experiment_goes_through_json_and_back_but_for_its_algorithm():
+    cfg = experiment("pfedbayes", {"model.hidden": (5, 7), "data.root": Path("/data")})
+    back = config.from_dict(Experiment, json.loads(json.dumps(config.to_dict(cfg))))
+    algorithm = config.from_dict(type(cfg.algorithm), back.algorithm)
+    assert override(back, {"algorithm": algorithm}) == cfg
+
+
+def test_flat_names_are_those_of_override():
+    cfg = experiment("pfedbayes")
+    flat = config.flatten(config.to_dict(cfg))
+    assert {"algorithm.zeta", "data.name", "model.hidden", "rounds"} <= set(flat)
+    assert override(cfg, {name: flat[name] for name in ("algorithm.zeta", "data.name", "rounds")}) == cfg
+
+
+def test_override_replaces_nested_fields_in_a_copy():
+    cfg = experiment("pfedbayes")
+    changed = override(cfg, {"algorithm.zeta": 3.0, "data.alpha": 9.0, "rounds": 7})
+    assert (changed.algorithm.zeta, changed.data.alpha, changed.rounds) == (3.0, 9.0, 7)
+    assert (cfg.algorithm.zeta, cfg.data.alpha, cfg.rounds) == (10.0, 0.5, 2)
+    assert override(changed, {"algorithm.zeta": 10.0, "data.alpha": 0.5, "rounds": 2}) == cfg
+
+
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [
+        ("rouds", r"'rouds' is not a setting of Experiment; .*rounds"),
+        ("algorithm.zetta", r"'zetta' is not a setting of PFedBayes; .*zeta"),
+        ("data.alpa", r"'alpa' is not a setting of DataConfig; .*alpha"),
+    ],
+)
+def test_override_answers_an_unknown_name_with_the_known_ones(name, match):
+    with pytest.raises(FedRayError, match=match):
+        override(experiment("pfedbayes"), {name: 1})
+
+
+def test_from_dict_answers_an_unknown_name_with_the_known_ones():
+    with pytest.raises(FedRayError, match=r"DataConfig has no setting \['alpa'\]; .*'alpha'"):
+        config.from_dict(DataConfig, {"alpa": 1})
+
+
+def test_override_validates():
+    with pytest.raises(FedRayError, match=r"--zeta -1"):
+        override(experiment("pfedbayes"), {"algorithm.zeta": -1})
+
+
+def test_a_complaint_gives_value_reason_and_remedy():
+    require(True, "some_name", 3, "reason", "remedy")
+    with pytest.raises(FedRayError, match=r"^--some-name 3: reason; remedy$"):
+        require(False, "some_name", 3, "reason", "remedy")
+
+
+REFUSED = [
+    ("fedavg", "lr", (0, -1, float("nan"))),
+    ("fedprox", "lr", (0,)),
+    ("fedprox", "mu", (-1, float("nan"))),
+    ("pfedbayes", "zeta", (-1, float("nan"))),
+    ("pfedbayes", "lr_personal", (0, -1)),
+    ("pfedbayes", "lr_global", (0, -1)),
+    ("pfedbayes", "personal_steps", (0,)),
+    ("pfedbayes", "mc_samples", (0,)),
+    ("pfedbayes", "beta", (0, 1.5, -1)),
+    ("pfedbayes", "noise_sd", (-1,)),
+    ("pfedbayes", "kl_divisor", (-1,)),
+    (ModelConfig, "hidden", ((0,), (5, -1))),
+    (Experiment, "rounds", (0,)),
+    (Experiment, "clients", (0,)),
+    (Experiment, "clients_per_round", (0,)),
+    (Experiment, "batch_size", (0,)),
+    (Experiment, "local_steps", (0,)),
+    (Experiment, "eval_every", (0,)),
+    (Experiment, "predict_samples", (-1,)),
+    (Experiment, "seed", (-1, 2**63)),
+    (Execution, "clients_per_actor", (0,)),
+    (Execution, "gpus_per_client", (-0.1,)),
+]
+
+
+@pytest.mark.parametrize(("kind", "field", "values"), REFUSED)
+def test_settings_are_refused_with_value_reason_and_remedy(kind, field, values):
+    kind = registry.algorithms()[kind].config if isinstance(kind, str) else kind
+    name = ("model." if kind is ModelConfig else "") + field.replace("_", "-")
+    for value in values:
+        with pytest.raises(FedRayError, match=rf"^--{name} {re.escape(str(value))}: .+; (try|use|give|leave) "):
+            kind(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"clients_per_round": 7}, r"^--clients-per-round 7: .*all 6 clients; lower it or raise --clients"),
+        ({"selection": "best"}, r"^--selection 'best' .*choose from .*uniform"),
+        ({"data.name": "mnits"}, r"^--data.name mnits: .*; choose from digits"),
+        ({"data.alpha": 0.0}, r"^--data.alpha 0.0: .*; choose"),
+        ({"data.test_fraction": 1.0}, r"^--data.test-fraction 1.0: .*; choose"),
+        ({"clients": 2000, "data.partition": "iid"}, r"^--clients 2000: .*; lower it to at most 898"),
+    ],
+)
+def test_plans_refuse_settings_with_value_reason_and_remedy(settings, match):
+    with pytest.raises(FedRayError, match=match):
+        small_plan("fedavg", settings)
+
+
+@pytest.mark.parametrize("kind", [DataConfig, ModelConfig, Experiment, Execution, TrackingConfig])
+def test_every_setting_has_a_help_text(kind):
+    assert set(undocumented(kind)) <= {"data", "model", "tracking", "algorithm"}  # nested configs explain themselves

@@ -1,0 +1,205 @@
+"""The command line: what it prints, what it leaves behind, and how it refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedray
+from fedray.launch import main, parse
+
+FAST = ["--runtime", "local", "--rounds", "2", "--local-steps", "2", "--tracking.uri", "none"]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refused(argv: list[str], capfd: pytest.CaptureFixture[str]) -> str:
+    """The message of a command line that must be refused with exit code 2 and without a trace of Python."""
+    try:
+        code = main(argv)
+    except SystemExit as stop:  # tyro's own refusals
+        code = stop.code
+    out, err = capfd.readouterr()
+    assert code == 2
+    assert "Traceback" not in err
+    assert out == ""
+    return " ".join(err.replace("│", " ").split())
+
+
+BAD = {
+    "algorithm": (["pfedbayess"], ["pfedbayess", "fedavg, fedprox, pfedbayes"]),
+    "option": (["--zetta", "3"], ["--zetta", "--zeta"]),
+    "option of another algorithm": (["fedavg", "--zeta", "3"], ["--zeta"]),
+    "value": (["--rounds", "ten"], ["rounds", "ten"]),
+    "zeta": (["--zeta", "-1"], ["--zeta -1.0", "not negative", "try 10"]),
+    "no rounds": (["--rounds", "0"], ["--rounds 0", "at least one"]),
+    "no steps": (["--local-steps", "0"], ["--local-steps 0"]),
+    "learning rate": (["fedavg", "--lr", "0"], ["--lr 0.0", "positive"]),
+    "dataset": (["--data.name", "minst"], ["minst", "mnist", ".npz"]),
+    "missing data": (["--data.name", "mnist", "--data.root", "nowhere"], ["nowhere", "--data.download"]),
+    "too many clients": (["--clients", "40"], ["--clients 40", "lower --clients to at most"]),
+    "too many per round": (["--clients-per-round", "11"], ["--clients-per-round 11", "all 10 clients"]),
+    "selection": (["--selection", "ksd"], ["ksd", "uniform"]),
+    "preset": (["--preset", "b_parity"], ["b_parity", "a_parity"]),
+    "model": (["--model.name", "vgg"], ["--model.name vgg", "(1, 8, 8)", "mlp"]),
+    "name": (["--name", "a/b"], ["--name a/b", "--output"]),
+    "no permission": (["--output", "/proc/result"], ["--output /proc/result", "cannot be written"]),
+    "store down": (["--tracking.uri", "http://127.0.0.1:9"], ["http://127.0.0.1:9", "--tracking.uri none"]),
+    "store unknown": (["--tracking.uri", "ftp://x"], ["ftp://x"]),
+    "gpus": (
+        ["--runtime", "ray", "--address", "local", "--gpus-per-client", "0.5"],
+        ["--gpus-per-client 0.5", "has 0 GPU"],
+    ),
+    "cluster": (["--runtime", "ray", "--address", "127.0.0.1:9"], ["--address 127.0.0.1:9", "ray start"]),
+    "share": (["--gpus-per-client", "-1"], ["--gpus-per-client -1.0", "not negative"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_refused_with_value_reason_and_remedy(case: str, capfd: pytest.CaptureFixture[str]) -> None:
+    argv, words = BAD[case]
+    head, rest = (argv[:1], argv[1:]) if not argv[0].startswith("-") else ([], argv)
+    given = {word for word in rest if word.startswith("--")}
+    fast = [w for pair in zip(FAST[::2], FAST[1::2], strict=True) if pair[0] not in given for w in pair]
+    message = refused([*head, *rest, *fast], capfd)
+    assert all(word in message for word in words), message
+    assert not list(Path.cwd().rglob("*.safetensors"))
+
+
+def test_a_taken_output_is_not_overwritten(capfd: pytest.CaptureFixture[str]) -> None:
+    Path("mine").mkdir()
+    Path("mine/thesis.tex").write_text("years of work")
+    assert "already holds something" in refused(["--output", "mine", *FAST], capfd)
+    assert [p.name for p in Path.cwd().iterdir()] == ["mine"]
+
+
+def test_corrupt_arrays_are_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    Path("bad.npz").write_bytes(b"PK\x03\x04 not really")
+    assert "bad.npz" in refused(["--data.name", "bad.npz", *FAST], capfd)
+
+
+def test_json_is_one_object_on_stdout_and_the_result_reads_back(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["--output", "here", "--json", *FAST]) == 0
+    out, _ = capfd.readouterr()
+    summary = json.loads(out)
+    assert list(summary) == [
+        "run_id", "algorithm", "rounds", "seed", "personal", "global", "seconds", "bytes_up", "bytes_down", "protocol",
+    ]  # fmt: skip
+    assert {"accuracy", "nll", "ece", "brier"} <= set(summary["personal"])
+    assert json.loads(Path("here/summary.json").read_text()) == summary
+    with open("here/metrics.csv") as file:
+        assert [row["round"] for row in csv.DictReader(file)] == ["1", "2"]
+    assert sorted(p.name for p in Path("here/figures").iterdir()) == [
+        "accuracy.png",
+        "reliability.png",
+        "uncertainty.png",
+    ]
+    assert [p.name for p in Path.cwd().iterdir()] == ["here"]  # nothing half-written beside it
+
+
+def test_a_method_without_personal_models_says_null(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["fedavg", "--output", "here", "--json", *FAST]) == 0
+    assert json.loads(capfd.readouterr().out)["personal"] is None
+    assert "global models of fedavg" in repr(fedray.load("here"))
+
+
+def test_the_loaded_predictor_predicts_as_the_run_did(capfd: pytest.CaptureFixture[str]) -> None:
+    from fedray.config import DataConfig
+    from fedray.data import load
+
+    assert main(["--output", "here", "--predict-samples", "0", *FAST]) == 0
+    model, digits = fedray.load("here"), load(DataConfig())
+    with open("here/clients.csv") as file:
+        rows = list(csv.DictReader(file))
+    for client in (0, 9):
+        test = model.plan.partition.test[client]
+        prediction = model.predict(digits.x[test], client=client)
+        accuracy = (prediction.probs.argmax(-1).numpy() == digits.y[test]).mean()
+        assert accuracy == pytest.approx(float(rows[client]["personal_accuracy"]))
+        assert prediction.mutual_information.abs().max() < 1e-6  # mean weights: one draw
+    prediction = model.predict(digits.x[:5], samples=20)
+    assert prediction.draws.shape == (20, 5, 10)
+    assert prediction.probs.sum(-1).numpy() == pytest.approx(np.ones(5))
+    assert (prediction.mutual_information > 0).all()
+    for wrong in ({"client": 10}, {"client": -1}):
+        with pytest.raises(fedray.result.FedRayError, match="clients 0 to 9"):  # type: ignore[attr-defined]
+            model.predict(digits.x[:1], **wrong)
+
+
+def test_a_damaged_result_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    from fedray.types import FedRayError
+
+    assert main(["--output", "here", *FAST]) == 0
+    path = Path("here/personal.safetensors")
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(FedRayError, match=r"personal\.safetensors"):
+        fedray.load("here")
+    with pytest.raises(FedRayError, match=r"config\.json"):
+        fedray.load("nowhere")
+
+
+def test_a_preset_changes_the_defaults_and_yields_to_options(capfd: pytest.CaptureFixture[str]) -> None:
+    request = parse(["--preset", "a_parity", "--predict-samples", "3", "--zeta", "4"])
+    assert request.experiment.algorithm.noise_sd == 0.001
+    assert (request.experiment.predict_samples, request.experiment.algorithm.zeta) == (3, 4.0)
+    assert main(["--preset=a_parity", *FAST]) == 0
+    assert "not a posterior" in capfd.readouterr().err
+
+
+def test_help_names_every_algorithm_and_the_documented_options(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        parse(["--help"])
+    assert stop.value.code == 0
+    text = capfd.readouterr().out
+    expected = (
+        "fedavg fedprox pfedbayes --rounds --clients --clients-per-round --seed --data.name --data.root --data.size "
+        "--data.labels-per-client --data.layout --batch-size --local-steps --eval-every --predict-samples --runtime "
+        "--clients-per-actor --gpus-per-client --tracking.uri --tracking.experiment --name --json --zeta --rho-init "
+        "--lr-personal --lr-global --output"
+    )
+    assert not [word for word in expected.split() if word not in text]
+
+
+@pytest.mark.ray
+def test_the_whole_command_on_ray_with_mlflow(tmp_path: Path) -> None:
+    """As a user types it: stdout holds the JSON only, the store holds every round, the artifacts are there."""
+    from mlflow.tracking import MlflowClient
+
+    command = [sys.executable, "-m", "fedray.launch", "--rounds", "3", "--local-steps", "2", "--json", "--name", "mine",
+               "--address", "local"]  # fmt: skip
+    root = str(Path(fedray.__file__).parent.parent)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": root}, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    client = MlflowClient(f"sqlite:///{tmp_path}/runs/mlflow.db")
+    run = client.get_run(summary["run_id"])
+    assert run.info.status == "FINISHED"
+    assert run.data.params["algorithm.zeta"] == "10.0"
+    assert {"algorithm", "dataset", "seed", "git_commit"} <= set(run.data.tags)
+    history = client.get_metric_history(summary["run_id"], "personal/accuracy")
+    assert [m.step for m in history] == [1, 2, 3]
+    assert history[-1].value == pytest.approx(summary["personal"]["accuracy"])
+    stored = {file.path for file in client.list_artifacts(summary["run_id"])}
+    local = {p.name for p in (tmp_path / "runs" / "mine").iterdir()}
+    assert stored == local
+    assert {
+        "config.json",
+        "partition.npz",
+        "clients.csv",
+        "global.safetensors",
+        "personal.safetensors",
+        "figures",
+    } <= local

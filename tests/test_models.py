@@ -1,0 +1,106 @@
+"""Networks as functions of one vector agree with torch.nn, and local reparameterization with weight sampling."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from fedray import models
+from fedray.rng import Stream
+from fedray.types import FedRayError
+from tests.helpers import NETS, described
+
+
+def reference(model, theta):
+    """The same network as an nn.Sequential with its own weights."""
+    layers, parts = [], iter(model.split(theta))
+    for layer in model.layers:
+        twin = copy.copy(layer)
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            twin._parameters = {}
+            weight, bias = next(parts), next(parts)
+            twin.weight = nn.Parameter(weight.t() if isinstance(layer, nn.Linear) else weight)
+            twin.bias = nn.Parameter(bias)
+        layers.append(twin)
+    return nn.Sequential(*layers)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "parameters", "activations"),
+    [
+        ("mlp", (1, 28, 28), 79_510, 110),
+        ("mclr", (1, 28, 28), 7_850, 10),
+        ("vgg", (3, 32, 32), 246_314, 16 * 1024 + 32 * 256 + 64 * 64 + 128 * 16 + 128 * 4 + 10),
+    ],
+)
+def test_the_papers_networks_have_the_papers_size(name, shape, parameters, activations):
+    model = models.build(name, (100,), shape, 10)
+    assert (model.size, model.activations) == (parameters, activations)
+    assert model.padded % 64 == 0
+    assert 0 <= model.padded - model.size < 64
+
+
+def test_the_vgg_refuses_images_that_its_pooling_would_eat():
+    with pytest.raises(FedRayError, match=r"vgg.*\(1, 28, 28\).*32 x 32.*mlp"):
+        models.build("vgg", (), (1, 28, 28), 10)
+
+
+@pytest.mark.parametrize("model", NETS.values(), ids=NETS)
+def test_a_vector_and_its_layers_are_one(model):
+    theta = model.pad(torch.randn(model.padded, generator=torch.Generator().manual_seed(0)))
+    assert torch.equal(model.join(model.split(theta)), theta)
+    assert model.split(theta)[0].data_ptr() == theta.data_ptr()
+    assert theta[model.size :].count_nonzero() == 0
+    named = [part for name, part in model.slices.items() if name not in ("head", "body")]
+    assert [part.start for part in named] + [model.size] == [0] + [part.stop for part in named]
+    assert model.slices["body"] == slice(0, named[-1].start)
+    assert model.slices["head"] == named[-1]
+
+
+@pytest.mark.parametrize("model", NETS.values(), ids=NETS)
+def test_logits_are_those_of_torch_nn(model):
+    theta, x = model.init(Stream(0, "server")), Stream(0, "x").normal([6, *model.input_shape])
+    assert_close(model.apply(theta, x), reference(model, theta)(x), rtol=1e-5, atol=1e-6)
+
+
+def test_the_initial_weights_are_those_of_torch_nn():
+    model = models.mlp((1, 28, 28), (100,), 10)
+    theta = model.init(Stream(0, "server"))
+    for part, fan_in in zip(model.split(theta), (784, 784, 100, 100), strict=True):
+        bound = 1 / math.sqrt(fan_in)
+        assert part.abs().max() <= bound
+        assert part.abs().max() > 0.7 * bound  # of ten biases, too
+    assert_close(model.split(theta)[0].std(), torch.tensor(1 / math.sqrt(3 * 784)), rtol=0.01, atol=0)
+    assert theta[model.size :].count_nonzero() == 0
+    kernel = NETS["conv"].split(NETS["conv"].init(Stream(0, "server")))[0]
+    assert 0.9 / math.sqrt(18) < kernel.abs().max() <= 1 / math.sqrt(18)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [models.mlp((5,), (), 3), described((1, 4, 4), 8, nn.Conv2d(1, 2, 3, stride=2, padding=1), nn.Flatten())],
+    ids=["linear", "conv"],
+)
+def test_one_layer_has_the_same_moments_by_local_reparameterization_and_by_weight_sampling(model):
+    draws, x = 40_000, Stream(0, "x").normal([2, *model.input_shape])
+    mu, sd = Stream(0, "mu").normal([model.padded]), Stream(0, "sd").uniform([model.padded]) + 0.1
+    weights = mu + sd * Stream(0, "weights").normal([draws, model.padded])
+    sampled = torch.vmap(lambda theta: model.apply(theta, x))(weights)
+    noise = Stream(0, "local").normal([draws, 2, model.activations])
+    parts = model.split(mu), model.split(sd)
+    local = torch.vmap(lambda eps: model.forward_local(*parts, x, eps))(noise)
+    variance = sampled.var(0)
+    assert ((local.mean(0) - sampled.mean(0)).abs() < 4 * (2 * variance / draws).sqrt()).all()
+    assert ((local.var(0) - variance).abs() < 4 * variance * 2 / draws**0.5).all()
+    assert_close(sampled.mean(0), model.apply(mu, x), rtol=0, atol=0.1)
+
+
+@pytest.mark.parametrize("model", NETS.values(), ids=NETS)
+def test_local_reparameterization_without_spread_is_the_network_at_the_mean(model):
+    theta, x = model.init(Stream(0, "server")), Stream(0, "x").normal([6, *model.input_shape])
+    still, noise = torch.zeros_like(theta), Stream(0, "noise").normal([6, model.activations])
+    logits = model.forward_local(model.split(theta), model.split(still), x, noise)
+    assert_close(logits, model.apply(theta, x), rtol=1e-5, atol=1e-6)

@@ -1,0 +1,86 @@
+"""Gaussians: closed forms against torch.distributions and autograd, and moment matching as pFedBayes's Lemma A.2."""
+
+import pytest
+import torch
+from torch.distributions import Normal, kl_divergence
+from torch.testing import assert_close
+
+from fedray import posteriors
+from fedray.posteriors import Gaussian, sigma
+from fedray.rng import Stream
+
+
+def gaussian(seed, *shape):
+    stream = Stream(seed, "gaussian")
+    return Gaussian(stream.normal(shape).double(), stream.normal(shape).double() - 1)
+
+
+def normal(q):
+    return Normal(q.mu, sigma(q.rho))
+
+
+@pytest.mark.parametrize(("dtype", "low", "rtol"), [(torch.float32, 1e-6, 5e-6), (torch.float64, 1e-12, 2e-10)])
+def test_inverse_sigma_is_the_inverse_of_sigma(dtype, low, rtol):
+    """To the precision of PyTorch's softplus, which is the identity above 20."""
+    sd = torch.logspace(torch.log10(torch.tensor(low)), 1.5, 200, dtype=dtype)
+    assert_close(sigma(posteriors.inverse_sigma(sd)), sd, rtol=rtol, atol=0)
+
+
+def test_dsigma_is_the_derivative_of_sigma():
+    rho = torch.linspace(-12, 12, 101, dtype=torch.float64, requires_grad=True)
+    (grad,) = torch.autograd.grad(sigma(rho).sum(), rho)
+    assert_close(posteriors.dsigma(rho), grad)
+
+
+def test_a_draw_is_mean_plus_deviations():
+    q = gaussian(0, 3)
+    assert torch.equal(posteriors.draw(q, torch.zeros(2, 3)), q.mu.expand(2, 3))
+    assert_close(posteriors.draw(q, torch.full((3,), -2.0)), q.mu - 2 * sigma(q.rho))
+
+
+def test_kl_and_entropy_are_those_of_torch_distributions():
+    q, w = gaussian(0, 4, 33), gaussian(1, 4, 33)
+    expected = kl_divergence(normal(q), normal(w)).sum(-1)
+    assert_close(posteriors.kl(q, w), expected)
+    assert_close(posteriors.kl_and_grad_prior(q, w)[0], expected)
+    assert_close(posteriors.entropy(q), normal(q).entropy().sum(-1))
+
+
+def test_kl_is_zero_only_between_equals():
+    q = gaussian(0, 33)
+    for divergence in (posteriors.kl, lambda q, w: posteriors.kl_and_grad_prior(q, w)[0]):
+        assert divergence(q, q).abs() < 1e-14
+        for shift in (-0.01, 0.01):
+            assert divergence(q, q._replace(mu=q.mu + shift)) > 1e-4
+            assert divergence(q, q._replace(rho=q.rho + shift)) > 1e-5
+    assert all(grad.abs().max() < 1e-12 for grad in posteriors.kl_and_grad_prior(q, q)[1])
+
+
+def test_the_gradient_in_the_prior_is_autograds():
+    q, w = gaussian(0, 33), Gaussian(*(leaf.requires_grad_() for leaf in gaussian(1, 33)))
+    expected = torch.autograd.grad(kl_divergence(normal(q), normal(w)).sum(), w)
+    assert_close(tuple(posteriors.kl_and_grad_prior(q, w)[1]), expected)
+
+
+def test_moment_matching_minimizes_the_mean_divergence():
+    clients = gaussian(0, 5, 33)
+    mu, sd = posteriors.moment_match(clients.mu, sigma(clients.rho))
+
+    def mean_kl(mu, sd):
+        return kl_divergence(normal(clients), Normal(mu, sd)).sum(-1).mean()
+
+    at = mu.clone().requires_grad_(), sd.clone().requires_grad_()
+    for grad in torch.autograd.grad(mean_kl(*at), at):
+        assert grad.abs().max() < 1e-13
+    spread = (sigma(clients.rho).square() + (clients.mu - mu).square()).mean(0) / sd.square()
+    assert_close(spread, torch.ones_like(spread))
+    assert_close(mean_kl(mu, sd), torch.log(sd / sigma(clients.rho)).sum(-1).mean())
+    assert mean_kl(mu, sd) < min(mean_kl(mu + 0.01, sd), mean_kl(mu, sd * 1.01), mean_kl(mu, sd * 0.99))
+
+
+def test_averages_of_rho_of_sigma_and_of_moments_are_ordered():
+    clients = gaussian(0, 5, 200)
+    by_rho, by_sigma = sigma(clients.rho.mean(0)), sigma(clients.rho).mean(0)
+    by_moments = posteriors.moment_match(clients.mu, sigma(clients.rho))[1]
+    assert (by_rho < by_sigma).all()
+    assert (by_sigma < by_moments).all()

@@ -1,0 +1,71 @@
+"""Streams: the right distribution, independent between keys, and minibatches that need no history."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from fedray.rng import Stream, minibatch
+
+KEYS = [(1, "noise", 3, 2), (0, "noises", 3, 2), (0, "noise", 4, 2), (0, "noise", 3, 3), (0, "noise", 2, 3)]
+
+
+@pytest.mark.parametrize("size", [200_000, 199_999])
+def test_normals_are_standard_normal(size):
+    z = Stream(0, "noise").normal([size]).double().numpy()
+    assert stats.kstest(z, "norm").pvalue > 0.01
+    assert np.abs(z).max() <= 5.8
+    for power, moment, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
+        assert abs((z**power).mean() - moment) < 4 * np.sqrt(variance / size)
+
+
+def test_the_two_halves_of_box_muller_are_independent():
+    a, b = Stream(0, "noise").normal([2, 100_000]).double().numpy()
+    for f in (lambda z: z, np.square, np.abs):
+        assert abs(np.corrcoef(f(a), f(b))[0, 1]) < 4 / np.sqrt(100_000)
+
+
+def test_uniforms_are_uniform_and_below_one():
+    u = Stream(0, "server").uniform([300, 400])
+    assert u.dtype == torch.float32
+    assert u.min() >= 0
+    assert u.max() < 1
+    assert stats.kstest(u.flatten().numpy(), "uniform").pvalue > 0.01
+
+
+def test_one_key_is_one_stream():
+    first, second = Stream(0, "noise", 3, 2), Stream(0, "noise", 3, 2)
+    for shape in ([5], [2, 3], []):
+        assert torch.equal(first.normal(shape), second.normal(shape))
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_streams_with_different_keys_are_uncorrelated(key):
+    a, b = Stream(0, "noise", 3, 2).normal([50_000]), Stream(*key).normal([50_000])
+    assert abs(torch.corrcoef(torch.stack([a, b]))[0, 1]) < 4 / 50_000**0.5
+
+
+def test_a_fill_stays_within_its_tensor():
+    table = torch.zeros(3, 7)
+    Stream(0, "noise").fill_normal(table[1])
+    assert torch.equal(table[1], Stream(0, "noise").normal([7]))
+    assert table[[0, 2]].abs().sum() == 0
+
+
+@pytest.mark.parametrize(("examples", "size"), [(95, 32), (96, 32), (5, 8), (1, 1)])
+def test_every_pass_covers_every_example_once_and_its_last_batch_is_partial(examples, size):
+    per_pass = -(-examples // size)
+    for number in range(3):
+        batches = [minibatch(0, 4, examples, size, number * per_pass + place) for place in range(per_pass)]
+        assert sorted(np.concatenate(batches)) == list(range(examples))
+        assert [len(b) for b in batches[:-1]] == [size] * (per_pass - 1)
+        assert len(batches[-1]) == examples - size * (per_pass - 1)
+
+
+def test_minibatches_need_no_history_and_differ_between_passes_clients_and_seeds():
+    forward = [minibatch(0, 4, 95, 32, position) for position in range(12)]
+    backward = [minibatch(0, 4, 95, 32, position) for position in reversed(range(12))]
+    assert all(map(np.array_equal, forward, reversed(backward)))
+    assert not np.array_equal(forward[0], forward[3])
+    for seed, client in ((1, 4), (0, 5)):
+        assert not np.array_equal(forward[0], minibatch(seed, client, 95, 32, 0))
