@@ -81,14 +81,16 @@ class RayCohort:
             (ready,), _ = ray.wait(list(pending), num_returns=1)
             slot, state = pending.pop(ready)
             try:
-                replies[slot] = trees.to_torch(ray.get(ready))
+                replies[slot] = ray.get(ready)
             except LOST as error:
                 self._recover(slot, attempts[slot], error)
                 submit(slot)
                 continue
             if state is not None:
                 self._committed[slot] = state
-        return [replies[slot] for slot in sorted(replies)]
+        # Several replies are copied when they are joined; one alone must not alias the memory that Ray shares.
+        own = trees.to_torch if len(replies) == 1 else trees.alias
+        return [own(replies[slot]) for slot in sorted(replies)]
 
     def _spawn(self, slot: int) -> Any:
         # No scheduling strategy: the actor is captured by the placement group of the server (or of the Tune trial).

@@ -8,6 +8,8 @@ parameter vectors are padded.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -19,11 +21,12 @@ from torch import Tensor
 from fedray import metrics, trees
 from fedray.data import Shard
 from fedray.plan import Plan
-from fedray.rng import minibatch
+from fedray.rng import Passes
 from fedray.types import Batch, EvalReply, EvalStats, Spotlight, TrainReply
 
 CACHED = 80_000  # parameters stacked at a time on CPU: more leave the cache, and then stacking loses
 EVAL_ROWS = 1000  # test examples predicted at a time
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 SPOTLIGHT_DRAWS = 100  # posterior draws of the uncertainty figure
 
 
@@ -34,6 +37,7 @@ def numerics() -> Iterator[None]:
     Second moments that underflow would slow Adam's square root down thirtyfold.
     """
     threads = torch.get_num_threads()
+    _keep_freed_memory()
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     try:
@@ -41,6 +45,19 @@ def numerics() -> Iterator[None]:
     finally:
         torch.set_flush_denormal(False)
         torch.set_num_threads(threads)
+
+
+@functools.cache
+def _keep_freed_memory() -> None:
+    """Have glibc reuse the memory of freed tensors instead of returning it to the system.
+
+    Every temporary of 128 KB or more would otherwise be mapped, zeroed page by page and unmapped again, which costs
+    as much as the arithmetic on it. Elsewhere than on glibc nothing happens.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+        mallopt(M_MMAP_THRESHOLD, 32 << 20)  # the largest that glibc takes
+        mallopt(M_TRIM_THRESHOLD, 1 << 30)
 
 
 class Block:
@@ -53,8 +70,11 @@ class Block:
         self.backend = ("vmap" if self.chunk > 1 else "loop") if backend == "auto" else backend
         self.chunk = 1 if self.backend == "loop" else max(2, self.chunk)
         self._functions = _plain(plan) if self.backend == "loop" else _stacked(plan, self.backend == "compiled")
+        self._facts = plan.facts
         self.n = [len(shard.train_y) for shard in shards]
-        self.data = trees.stack([padded(shard, plan.facts.shard) for shard in shards])
+        cfg = plan.cfg
+        self._passes = [Passes(cfg.seed, i, n, cfg.batch_size) for i, n in zip(ids, self.n, strict=True)]
+        self.data = trees.stack([padded(shard, self._facts.shard) for shard in shards])
         self.test = [(shard.test_x.to(device), shard.test_y.to(device)) for shard in shards]
         self.data = trees.tree_map(lambda leaf: leaf.to(device), self.data)
         server = plan.initial_server()
@@ -89,12 +109,12 @@ class Block:
     def _draws(self, round: int, index: Sequence[int]) -> Iterator[tuple[Batch, Tensor]]:
         """Minibatches and noise of every local step, stacked over the given rows."""
         cfg, algorithm = self.plan.cfg, self.plan.algorithm
-        shape = algorithm.noise_shape(cfg.algorithm, self.plan.model, self.plan.facts)
-        streams = [self.plan.stream("noise", self.ids[k], round) for k in index]
+        shape = algorithm.noise_shape(cfg.algorithm, self.plan.model, self._facts)
+        streams = [self.plan.stream("noise", self.ids[k], round) for k in index] if 0 not in shape else []
         per_step = algorithm.minibatches(cfg.algorithm)
         for step in range(cfg.local_steps):
             noise = torch.empty(len(index), *shape, device=self.device)
-            for stream, out in zip(streams, noise, strict=True):
+            for stream, out in zip(streams, noise, strict=False):
                 for piece in out if out.ndim > 1 else [out]:  # one piece fits the cache
                     stream.fill_normal(piece)
             yield self._batch(index, ((round - 1) * cfg.local_steps + step) * per_step, per_step), noise
@@ -106,7 +126,7 @@ class Block:
         weight = np.zeros((len(index), count, cfg.batch_size), np.float32)
         for row, k in enumerate(index):
             for j in range(count):
-                chosen = minibatch(cfg.seed, self.ids[k], self.n[k], cfg.batch_size, position + j)
+                chosen = self._passes[k][position + j]
                 picked[row, j, : len(chosen)], weight[row, j, : len(chosen)] = chosen, 1
         at, mask = (torch.from_numpy(array).flatten(1).to(self.device) for array in (picked, weight))
         where = torch.tensor(list(index), device=self.device)
@@ -147,7 +167,7 @@ class Block:
 
     def _personalize(self, k: int, round: int, view: Any) -> Any:
         plan = self.plan
-        shape = plan.algorithm.personal_noise(plan.cfg.algorithm, plan.model, plan.facts)
+        shape = plan.algorithm.personal_noise(plan.cfg.algorithm, plan.model, self._facts)
         noise = plan.stream("personalize", self.ids[k], round).normal(shape).to(self.device)
         client, data = trees.row(self.states, k), trees.row(self.data, k)
         return plan.algorithm.personalize(plan.cfg.algorithm, plan.model, client, view, data, noise)

@@ -50,13 +50,23 @@ class Stream:
         return torch.from_numpy(self.numpy.random(tuple(shape), dtype=np.float32))
 
 
-def minibatch(seed: int, client: int, examples: int, batch_size: int, position: int) -> np.ndarray:
-    """Indices of the ``position``-th minibatch of a client's endless, reshuffled passes over its shard.
+class Passes:
+    """The minibatches of a client: endless passes over its shard, reshuffled each time.
 
-    Every pass is a fresh permutation keyed by its number and keeps its short last batch, so that any minibatch can be
-    had without replaying the ones before it: position = round * local_steps + step.
+    Every pass is a permutation keyed by its number and keeps its short last batch, so that any minibatch can be had
+    without replaying those before it. Remembers the order of the last pass asked for.
     """
-    per_pass = -(-examples // batch_size)
-    pass_number, place = divmod(position, per_pass)
-    order = Stream(seed, "batches", client, pass_number).numpy.permutation(examples)
-    return order[place * batch_size : (place + 1) * batch_size]
+
+    def __init__(self, seed: int, client: int, examples: int, batch_size: int):
+        self._key, self._examples, self._batch_size = (seed, client), examples, batch_size
+        self._per_pass = -(-examples // batch_size)
+        self._pass, self._order = -1, np.empty(0, np.int64)
+
+    def __getitem__(self, position: int) -> np.ndarray:
+        """Indices of the minibatch at a position, counted from the start of the run."""
+        number, place = divmod(position, self._per_pass)
+        if number != self._pass:
+            seed, client = self._key
+            self._pass = number
+            self._order = Stream(seed, "batches", client, number).numpy.permutation(self._examples)
+        return self._order[place * self._batch_size : (place + 1) * self._batch_size]

@@ -1,27 +1,40 @@
-"""States are NamedTuples of tensors, nested at will: stack them, take rows, and move them between libraries."""
+"""States are NamedTuples of tensors, nested at will: stack them, take rows, and move them between libraries.
+
+PyTorch's own tree functions take any container; ours know only tuples, lists and None, and cost a tenth: with many
+small clients the walk over their states is what a round consists of.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
-tree_map = pytree.tree_map
+
+def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """A tree of the same structure with ``function`` applied to its leaves (and those of ``others`` beside them)."""
+    if isinstance(tree, tuple | list):
+        parts = [tree_map(function, *branches) for branches in zip(tree, *others, strict=True)]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+    return None if tree is None else function(tree, *others)
+
+
+def named_leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """(name, leaf) in order, with field names joined by dots: 'q.mu'."""
+    if isinstance(tree, tuple | list):
+        for field, branch in zip(getattr(tree, "_fields", range(len(tree))), tree, strict=True):
+            yield from named_leaves(branch, f"{name}.{field}" if name else str(field))
+    elif tree is not None:
+        yield name, tree
 
 
 def leaves(tree: Any) -> list[Any]:
-    """The tensors of a tree, in order."""
-    return pytree.tree_leaves(tree)
-
-
-def named_leaves(tree: Any) -> Iterator[tuple[str, Any]]:
-    """(name, tensor) with field names joined by dots: 'q.mu'."""
-    for path, leaf in pytree.tree_flatten_with_path(tree)[0]:
-        yield ".".join(str(getattr(key, "name", getattr(key, "idx", key))) for key in path), leaf
+    """The leaves of a tree, in order."""
+    return [leaf for _, leaf in named_leaves(tree)]
 
 
 def stack(trees: Sequence[Any]) -> Any:
@@ -36,10 +49,11 @@ def concatenate(trees: Sequence[Any]) -> Any:
 
 def rows(tree: Any, index: Sequence[int]) -> Any:
     """The given rows of a stacked tree; consecutive ones cost no copy."""
+    index = list(index)
     first, size = index[0], len(index)
-    if list(index) == list(range(first, first + size)):
+    if index == list(range(first, first + size)):
         return tree_map(lambda leaf: leaf[first : first + size], tree)
-    return tree_map(lambda leaf: leaf[list(index)], tree)
+    return tree_map(lambda leaf: leaf[index], tree)
 
 
 def row(tree: Any, k: int) -> Any:
@@ -69,6 +83,12 @@ def to_torch(tree: Any, device: torch.device | str = "cpu") -> Any:
     Always a copy: an array that Ray delivers is an alias of memory shared with every other process of the node.
     """
     return tree_map(
-        lambda leaf: torch.tensor(leaf, device=device) if isinstance(leaf, np.ndarray | np.generic) else leaf,
-        tree,
+        lambda leaf: torch.tensor(leaf, device=device) if isinstance(leaf, np.ndarray | np.generic) else leaf, tree
     )
+
+
+def alias(tree: Any) -> Any:
+    """NumPy arrays as tensors over the same memory, only to be read: for what is copied next anyway."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return tree_map(lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf, tree)
