@@ -1,7 +1,8 @@
-"""Adam as a pure function over a tensor and its moments, in one pass over memory."""
+"""Adam on vectors, in one pass over memory."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -22,48 +23,60 @@ def zero_moments(like: Tensor) -> Moments:
     return Moments(torch.zeros_like(like), torch.zeros_like(like))
 
 
-def adam(theta: Tensor, grad: Tensor, moments: Moments, t: Tensor, lr: float) -> tuple[Tensor, Moments]:
-    """One Adam step θ ← θ - lr m̂/(√v̂ + ε) on theta [P]; ``t`` [] counts this step, from 1, as float32.
+def adam_(
+    thetas: Sequence[Tensor], grads: Sequence[Tensor], moments: Sequence[Moments], t: Tensor, lr: float
+) -> Tensor:
+    """One Adam step θ ← θ - lr m̂/(√v̂ + ε), in place on vectors [P] and their moments; ``t`` [] counts those before.
 
-    An operator of its own because PyTorch's fused kernel reads and writes the moments once, where the formula in
-    separate operations is the most expensive part of a pFedBayes step; the bias corrections are computed in float64.
+    Returns t + 1. In place, so only on tensors of one's own (``clone`` them first); together with PyTorch's fused
+    kernel this is what keeps Adam from being the most expensive part of a pFedBayes step. It works under vmap, with
+    the same bits.
     """
-    theta, m, v = _adam(theta, grad, *moments, t, lr)
-    return theta, Moments(m, v)
+    return torch.ops.fedray.adam_(list(thetas), list(grads), [x.m for x in moments], [x.v for x in moments], t, lr)
 
 
-@torch.library.custom_op("fedray::adam", mutates_args=())
-def _adam(theta: Tensor, grad: Tensor, m: Tensor, v: Tensor, t: Tensor, lr: float) -> tuple[Tensor, Tensor, Tensor]:
-    theta, m, v = theta.clone(), m.clone(), v.clone()
-    _fused([theta], [grad], [m], [v], [t], lr)
-    return theta, m, v
+_library = torch.library.Library("fedray", "DEF")
+_library.define(
+    "adam_(Tensor(a!)[] thetas, Tensor[] grads, Tensor(b!)[] ms, Tensor(c!)[] vs, Tensor t, float lr) -> Tensor"
+)
+
+
+def _adam(
+    thetas: Sequence[Tensor], grads: Sequence[Tensor], ms: Sequence[Tensor], vs: Sequence[Tensor], t: Tensor, lr: float
+) -> Tensor:
+    t = t + 1
+    _fused(thetas, grads, ms, vs, [t] * len(thetas), lr)
+    return t
 
 
 def _fused(
-    thetas: list[Tensor], grads: list[Tensor], ms: list[Tensor], vs: list[Tensor], ts: list[Tensor], lr: float
+    thetas: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    ms: Sequence[Tensor],
+    vs: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    lr: float,
 ) -> None:
-    """In place, on lists of vectors."""
     torch._fused_adam_(  # pyright: ignore[reportPrivateImportUsage]
-        thetas, grads, ms, vs, [], ts,
+        list(thetas), list(grads), list(ms), list(vs), [], list(steps),
         lr=lr, beta1=BETA1, beta2=BETA2, weight_decay=0.0, eps=EPS, amsgrad=False, maximize=False,
     )  # fmt: skip
 
 
-@_adam.register_fake
-def _(theta: Tensor, grad: Tensor, m: Tensor, v: Tensor, t: Tensor, lr: float) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(theta), torch.empty_like(m), torch.empty_like(v)
+_library.impl("adam_", _adam, "CompositeExplicitAutograd")
 
 
-@_adam.register_vmap
-def _(info, in_dims, theta, grad, m, v, t, lr):  # type: ignore[no-untyped-def]
+@torch.library.register_vmap("fedray::adam_", lib=_library)
+def _(info, in_dims, thetas, grads, ms, vs, t, lr):  # type: ignore[no-untyped-def]
     """K clients are K vectors of one fused call, so a client's result is the same alone and stacked."""
+    t = torch.stack(_rows(t, in_dims[4], info.batch_size)) + 1
+    columns = [
+        [row for x, dim in zip(tensors, dims, strict=True) for row in _rows(x, dim, info.batch_size)]
+        for tensors, dims in zip((thetas, grads, ms, vs), in_dims, strict=False)
+    ]
+    _fused(*columns, list(t) * len(thetas), lr)
+    return t, 0
 
-    def stacked(x: Tensor, dim: int | None, copy: bool) -> Tensor:
-        x = x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
-        return x.clone(memory_format=torch.contiguous_format) if copy else x.contiguous()
 
-    copies = [stacked(x, dim, True) for x, dim in zip((theta, m, v), (in_dims[0], *in_dims[2:4]), strict=True)]
-    grad, t = stacked(grad, in_dims[1], False), stacked(t, in_dims[4], False)
-    theta, m, v = copies
-    _fused(list(theta), list(grad), list(m), list(v), list(t), lr)
-    return (theta, m, v), (0, 0, 0)
+def _rows(x: Tensor, dim: int | None, size: int) -> list[Tensor]:
+    return [x] * size if dim is None else list(x.unbind(dim))

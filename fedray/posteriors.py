@@ -26,9 +26,10 @@ def inverse_sigma(sd: Tensor) -> Tensor:
     return sd + torch.log(-torch.expm1(-sd))
 
 
-def dsigma(rho: Tensor) -> Tensor:
-    """dσ/dρ = sigmoid(ρ)."""
-    return torch.sigmoid(rho)
+def sigma_and_slope(rho: Tensor) -> tuple[Tensor, Tensor]:
+    """σ = log(1 + e^ρ) and dσ/dρ = e^ρ/(1 + e^ρ), from one exponential."""
+    e = rho.exp()
+    return e.log1p(), e / (e + 1)
 
 
 def draw(q: Gaussian, noise: Tensor) -> Tensor:
@@ -47,13 +48,13 @@ def kl_and_grad_prior(q: Gaussian, w: Gaussian) -> tuple[Tensor, Gaussian]:
 
     dμ_w = (μ_w - μ_q)/σ_w²; dσ_w = 1/σ_w - (σ_q² + (μ_q - μ_w)²)/σ_w³; dρ_w = dσ_w sigmoid(ρ_w).
     """
-    sq, sw = sigma(q.rho), sigma(w.rho)
-    gap = w.mu - q.mu
+    sw, slope = sigma_and_slope(w.rho)
+    sq, gap = sigma(q.rho), w.mu - q.mu
     inverse = sw.reciprocal()
     ratio = sq * inverse
     spread = ratio.square() + (gap * inverse).square()  # E_q[(θ - μ_w)²]/σ_w²
     divergence = (0.5 * (spread - 1) - torch.log(ratio)).sum(-1)
-    return divergence, Gaussian(gap * inverse.square(), inverse * (1 - spread) * dsigma(w.rho))
+    return divergence, Gaussian(gap * inverse.square(), inverse * (1 - spread) * slope)
 
 
 def moment_match(mu: Tensor, sd: Tensor) -> tuple[Tensor, Tensor]:

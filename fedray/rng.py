@@ -1,12 +1,7 @@
-"""Random streams keyed by (seed, purpose, client, round), so that placement and order cannot change a draw.
-
-Noise is Box-Muller on SFC64 uniforms: PyTorch's ``normal_`` costs two to three times as much on CPU, and it would be
-the most expensive operation of a pFedBayes step (tests/benchmarks/round.py measures both).
-"""
+"""Random streams keyed by (seed, purpose, client, round), so that placement and order cannot change a draw."""
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Sequence
 
@@ -18,29 +13,22 @@ from torch import Tensor
 class Stream:
     """A sequence of random draws that depends on its key only.
 
-    Two streams with different keys are statistically independent (NumPy's SeedSequence); a stream is never shared
-    between clients or rounds.
+    Streams with different keys are statistically independent (NumPy's SeedSequence); a stream is never shared between
+    clients or rounds. Normals come from PyTorch's generator of the device that they are for, the rest from NumPy's.
     """
 
     def __init__(self, seed: int, purpose: str, client: int = 0, round: int = 0):
-        key = [seed, zlib.crc32(purpose.encode()), client, round]
-        self.numpy = np.random.Generator(np.random.SFC64(np.random.SeedSequence(key)))
+        self.numpy = np.random.default_rng([seed, zlib.crc32(purpose.encode()), client, round])
+        self._normal: torch.Generator | None = None
 
     def fill_normal(self, out: Tensor) -> None:
-        """Overwrite a contiguous float32 tensor with standard normals (u in (0, 1] has 24 bits: |z| <= 5.8)."""
-        half = (out.numel() + 1) // 2
-        uniform = torch.from_numpy(self.numpy.random(2 * half, dtype=np.float32))
-        radius = uniform[:half].neg_().add_(1).log_().mul_(-2).sqrt_()
-        angle = uniform[half:].mul_(2 * math.pi)
-        flat = out.view(-1)
-        if out.numel() == 2 * half:
-            torch.cos(angle, out=flat[:half]).mul_(radius)
-            torch.sin(angle, out=flat[half:]).mul_(radius)
-        else:
-            flat.copy_(torch.cat([angle.cos() * radius, angle.sin() * radius])[: out.numel()])
+        """Overwrite a float32 tensor with standard normals."""
+        if self._normal is None:
+            self._normal = torch.Generator(out.device).manual_seed(int(self.numpy.integers(2**63)))
+        out.normal_(generator=self._normal)
 
     def normal(self, shape: Sequence[int]) -> Tensor:
-        """Standard normals of the given shape, float32."""
+        """Standard normals of the given shape, float32, on the CPU."""
         out = torch.empty(tuple(shape))
         self.fill_normal(out)
         return out

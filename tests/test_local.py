@@ -8,7 +8,7 @@ from torch.testing import assert_close
 from fedray import data, local, metrics, trees
 from fedray.algorithms import fedavg
 from fedray.plan import make_plan
-from fedray.rng import minibatch
+from fedray.rng import Passes
 from tests.helpers import block, differing, experiment, play, small_plan
 
 BACKENDS = pytest.mark.parametrize("backend", ["loop", "vmap"])
@@ -65,11 +65,11 @@ def test_a_client_works_through_its_shard_across_rounds():
         host.train(number, (4,), server)
     (shard,) = data.shards(data.load(plan.cfg.data), plan.partition, (4,))
     n, size = len(shard.train_y), plan.cfg.batch_size
-    per_pass, places = -(-n // size), []
+    per_pass, places, passes = -(-n // size), [], Passes(plan.cfg.seed, 4, n, size)
     for position, (batch, _) in enumerate(seen):
         real = batch.weight > 0
         place = batch.place[real]
-        assert np.array_equal(place, minibatch(plan.cfg.seed, 4, n, size, position))
+        assert np.array_equal(place, passes[position])
         assert torch.equal(batch.x[real], shard.train_x[place])
         assert torch.equal(batch.y[real], shard.train_y[place])
         assert batch.weight.unique().tolist() in ([1], [0, 1])
@@ -94,10 +94,11 @@ def test_a_step_may_take_several_minibatches():
     seen, plan = [], small_plan()
     plan = plan._replace(algorithm=plan.algorithm._replace(minibatches=lambda cfg: 2))
     block(recorder(plan, seen), (4,)).train(2, (4,), plan.initial_server())
-    n, size = len(plan.partition.train[4]), plan.cfg.batch_size
+    size = plan.cfg.batch_size
+    passes = Passes(plan.cfg.seed, 4, len(plan.partition.train[4]), size)
     for step, (batch, _) in enumerate(seen):
         for j, part in enumerate(trees.tree_map(lambda leaf: leaf.view(2, size), (batch.place, batch.weight))[0]):
-            chosen = minibatch(plan.cfg.seed, 4, n, size, (5 + step) * 2 + j)
+            chosen = passes[(5 + step) * 2 + j]
             assert np.array_equal(part[: len(chosen)], chosen)
             assert batch.weight.view(2, size)[j].sum() == len(chosen)
 

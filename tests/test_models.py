@@ -104,3 +104,14 @@ def test_local_reparameterization_without_spread_is_the_network_at_the_mean(mode
     still, noise = torch.zeros_like(theta), Stream(0, "noise").normal([6, model.activations])
     logits = model.forward_local(model.split(theta), model.split(still), x, noise)
     assert_close(logits, model.apply(theta, x), rtol=1e-5, atol=1e-6)
+
+
+def test_every_pre_activation_has_noise_of_its_own():
+    model = NETS["mlp"]
+    theta, x = model.init(Stream(0, "server")), Stream(0, "x").normal([6, 2, 3])
+    sd, noise = torch.full_like(theta, 0.3), Stream(0, "noise").normal([6, model.activations])
+    (w1, b1, w2, b2), spread = model.split(theta), 0.3
+    flat = x.flatten(1)
+    hidden = (flat @ w1 + b1 + spread * (flat.square().sum(1, True) + 1).sqrt() * noise[:, :5]).relu()
+    logits = hidden @ w2 + b2 + spread * (hidden.square().sum(1, True) + 1).sqrt() * noise[:, 5:]
+    assert_close(model.forward_local((w1, b1, w2, b2), model.split(sd), x, noise), logits, rtol=1e-5, atol=1e-5)

@@ -26,10 +26,12 @@ def test_inverse_sigma_is_the_inverse_of_sigma(dtype, low, rtol):
     assert_close(sigma(posteriors.inverse_sigma(sd)), sd, rtol=rtol, atol=0)
 
 
-def test_dsigma_is_the_derivative_of_sigma():
-    rho = torch.linspace(-12, 12, 101, dtype=torch.float64, requires_grad=True)
+def test_sigma_and_its_slope_are_softplus_and_its_derivative():
+    rho = torch.linspace(-30, 30, 601, dtype=torch.float64, requires_grad=True)
     (grad,) = torch.autograd.grad(sigma(rho).sum(), rho)
-    assert_close(posteriors.dsigma(rho), grad)
+    sd, slope = posteriors.sigma_and_slope(rho.detach())
+    assert_close(sd, sigma(rho).detach(), rtol=2e-10, atol=0)
+    assert_close(slope, grad, rtol=3e-9, atol=0)
 
 
 def test_a_draw_is_mean_plus_deviations():

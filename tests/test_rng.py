@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from fedray.rng import Stream, minibatch
+from fedray.rng import Passes, Stream
 
 KEYS = [(1, "noise", 3, 2), (0, "noises", 3, 2), (0, "noise", 4, 2), (0, "noise", 3, 3), (0, "noise", 2, 3)]
 
@@ -19,10 +19,11 @@ def test_normals_are_standard_normal(size):
         assert abs((z**power).mean() - moment) < 4 * np.sqrt(variance / size)
 
 
-def test_the_two_halves_of_box_muller_are_independent():
-    a, b = Stream(0, "noise").normal([2, 100_000]).double().numpy()
+@pytest.mark.parametrize("lag", [1, 8, 50_000])
+def test_the_normals_of_a_stream_are_uncorrelated_in_value_and_in_size(lag):
+    z = Stream(0, "noise").normal([100_000]).double().numpy()
     for f in (lambda z: z, np.square, np.abs):
-        assert abs(np.corrcoef(f(a), f(b))[0, 1]) < 4 / np.sqrt(100_000)
+        assert abs(np.corrcoef(f(z[:-lag]), f(z[lag:]))[0, 1]) < 4 / np.sqrt(len(z) - lag)
 
 
 def test_uniforms_are_uniform_and_below_one():
@@ -54,18 +55,19 @@ def test_a_fill_stays_within_its_tensor():
 
 @pytest.mark.parametrize(("examples", "size"), [(95, 32), (96, 32), (5, 8), (1, 1)])
 def test_every_pass_covers_every_example_once_and_its_last_batch_is_partial(examples, size):
-    per_pass = -(-examples // size)
+    per_pass, passes = -(-examples // size), Passes(0, 4, examples, size)
     for number in range(3):
-        batches = [minibatch(0, 4, examples, size, number * per_pass + place) for place in range(per_pass)]
+        batches = [passes[number * per_pass + place] for place in range(per_pass)]
         assert sorted(np.concatenate(batches)) == list(range(examples))
         assert [len(b) for b in batches[:-1]] == [size] * (per_pass - 1)
         assert len(batches[-1]) == examples - size * (per_pass - 1)
 
 
 def test_minibatches_need_no_history_and_differ_between_passes_clients_and_seeds():
-    forward = [minibatch(0, 4, 95, 32, position) for position in range(12)]
-    backward = [minibatch(0, 4, 95, 32, position) for position in reversed(range(12))]
+    one, other = Passes(0, 4, 95, 32), Passes(0, 4, 95, 32)
+    forward = [one[position] for position in range(12)]
+    backward = [other[position] for position in reversed(range(12))]
     assert all(map(np.array_equal, forward, reversed(backward)))
     assert not np.array_equal(forward[0], forward[3])
     for seed, client in ((1, 4), (0, 5)):
-        assert not np.array_equal(forward[0], minibatch(seed, client, 95, 32, 0))
+        assert not np.array_equal(forward[0], Passes(seed, client, 95, 32)[0])

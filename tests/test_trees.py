@@ -73,3 +73,11 @@ def test_a_journey_through_numpy_changes_nothing_and_ends_in_memory_of_its_own()
 def test_numpy_scalars_become_tensors_and_strangers_pass():
     assert torch.equal(trees.to_torch(np.float32(2)), torch.tensor(2.0))
     assert trees.to_torch(trees.to_numpy((None, 3))) == (None, 3)
+
+
+def test_an_alias_is_the_same_memory_even_if_it_is_read_only():
+    arrays = trees.to_numpy(STACK)
+    arrays.q.mu.flags.writeable = False
+    seen = trees.alias((arrays, None))[0]
+    assert differing(seen, STACK) == []
+    assert seen.q.mu.data_ptr() == arrays.q.mu.ctypes.data

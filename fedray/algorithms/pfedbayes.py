@@ -14,11 +14,12 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from fedray import trees
 from fedray.aggregate import damped, mean
 from fedray.likelihood import log_probs, nll_and_grad, nll_and_grad_local
 from fedray.models import Model
-from fedray.optim import Moments, adam, zero_moments
-from fedray.posteriors import Gaussian, draw, dsigma, inverse_sigma, kl_and_grad_prior, moment_match, sigma
+from fedray.optim import Moments, adam_, zero_moments
+from fedray.posteriors import Gaussian, draw, inverse_sigma, kl_and_grad_prior, moment_match, sigma, sigma_and_slope
 from fedray.rng import Stream
 from fedray.types import Algorithm, Batch, Choice, Facts, LogUniform, Preset, require
 
@@ -122,34 +123,16 @@ def noise_shape(cfg: PFedBayes, model: Model, facts: Facts) -> tuple[int, ...]:
 
 def step(cfg: PFedBayes, model: Model, local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
     """``personal_steps`` Adam steps of q_i on one minibatch, then one of w_i on KL(q_i‖w_i)."""
-    client, w = local
+    client, w = trees.tree_map(Tensor.clone, local)  # ours, to be updated in place
     precision = sigma(w.rho).square().reciprocal()
     nll = noise.new_zeros(())
     for eps in noise:
-        client, nll = personal_step(cfg, model, client, w.mu, precision, batch, eps)
+        nll, grad = objective_grad(cfg, model, client.q, w.mu, precision, batch, eps)
+        t = adam_(client.q, grad, (client.q_mu, client.q_rho), client.q_t, cfg.lr_personal)
+        client = client._replace(q_t=t)
     divergence, grad = kl_and_grad_prior(client.q, w)
-    t = client.w_t + 1
-    mu, w_mu = adam(w.mu, grad.mu, client.w_mu, t, cfg.lr_global)
-    rho, w_rho = adam(w.rho, grad.rho, client.w_rho, t, cfg.lr_global)
-    client = client._replace(w_mu=w_mu, w_rho=w_rho, w_t=t)
-    return Local(client, Gaussian(mu, rho)), Info(nll, divergence)
-
-
-def personal_step(
-    cfg: PFedBayes,
-    model: Model,
-    client: Client,
-    prior_mu: Tensor,
-    precision: Tensor,
-    batch: Batch,
-    eps: Tensor,
-) -> tuple[Client, Tensor]:
-    """One Adam step of q_i on Ω with the prior w_i fixed; returns the mean nll of the minibatch too."""
-    nll, grad = objective_grad(cfg, model, client.q, prior_mu, precision, batch, eps)
-    t = client.q_t + 1
-    mu, q_mu = adam(client.q.mu, grad.mu, client.q_mu, t, cfg.lr_personal)
-    rho, q_rho = adam(client.q.rho, grad.rho, client.q_rho, t, cfg.lr_personal)
-    return client._replace(q=Gaussian(mu, rho), q_mu=q_mu, q_rho=q_rho, q_t=t), nll
+    t = adam_(w, grad, (client.w_mu, client.w_rho), client.w_t, cfg.lr_global)
+    return Local(client._replace(w_t=t), w), Info(nll, divergence)
 
 
 def objective_grad(
@@ -160,14 +143,14 @@ def objective_grad(
     Ω = (n/b)(1/K) Σ_j Σ_k nll_j(θ_k) + ζ KL(q‖w) (eq. 27), precision = 1/σ_w² [P].
     Of ζ KL: dμ_q = ζ (μ_q - μ_w)/σ_w², dσ_q = ζ (σ_q/σ_w² - 1/σ_q). Of the likelihood: dμ = g, dσ = g ε.
     """
-    sd = sigma(q.rho)
+    sd, slope = sigma_and_slope(q.rho)
     size = batch.weight.sum()
     scale, zeta = (batch.total / size, cfg.zeta) if cfg.kl_divisor == 0 else (1.0, cfg.zeta / cfg.kl_divisor)
     nll, dmu, dsd = _likelihood_grad(cfg, model, q.mu, sd, batch, batch.weight * scale, eps)
     dmu = torch.addcmul(dmu, q.mu - prior_mu, precision, value=zeta)
     # In place only on our own temporaries, which keeps them in the cache.
     dsd = torch.addcmul(dsd, sd, precision, value=zeta).sub_(zeta / sd)
-    return nll / (scale * size), Gaussian(dmu, dsd.mul_(dsigma(q.rho)))
+    return nll / (scale * size), Gaussian(dmu, dsd.mul_(slope))
 
 
 def _likelihood_grad(

@@ -9,7 +9,7 @@ from fedray import data, trees
 from fedray.algorithms import fedavg
 from fedray.algorithms.fedavg import FedAvg, Local, Point
 from fedray.federation import LocalFederation
-from fedray.rng import Stream, minibatch
+from fedray.rng import Passes, Stream
 from tests.helpers import NETS, block, differing, examples, small_plan
 
 
@@ -37,8 +37,9 @@ def test_a_federation_of_one_is_stochastic_gradient_descent():
     (shard,) = data.shards(data.load(plan.cfg.data), plan.partition, [0])
     theta = plan.initial_server().theta.clone().requires_grad_()
     optimizer, losses = torch.optim.SGD([theta], lr=0.3), []
+    passes = Passes(plan.cfg.seed, 0, len(shard.train_y), 1000)
     for position in range(2 * plan.cfg.local_steps):  # 1348 examples: every second batch is short
-        at = minibatch(plan.cfg.seed, 0, len(shard.train_y), 1000, position)
+        at = passes[position]
         loss = functional.cross_entropy(plan.model.apply(theta, shard.train_x[at]), shard.train_y[at])
         optimizer.zero_grad()
         loss.backward()

@@ -153,7 +153,8 @@ def test_a_conjugate_posterior_is_recovered(monkeypatch):
     for t in range(900):
         cfg = PFedBayes(zeta=zeta, mc_samples=8, lr_personal=0.03 if t < 300 else 0.003)
         half = stream.normal([4, size])  # antithetic draws
-        state, _ = pfedbayes.personal_step(cfg, MODEL, state, w.mu, precision, data, torch.cat([half, -half]))
+        eps = torch.cat([half, -half])[None]
+        state = pfedbayes.step(cfg, MODEL, Local(state, w), data, eps)[0].client  # w stays
         tail += [state.q] if t >= 600 else []
     q = Gaussian(*(torch.stack(leaf).mean(0) for leaf in zip(*tail, strict=True)))
     assert ((q.mu - mean).abs() < 0.05 * sd).all()
