@@ -64,7 +64,7 @@ class Experiment:
     algorithm: Annotated[Any, tyro.conf.Suppress] = None
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
-    rounds: int = 30
+    rounds: int = 20
     """Communication rounds."""
     clients: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """Number of clients; by default the paper's for the dataset (10; 20 for cifar10)."""
@@ -109,8 +109,8 @@ class Execution:
     runtime: Literal["ray", "local"] = "ray"
     """ray: clients are Ray actors; local: all clients in this process."""
     backend: Literal["auto", "loop", "vmap", "compiled"] = "auto"
-    """How a process runs its clients: one by one, stacked, or stacked and compiled; auto stacks small
-    networks, and everything on a GPU."""
+    """How a process runs its clients: one by one, stacked, or one by one with compiled kernels (other rounding, needs
+    a C++ compiler); auto stacks small networks, and everything on a GPU."""
     clients_per_actor: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """Clients hosted by one Ray actor; by default one, or more where the cluster has less room."""
     gpus_per_client: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None

@@ -1,4 +1,4 @@
-"""The clients that one process hosts, and how it runs them: one after the other, stacked, or stacked and compiled.
+"""The clients that one process hosts, and how it runs them: one after the other, stacked, or compiled.
 
 Algorithms are written for one client; here they are stacked from outside. Every backend gives bitwise the same result
 on CPU for fully connected networks (to a tolerance for convolutions), because draws are keyed by client and round and
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedray import metrics, trees
 from fedray.data import Shard
+from fedray.fuse import check_compiler, fusing
 from fedray.plan import Plan
 from fedray.rng import Passes
 from fedray.types import Batch, EvalReply, EvalStats, Spotlight, TrainReply
@@ -68,8 +69,10 @@ class Block:
         on_gpu = self.device.type == "cuda"
         self.chunk = len(ids) if on_gpu else max(1, CACHED // plan.model.padded)
         self.backend = ("vmap" if self.chunk > 1 else "loop") if backend == "auto" else backend
-        self.chunk = 1 if self.backend == "loop" else max(2, self.chunk)
-        self._functions = _plain(plan) if self.backend == "loop" else _stacked(plan, self.backend == "compiled")
+        if self.backend == "compiled":
+            check_compiler()
+        self.chunk = max(2, self.chunk) if self.backend == "vmap" else 1
+        self._functions = _stacked(plan) if self.backend == "vmap" else _plain(plan)
         self._facts = plan.facts
         self.n = [len(shard.train_y) for shard in shards]
         cfg = plan.cfg
@@ -86,8 +89,9 @@ class Block:
     def train(self, round: int, ids: Sequence[int], down: Any) -> TrainReply:
         """Run the local steps of the given clients and keep their new private states."""
         wanted = [self.ids.index(i) for i in ids]
-        parts = [self._train_rows(round, wanted[i : i + self.chunk], down, i)
-                 for i in range(0, len(wanted), self.chunk)]  # fmt: skip
+        starts = range(0, len(wanted), self.chunk)
+        with fusing() if self.backend == "compiled" else contextlib.nullcontext():
+            parts = [self._train_rows(round, wanted[i : i + self.chunk], down, i) for i in starts]
         clients, ups, infos = (trees.concatenate(part) for part in zip(*parts, strict=True))
         self.states = trees.replace_rows(self.states, wanted, clients)
         return TrainReply(round, tuple(ids), ups, torch.tensor([self.n[k] for k in wanted]), infos)
@@ -98,7 +102,7 @@ class Block:
         if self.plan.algorithm.down_per_client:
             down = trees.rows(down, range(first, first + len(index)))
         draws = self._draws(round, index)
-        if self.backend == "loop":
+        if self.backend != "vmap":
             down = trees.row(down, 0) if self.plan.algorithm.down_per_client else down
             one = (trees.row(draw, 0) for draw in draws)
             result = _local_round(self._functions, trees.row(states, 0), down, trees.row(data, 0), one)
@@ -207,13 +211,10 @@ def _plain(plan: Plan) -> tuple[Callable[..., Any], ...]:
     return tuple(partial(f, *fixed) for f in (algorithm.begin, algorithm.step, algorithm.finish))
 
 
-def _stacked(plan: Plan, compiled: bool) -> tuple[Callable[..., Any], ...]:
+def _stacked(plan: Plan) -> tuple[Callable[..., Any], ...]:
     begin, step, finish = _plain(plan)
-    step = torch.vmap(step)
-    # A step that cannot be compiled is an error, not a silently slow run.
-    step = torch.compile(step, fullgraph=True) if compiled else step
     down_axis = 0 if plan.algorithm.down_per_client else None
-    return torch.vmap(begin, in_dims=(0, down_axis, 0)), step, torch.vmap(finish)
+    return torch.vmap(begin, in_dims=(0, down_axis, 0)), torch.vmap(step), torch.vmap(finish)
 
 
 def _local_round(

@@ -66,17 +66,19 @@ def _fused(
 _library.impl("adam_", _adam, "CompositeExplicitAutograd")
 
 
-@torch.library.register_vmap("fedray::adam_", lib=_library)
-def _(info, in_dims, thetas, grads, ms, vs, t, lr):  # type: ignore[no-untyped-def]
+def _adam_stacked(info, in_dims, thetas, grads, ms, vs, t, lr):  # type: ignore[no-untyped-def]
     """K clients are K vectors of one fused call, so a client's result is the same alone and stacked."""
     t = torch.stack(_rows(t, in_dims[4], info.batch_size)) + 1
-    columns = [
+    thetas, grads, ms, vs = (
         [row for x, dim in zip(tensors, dims, strict=True) for row in _rows(x, dim, info.batch_size)]
         for tensors, dims in zip((thetas, grads, ms, vs), in_dims, strict=False)
-    ]
-    _fused(*columns, list(t) * len(thetas), lr)
+    )
+    _fused(thetas, grads, ms, vs, list(t) * (len(thetas) // len(t)), lr)
     return t, 0
 
 
 def _rows(x: Tensor, dim: int | None, size: int) -> list[Tensor]:
     return [x] * size if dim is None else list(x.unbind(dim))
+
+
+torch.library.register_vmap("fedray::adam_", _adam_stacked, lib=_library)

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedray.fuse import fusable
+
 
 class Gaussian(NamedTuple):
     """q(θ) = Π_p N(θ_p; μ_p, σ_p²) with σ = softplus(ρ) = log(1 + e^ρ)."""
@@ -26,6 +28,7 @@ def inverse_sigma(sd: Tensor) -> Tensor:
     return sd + torch.log(-torch.expm1(-sd))
 
 
+@fusable
 def sigma_and_slope(rho: Tensor) -> tuple[Tensor, Tensor]:
     """σ = log(1 + e^ρ) and dσ/dρ = e^ρ/(1 + e^ρ), from one exponential."""
     e = rho.exp()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MATHS = "models posteriors likelihood stein bregman optim aggregate metrics rng partition trees"
+MATHS = "models posteriors likelihood fuse stein bregman optim aggregate metrics rng partition trees"
 RUN_TIME = "registry config data plan local federation checkpoint tracking plots compare result report"
 LAYERS = ("types", MATHS, "algorithms selection", RUN_TIME, "actors", "tune", "launch")  # from the bottom up
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names.split()}

@@ -24,21 +24,20 @@ def test_adam_is_torchs_over_many_steps(lr, dtype):
     references = [theta.clone().requires_grad_() for theta in thetas]
     optimizer, moments = torch.optim.Adam(references, lr=lr), [zero_moments(theta) for theta in thetas]
     for number, both in enumerate(grads(2, 64).to(dtype), 1):
-        t, kept = torch.tensor(float(number)), both.clone()
+        t, kept = torch.tensor(number - 1.0), both.clone()
         for reference, grad in zip(references, kept, strict=True):
             reference.grad = grad.clone()
         optimizer.step()
-        adam_(thetas, both, moments, t, lr)
+        assert adam_(thetas, both, moments, t, lr) == number
         for theta, reference in zip(thetas, references, strict=True):
             assert_close(theta, reference.detach(), rtol=1e-6, atol=1e-6 * lr * number)
         assert torch.equal(both, kept)
-        assert t == number
+        assert t == number - 1
 
 
 def step(thetas, moments, grads, t):
     thetas, moments = trees.tree_map(torch.Tensor.clone, (thetas, moments))
-    adam_(thetas, grads, moments, t, 0.01)
-    return thetas, moments
+    return thetas, moments, adam_(thetas, grads, moments, t, 0.01)
 
 
 @pytest.mark.parametrize("shared_time", [True, False])
@@ -46,12 +45,12 @@ def step(thetas, moments, grads, t):
 def test_a_client_is_bitwise_the_same_alone_and_stacked(axis, shared_time):
     """Two vectors of each of three clients, which are at the same step or not."""
     thetas = tuple(Stream(0, "theta").normal([2, 3, 64]))
-    stacked = thetas, tuple(map(zero_moments, thetas))
+    stacked = thetas, tuple(map(zero_moments, thetas)), torch.zeros(3)
     alone = [trees.row(stacked, k) for k in range(3)]
     vmapped = torch.vmap(step, in_dims=(0, 0, axis, None if shared_time else 0))
-    for t, (a, b) in enumerate(grads(2, 3, 64, steps=10), 1):
+    for t, (a, b) in enumerate(grads(2, 3, 64, steps=10)):
         times = torch.full((3,), float(t)) if shared_time else torch.tensor([t, 2.0 * t, 7.0])
-        alone = [step(*state, (a[k], b[k]), times[k]) for k, state in enumerate(alone)]
+        alone = [step(*state[:2], (a[k], b[k]), times[k]) for k, state in enumerate(alone)]
         moved = a.movedim(0, axis), b.movedim(0, axis)
-        stacked = vmapped(*stacked, moved, times[0] if shared_time else times)
+        stacked = vmapped(*stacked[:2], moved, times[0] if shared_time else times)
         assert differing(stacked, trees.stack(alone)) == []

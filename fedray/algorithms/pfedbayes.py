@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedray import trees
 from fedray.aggregate import damped, mean
+from fedray.fuse import fusable
 from fedray.likelihood import log_probs, nll_and_grad, nll_and_grad_local
 from fedray.models import Model
 from fedray.optim import Moments, adam_, zero_moments
@@ -143,32 +144,28 @@ def objective_grad(
     Ω = (n/b)(1/K) Σ_j Σ_k nll_j(θ_k) + ζ KL(q‖w) (eq. 27), precision = 1/σ_w² [P].
     Of ζ KL: dμ_q = ζ (μ_q - μ_w)/σ_w², dσ_q = ζ (σ_q/σ_w² - 1/σ_q). Of the likelihood: dμ = g, dσ = g ε.
     """
-    sd, slope = sigma_and_slope(q.rho)
     size = batch.weight.sum()
     scale, zeta = (batch.total / size, cfg.zeta) if cfg.kl_divisor == 0 else (1.0, cfg.zeta / cfg.kl_divisor)
-    nll, dmu, dsd = _likelihood_grad(cfg, model, q.mu, sd, batch, batch.weight * scale, eps)
-    dmu = torch.addcmul(dmu, q.mu - prior_mu, precision, value=zeta)
-    # In place only on our own temporaries, which keeps them in the cache.
-    dsd = torch.addcmul(dsd, sd, precision, value=zeta).sub_(zeta / sd)
-    return nll / (scale * size), Gaussian(dmu, dsd.mul_(slope))
-
-
-def _likelihood_grad(
-    cfg: PFedBayes, model: Model, mu: Tensor, sd: Tensor, batch: Batch, weight: Tensor, eps: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Weighted nll averaged over the draws, and its gradients in μ and σ."""
+    weight = batch.weight * scale
+    sd, slope = sigma_and_slope(q.rho)
     draws = []
-    for e in eps:
-        e = e if cfg.noise_sd == 1 else e * cfg.noise_sd
+    for e in eps if cfg.noise_sd == 1 else eps * cfg.noise_sd:
         if cfg.estimator == "weights":
-            value, g = nll_and_grad(model, torch.addcmul(mu, sd, e), batch.x, batch.y, weight)
+            value, g = nll_and_grad(model, torch.addcmul(q.mu, sd, e), batch.x, batch.y, weight)
             draws.append((value, g, g * e))
         else:
-            draws.append(nll_and_grad_local(model, mu, sd, batch.x, batch.y, weight, e))
-    if len(draws) == 1:
-        return draws[0]
-    nll, dmu, dsd = (torch.stack(parts).mean(0) for parts in zip(*draws, strict=True))
-    return nll, dmu, dsd
+            draws.append(nll_and_grad_local(model, q.mu, sd, batch.x, batch.y, weight, e))
+    nll, dmu, dsd = draws[0] if len(draws) == 1 else (torch.stack(parts).mean(0) for parts in zip(*draws, strict=True))
+    return nll / (scale * size), Gaussian(*_add_kl_grad(dmu, dsd, q.mu, sd, slope, prior_mu, precision, zeta))
+
+
+@fusable
+def _add_kl_grad(
+    dmu: Tensor, dsd: Tensor, mu: Tensor, sd: Tensor, slope: Tensor, prior_mu: Tensor, precision: Tensor, zeta: float
+) -> tuple[Tensor, Tensor]:
+    """The likelihood's gradient in (μ, σ) -> the objective's in (μ, ρ)."""
+    dmu = torch.addcmul(dmu, mu - prior_mu, precision, value=zeta)
+    return dmu, (torch.addcmul(dsd, sd, precision, value=zeta) - zeta / sd) * slope
 
 
 def finish(cfg: PFedBayes, model: Model, local: Local, data: Batch) -> tuple[Client, Gaussian]:
