@@ -50,8 +50,8 @@ def arrange(
     use_gpus = gpus > 0 if gpus_per_client is None else gpus_per_client > 0
     if use_gpus and gpus == 0:
         raise FedRayError(
-            f"--gpus-per-client {gpus_per_client:g}: {clients} clients need {clients * (gpus_per_client or 0):g} GPUs, the "
-            "cluster has 0 GPU; leave the option out, use 0 to run on CPUs, or start Ray with GPUs"
+            f"--gpus-per-client {gpus_per_client:g}: {clients} clients need {clients * (gpus_per_client or 0):g} GPUs, "
+            "the cluster has 0 GPU; leave the option out, use 0 to run on CPUs, or start Ray with GPUs"
         )
     if clients_per_actor is None:
         room = max(1, math.floor(min(cpus, gpus * ACTORS_PER_GPU) if use_gpus else cpus))

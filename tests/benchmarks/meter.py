@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -41,7 +42,7 @@ def median_seconds(run: Callable[[], object], repeats: int) -> float:
 def floor_seconds(batch: int, sizes: tuple[int, ...], padded: int) -> tuple[float, float]:
     """CPU seconds of the matrix products, and of P normals by PyTorch, that one personal step cannot do without."""
     xs = [torch.randn(batch, n) for n in sizes]
-    ws = [torch.randn(a, b) for a, b in zip(sizes, sizes[1:], strict=False)]
+    ws = [torch.randn(a, b) for a, b in itertools.pairwise(sizes)]
     noise = torch.empty(padded)
 
     def products() -> None:

@@ -98,7 +98,7 @@ def measure(plan: Plan, local: list[str], rounds: int, repeats: int, folder: str
 def floor(plan: Plan) -> float:
     """CPU seconds of the products and normals of one round, as PyTorch does them on one thread."""
     with numerics():
-        sizes = tuple(shape[0] for shape in plan.model.shapes[::2]) + (plan.model.classes,)
+        sizes = (*(shape[0] for shape in plan.model.shapes[::2]), plan.model.classes)
         products, normals = floor_seconds(plan.cfg.batch_size, sizes, plan.model.padded)
     return plan.clients * plan.cfg.local_steps * 5 * (products + normals)
 
