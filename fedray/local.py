@@ -25,7 +25,8 @@ from fedray.plan import Plan
 from fedray.rng import Passes
 from fedray.types import Batch, EvalReply, EvalStats, Spotlight, TrainReply
 
-CACHED = 80_000  # parameters stacked at a time on CPU: more leave the cache, and then stacking loses
+SMALL = 40_000  # parameters: on CPU, stacking saves the calls of small networks and loses the cache for larger ones
+CHUNK = 32  # clients stacked at a time on CPU
 EVAL_ROWS = 1000  # test examples predicted at a time
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 SPOTLIGHT_DRAWS = 100  # posterior draws of the uncertainty figure
@@ -66,12 +67,11 @@ class Block:
 
     def __init__(self, plan: Plan, ids: Sequence[int], shards: Sequence[Shard], backend: str, device: str = "cpu"):
         self.plan, self.ids, self.device = plan, tuple(ids), torch.device(device)
-        on_gpu = self.device.type == "cuda"
-        self.chunk = len(ids) if on_gpu else max(1, CACHED // plan.model.padded)
-        self.backend = ("vmap" if self.chunk > 1 else "loop") if backend == "auto" else backend
+        small = self.device.type == "cuda" or plan.model.padded <= SMALL
+        self.backend = ("vmap" if small else "loop") if backend == "auto" else backend
         if self.backend == "compiled":
             check_compiler()
-        self.chunk = max(2, self.chunk) if self.backend == "vmap" else 1
+        self.chunk = 1 if self.backend != "vmap" else len(ids) if self.device.type == "cuda" else CHUNK
         self._functions = _stacked(plan) if self.backend == "vmap" else _plain(plan)
         self._facts = plan.facts
         self.n = [len(shard.train_y) for shard in shards]

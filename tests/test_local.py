@@ -25,10 +25,10 @@ def recorder(plan, seen):
 
 
 @pytest.mark.parametrize("name", ["fedavg", "pfedbayes"])
-@pytest.mark.parametrize(("backend", "cached"), [("loop", 80_000), ("vmap", 80_000), ("vmap", 2 * 640)])
-def test_packing_does_not_matter(name, backend, cached, monkeypatch):
-    """Two blocks, or stacks of two where the network is large, give bitwise what one block gives in a loop."""
-    monkeypatch.setattr(local, "CACHED", cached)
+@pytest.mark.parametrize(("backend", "chunk"), [("loop", 32), ("vmap", 32), ("vmap", 2)])
+def test_packing_does_not_matter(name, backend, chunk, monkeypatch):
+    """Two blocks, or stacks of two, give bitwise what one block gives in a loop."""
+    monkeypatch.setattr(local, "CHUNK", chunk)
     plan = small_plan(name)
     whole = play(plan, [block(plan)])
     parts = play(plan, [block(plan, ids, backend) for ids in ((0, 1, 2), (3, 4, 5))])
@@ -104,10 +104,10 @@ def test_a_step_may_take_several_minibatches():
 
 
 @BACKENDS
-@pytest.mark.parametrize("cached", [80_000, 2 * 640])
+@pytest.mark.parametrize("chunk", [32, 2])
 @pytest.mark.parametrize("ids", [range(6), (0, 3, 5), (1, 2, 3, 4, 5)])
-def test_each_client_gets_its_own_row_of_a_broadcast(backend, cached, ids, monkeypatch):
-    monkeypatch.setattr(local, "CACHED", cached)
+def test_each_client_gets_its_own_row_of_a_broadcast(backend, chunk, ids, monkeypatch):
+    monkeypatch.setattr(local, "CHUNK", chunk)
 
     def broadcast(cfg, model, server, ids):
         return fedavg.Point(server.theta + torch.tensor(list(ids))[:, None])
@@ -196,7 +196,7 @@ def test_numerics_is_one_thread_without_denormals_and_ends_even_in_an_error():
 def test_auto_stacks_small_networks_and_loops_over_large_ones(monkeypatch):
     plan = small_plan()
     assert block(plan, backend="auto").backend == "vmap"
-    monkeypatch.setattr(local, "CACHED", 640)
+    monkeypatch.setattr(local, "SMALL", 600)
     assert block(plan, backend="auto").backend == "loop"
 
 

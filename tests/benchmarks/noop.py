@@ -59,7 +59,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     args = parser.parse_args()
     plan = noop_plan(args.clients, args.rounds + 1)
-    with RayFederation(plan, Execution(clients_per_actor=-(-args.clients // 2), address="local")) as federation:
+    with RayFederation(
+        plan, Execution(clients_per_actor=-(-args.clients // 2), backend="vmap", address="local")
+    ) as federation:
         rounds = iter(federation)
         next(rounds)
         cpu, wall = cpu_seconds(), time.perf_counter()
