@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from fedray.types import FedRayError, require
+from fedray.types import FedRayError, check_choices, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +42,9 @@ class DataConfig:
     test_fraction: float = 0.25
     """Share of a client's examples kept for testing (dirichlet, iid, and .npz files)."""
 
+    def __post_init__(self) -> None:
+        check_choices(self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -53,8 +56,15 @@ class ModelConfig:
     """Widths of the hidden layers of the mlp."""
 
     def __post_init__(self) -> None:
+        check_choices(self)
         remedy = "use --model.name mclr for a network without hidden layers"
-        require(all(width >= 1 for width in self.hidden), "model.hidden", self.hidden, "a layer has units", remedy)
+        require(
+            all(isinstance(width, int) and width >= 1 for width in self.hidden),
+            "model.hidden",
+            self.hidden,
+            "a layer has units",
+            remedy,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +96,8 @@ class Experiment:
     def __post_init__(self) -> None:
         for name in ("rounds", "clients", "clients_per_round", "batch_size", "local_steps", "eval_every"):
             value = getattr(self, name)
-            require(value is None or value >= 1, name, value, "at least one is needed", "give a positive number")
+            ok = value is None or (isinstance(value, int) and value >= 1)
+            require(ok, name, value, "at least one is needed", "give a positive whole number")
         draws = self.predict_samples
         require(draws >= 0, "predict_samples", draws, "a number of draws is not negative", "use 0 for the mean weights")
         require(0 <= self.seed < 2**63, "seed", self.seed, "a seed lies in [0, 2^63)", "use 0")
@@ -124,6 +135,7 @@ class Execution:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def __post_init__(self) -> None:
+        check_choices(self)
         per_actor, share = self.clients_per_actor, self.gpus_per_client
         reason = "an actor hosts at least one client"
         require(per_actor is None or per_actor >= 1, "clients_per_actor", per_actor, reason, "leave it out")
@@ -136,6 +148,8 @@ def override(cfg: Any, settings: Mapping[str, Any]) -> Any:
     Raises FedRayError for a field that does not exist, listing those that do.
     """
     for dotted, value in settings.items():
+        if not dataclasses.is_dataclass(cfg) or isinstance(cfg, type):
+            raise FedRayError(f"{dotted!r}: {cfg!r} has no settings of its own; give a field of the experiment")
         head, _, rest = dotted.partition(".")
         names = [f.name for f in dataclasses.fields(cfg)]
         if head not in names:

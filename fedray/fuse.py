@@ -21,11 +21,14 @@ _active = False
 
 def fusable(function: Callable[..., Any]) -> Callable[..., Any]:
     """Mark a pure elementwise function; it is compiled when called inside :func:`fusing`, and plain elsewhere."""
-    compiled = torch.compile(function, dynamic=False)
+
+    @functools.cache  # at the first use, since asking for the compiler imports it: ten seconds of every process
+    def compiled() -> Callable[..., Any]:
+        return torch.compile(function, dynamic=False)
 
     @functools.wraps(function)
     def call(*args: Any) -> Any:
-        return compiled(*args) if _active else function(*args)
+        return compiled()(*args) if _active else function(*args)
 
     return call
 

@@ -1,7 +1,7 @@
 """Networks as functions of one flat parameter vector: layers are views, personalization names slices of it.
 
 The vector is padded to a multiple of 64 so that elementwise kernels treat a client alike whether it is computed alone
-or stacked with others: the results are then bitwise equal on CPU. The padding stays zero and has no gradient.
+or stacked with others: the results are then bitwise equal on CPU. The padding has no gradient and stays as it was.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class Model:
         for name, layer in self.layers.named_children():
             if not isinstance(layer, nn.Linear | nn.Conv2d):
                 continue
+            _check_plain(name, layer)
             weight = (layer.in_features, layer.out_features) if isinstance(layer, nn.Linear) else layer.weight.shape
             shapes += [tuple(weight), (weight[-1] if isinstance(layer, nn.Linear) else weight[0],)]
             stop = start + math.prod(weight) + shapes[-1][0]
@@ -61,10 +62,13 @@ class Model:
         object.__setattr__(self, "activations", self._count_activations())
 
     def _count_activations(self) -> int:
-        total, x = 0, torch.zeros(1, *self.input_shape, device="meta")
+        # With our own arithmetic on zeros: running the modules on the meta device would import PyTorch's compiler,
+        # ten seconds of every process.
+        total, x, zeros = 0, torch.zeros(1, *self.input_shape), iter(self.split(torch.zeros(self.padded)))
         for layer in self.layers:
-            x = layer(x)
-            total += x.numel() if isinstance(layer, nn.Linear | nn.Conv2d) else 0
+            parametric = isinstance(layer, nn.Linear | nn.Conv2d)
+            x = _affine(layer, x, next(zeros), next(zeros)) if parametric else layer(x)
+            total += x.numel() if parametric else 0
         return total
 
     def split(self, theta: Tensor) -> tuple[Tensor, ...]:
@@ -123,6 +127,11 @@ class Model:
     def pad(self, theta: Tensor) -> Tensor:
         """Zero the padding of a vector [P], so that it cannot enter a norm or a divergence."""
         return torch.cat([theta[: self.size], theta.new_zeros(self.padded - self.size)])
+
+
+def _check_plain(name: str, layer: nn.Linear | nn.Conv2d) -> None:
+    if layer.bias is None or (isinstance(layer, nn.Conv2d) and (layer.groups != 1 or set(layer.dilation) != {1})):
+        raise FedRayError(f"layer {name} ({layer}): needs a bias, one group and no dilation; rebuild it that way")
 
 
 def _affine(layer: nn.Linear | nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

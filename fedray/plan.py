@@ -12,7 +12,7 @@ from fedray.config import Experiment, override
 from fedray.models import Model
 from fedray.partition import Partition
 from fedray.rng import Stream
-from fedray.types import Algorithm, Facts, Selection, require
+from fedray.types import Algorithm, Facts, FedRayError, Selection, require
 
 
 class Plan(NamedTuple):
@@ -84,6 +84,11 @@ def make_plan(cfg: Experiment) -> Plan:
     Raises FedRayError for anything that could not run: an unknown dataset or policy, a split that is too large,
     unreadable files, a policy whose score the algorithm does not offer.
     """
+    if type(cfg.algorithm) not in {record.config for record in registry.algorithms().values()}:
+        raise FedRayError(
+            f"algorithm={cfg.algorithm!r}: is not the settings of an algorithm; give one, such as PFedBayes(), from "
+            f"fedray.algorithms ({', '.join(registry.algorithms())})"
+        )
     cfg = resolve(cfg)
     algorithm = registry.algorithms()[registry.algorithm_name(cfg.algorithm)]
     selection = registry.pick(registry.selections(), "--selection", cfg.selection)

@@ -51,13 +51,11 @@ def kl_and_grad_prior(q: Gaussian, w: Gaussian) -> tuple[Tensor, Gaussian]:
 
     dμ_w = (μ_w - μ_q)/σ_w²; dσ_w = 1/σ_w - (σ_q² + (μ_q - μ_w)²)/σ_w³; dρ_w = dσ_w sigmoid(ρ_w).
     """
-    sw, slope = sigma_and_slope(w.rho)
-    sq, gap = sigma(q.rho), w.mu - q.mu
-    inverse = sw.reciprocal()
-    ratio = sq * inverse
-    spread = ratio.square() + (gap * inverse).square()  # E_q[(θ - μ_w)²]/σ_w²
+    (sq, _), (sw, slope) = sigma_and_slope(q.rho), sigma_and_slope(w.rho)
+    gap, ratio = (w.mu - q.mu) / sw, sq / sw  # 0 and 1 exactly where q = w, so that rounding cannot move w
+    spread = ratio.square() + gap.square()  # E_q[(θ - μ_w)²]/σ_w²
     divergence = (0.5 * (spread - 1) - torch.log(ratio)).sum(-1)
-    return divergence, Gaussian(gap * inverse.square(), inverse * (1 - spread) * slope)
+    return divergence, Gaussian(gap / sw, (1 - spread) / sw * slope)
 
 
 def moment_match(mu: Tensor, sd: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,8 +13,9 @@ from torch import Tensor
 class Stream:
     """A sequence of random draws that depends on its key only.
 
-    Streams with different keys are statistically independent (NumPy's SeedSequence); a stream is never shared between
-    clients or rounds. Normals come from PyTorch's generator of the device that they are for, the rest from NumPy's.
+    Streams with different keys are statistically independent (NumPy's SeedSequence), the normals up to the 32 bits
+    that PyTorch's CPU generator keeps of a seed. A stream is never shared between clients or rounds. Normals come from
+    PyTorch's generator of the device that they are for, the rest from NumPy's.
     """
 
     def __init__(self, seed: int, purpose: str, client: int = 0, round: int = 0):

@@ -6,6 +6,7 @@ Everything that crosses ``torch.vmap`` is a NamedTuple of tensors, so a state is
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -22,6 +23,14 @@ def require(ok: bool, name: str, value: Any, reason: str, remedy: str) -> None:
     """Raise FedRayError(value, reason, remedy) unless ``ok``: the one form of every complaint about a setting."""
     if not ok:
         raise FedRayError(f"--{name.replace('_', '-')} {value}: {reason}; {remedy}")
+
+
+def check_choices(cfg: Any) -> None:
+    """Raise FedRayError for a field of a config whose type lists its values and that holds another."""
+    for name, hint in typing.get_type_hints(type(cfg)).items():
+        allowed = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else None
+        value = getattr(cfg, name)
+        require(allowed is None or value in allowed, name, value, "not one of its values", f"choose from {allowed}")
 
 
 class Batch(NamedTuple):

@@ -7,6 +7,7 @@ Batch, optimizer and the number of inner steps are not in the paper; they follow
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -22,7 +23,7 @@ from fedray.models import Model
 from fedray.optim import Moments, adam_, zero_moments
 from fedray.posteriors import Gaussian, draw, inverse_sigma, kl_and_grad_prior, moment_match, sigma, sigma_and_slope
 from fedray.rng import Stream
-from fedray.types import Algorithm, Batch, Choice, Facts, LogUniform, Preset, require
+from fedray.types import Algorithm, Batch, Choice, Facts, LogUniform, Preset, check_choices, require
 
 INIT_SD = 0.1  # of μ, biases included (public reimplementation)
 
@@ -57,7 +58,8 @@ class PFedBayes:
     """Carry the Adam moments of w_i to the next round, although w_i itself is overwritten."""
 
     def __post_init__(self) -> None:
-        require(self.zeta >= 0, "zeta", self.zeta, "the weight of a divergence is not negative", "try 10")
+        check_choices(self)
+        require(0 <= self.zeta < math.inf, "zeta", self.zeta, "a KL weight is finite and not negative", "try 10")
         for name in ("lr_personal", "lr_global"):
             value = getattr(self, name)
             require(value > 0, name, value, "a learning rate is positive", "try 0.001")
@@ -125,10 +127,10 @@ def noise_shape(cfg: PFedBayes, model: Model, facts: Facts) -> tuple[int, ...]:
 def step(cfg: PFedBayes, model: Model, local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
     """``personal_steps`` Adam steps of q_i on one minibatch, then one of w_i on KL(q_i‖w_i)."""
     client, w = trees.tree_map(Tensor.clone, local)  # ours, to be updated in place
-    precision = sigma(w.rho).square().reciprocal()
+    prior_sd, _ = sigma_and_slope(w.rho)
     nll = noise.new_zeros(())
     for eps in noise:
-        nll, grad = objective_grad(cfg, model, client.q, w.mu, precision, batch, eps)
+        nll, grad = objective_grad(cfg, model, client.q, w.mu, prior_sd, batch, eps)
         t = adam_(client.q, grad, (client.q_mu, client.q_rho), client.q_t, cfg.lr_personal)
         client = client._replace(q_t=t)
     divergence, grad = kl_and_grad_prior(client.q, w)
@@ -137,12 +139,12 @@ def step(cfg: PFedBayes, model: Model, local: Local, batch: Batch, noise: Tensor
 
 
 def objective_grad(
-    cfg: PFedBayes, model: Model, q: Gaussian, prior_mu: Tensor, precision: Tensor, batch: Batch, eps: Tensor
+    cfg: PFedBayes, model: Model, q: Gaussian, prior_mu: Tensor, prior_sd: Tensor, batch: Batch, eps: Tensor
 ) -> tuple[Tensor, Gaussian]:
     """Mean nll of the minibatch in nats, and the gradient of Ω in (μ_q, ρ_q); eps [K, ...] drives K draws.
 
-    Ω = (n/b)(1/K) Σ_j Σ_k nll_j(θ_k) + ζ KL(q‖w) (eq. 27), precision = 1/σ_w² [P].
-    Of ζ KL: dμ_q = ζ (μ_q - μ_w)/σ_w², dσ_q = ζ (σ_q/σ_w² - 1/σ_q). Of the likelihood: dμ = g, dσ = g ε.
+    Ω = (n/b)(1/K) Σ_j Σ_k nll_j(θ_k) + ζ KL(q‖w) (eq. 27), prior_sd = σ_w [P].
+    Of ζ KL: dμ_q = ζ (μ_q - μ_w)/σ_w², dσ_q = ζ ((σ_q/σ_w)² - 1)/σ_q. Of the likelihood: dμ = g, dσ = g ε.
     """
     size = batch.weight.sum()
     scale, zeta = (batch.total / size, cfg.zeta) if cfg.kl_divisor == 0 else (1.0, cfg.zeta / cfg.kl_divisor)
@@ -156,16 +158,18 @@ def objective_grad(
         else:
             draws.append(nll_and_grad_local(model, q.mu, sd, batch.x, batch.y, weight, e))
     nll, dmu, dsd = draws[0] if len(draws) == 1 else (torch.stack(parts).mean(0) for parts in zip(*draws, strict=True))
-    return nll / (scale * size), Gaussian(*_add_kl_grad(dmu, dsd, q.mu, sd, slope, prior_mu, precision, zeta))
+    return nll / (scale * size), Gaussian(*_add_kl_grad(dmu, dsd, q.mu, sd, slope, prior_mu, prior_sd, zeta))
 
 
 @fusable
 def _add_kl_grad(
-    dmu: Tensor, dsd: Tensor, mu: Tensor, sd: Tensor, slope: Tensor, prior_mu: Tensor, precision: Tensor, zeta: float
+    dmu: Tensor, dsd: Tensor, mu: Tensor, sd: Tensor, slope: Tensor, prior_mu: Tensor, prior_sd: Tensor, zeta: float
 ) -> tuple[Tensor, Tensor]:
     """The likelihood's gradient in (μ, σ) -> the objective's in (μ, ρ)."""
-    dmu = torch.addcmul(dmu, mu - prior_mu, precision, value=zeta)
-    return dmu, (torch.addcmul(dsd, sd, precision, value=zeta) - zeta / sd) * slope
+    dmu = dmu + zeta * ((mu - prior_mu) / prior_sd.square())
+    # σ_q/σ_w is exactly 1 where the two agree: Adam would turn a rounding error into a full step.
+    excess = (sd / prior_sd).square() - 1
+    return dmu, torch.addcdiv(dsd, excess, sd, value=zeta) * slope
 
 
 def finish(cfg: PFedBayes, model: Model, local: Local, data: Batch) -> tuple[Client, Gaussian]:

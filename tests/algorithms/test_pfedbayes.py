@@ -70,8 +70,7 @@ def test_the_gradient_of_the_objective_is_autograds(estimator, settings):
     eps = noise(cfg)[0]
     live = Gaussian(*(leaf.clone().requires_grad_() for leaf in q))
     value, mean = objective(cfg, live, w, batch(), eps)
-    precision = sigma(w.rho) ** -2
-    nll, grad = pfedbayes.objective_grad(cfg, MODEL, q, w.mu, precision, batch(), eps)
+    nll, grad = pfedbayes.objective_grad(cfg, MODEL, q, w.mu, sigma(w.rho), batch(), eps)
     assert_close(nll, mean.detach())
     assert_close(tuple(grad), torch.autograd.grad(value, live))
     assert grad.mu[MODEL.size :].count_nonzero() == 0
@@ -237,3 +236,12 @@ def test_predictions_draw_from_the_posterior_with_the_noise_of_training():
         expected = torch.stack([torch.log_softmax(MODEL.apply(theta, x), -1) for theta in thetas])
         assert_close(pfedbayes.predict_global(cfg, MODEL, q, x, eps), expected)
         assert_close(pfedbayes.predict_personal(cfg, MODEL, client(q), x, eps), expected)
+
+
+@pytest.mark.parametrize(("rho", "zeta"), [(-1.0, 10.0), (-2.2, 3.7)])
+def test_the_padding_stays_where_it_was(rho, zeta):
+    plan = small_plan("pfedbayes", {"algorithm.rho_init": rho, "algorithm.zeta": zeta})
+    server, states, *_ = play(plan, [block(plan)])
+    for q in (server, states.q):
+        assert (q.rho[..., plan.model.size :] == rho).all()
+        assert (q.mu[..., plan.model.size :] == 0).all()

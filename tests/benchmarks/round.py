@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedray.algorithms.pfedbayes import PFedBayes
 from fedray.config import DataConfig, Execution, Experiment
@@ -36,10 +36,12 @@ class Cost(NamedTuple):
 class Variant:
     """A running federation that plays a few rounds at a time."""
 
-    def __init__(self, federation: object, log: object = None):
-        self._rounds: Iterator[RoundMetrics] = iter(federation)  # type: ignore[call-overload]
+    def __init__(self, federation: Any, log: Any = None):
+        self._rounds: Iterator[RoundMetrics] = iter(federation)
         self._log = log
+        self._settle = getattr(federation, "client_pids", lambda: None)
         next(self._rounds)  # start-up, first compilation and round-1 figures are not a round's cost
+        self._settle()
 
     def play(self, rounds: int) -> Cost:
         from fedray.report import measures
@@ -48,7 +50,8 @@ class Variant:
         for _ in range(rounds):
             metrics = next(self._rounds)
             if self._log is not None:
-                self._log(metrics.round, measures(metrics))  # type: ignore[operator]
+                self._log(metrics.round, measures(metrics))
+        self._settle()  # Ray plays the next round ahead: wait for it, so that none is counted twice or never
         return Cost((cpu_seconds() - cpu) / rounds, (time.perf_counter() - wall) / rounds)
 
 
