@@ -9,6 +9,7 @@ import importlib.util
 import json
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -146,7 +147,10 @@ def _play(plan: Plan, request: Request, writer: Writer, tracker: Tracker) -> dic
     if evaluated is not None:
         writer.table("clients.csv", report.client_rows(evaluated, plan))
         writer.table("calibration.csv", report.calibration_rows(evaluated))
-    plots.draw_all(writer.folder)
+    try:
+        plots.draw_all(writer.folder)
+    except Exception as error:  # a figure must not cost the result
+        say(f"warning: the figures could not be drawn ({error}); the data for them are in the result")
     tracker.finish("FINISHED", writer.commit())
     return summary
 
@@ -248,8 +252,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; 0 done, 1 training failed, 2 the request was at fault, 130 interrupted."""
     from fedray.types import FedRayError
 
-    # A terminated run cleans up like an interrupted one.
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    if threading.current_thread() is threading.main_thread():
+        # A terminated run cleans up like an interrupted one.
+        signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         request = parse(sys.argv[1:] if argv is None else argv)
         summary = run(request)
