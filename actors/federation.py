@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import socket
 import sys
 import time
 import warnings
@@ -25,6 +27,7 @@ from fedray.plan import Plan
 from fedray.types import FedRayError, RoundMetrics
 
 START_ATTEMPTS = 3  # ray.init gives its own processes 30 s, too little on a machine that is busy
+KNOCK_SECONDS = 5.0
 PLACEMENT_SECONDS = 120.0  # how long a cluster in use may take to free what fits it
 
 # Set before Ray starts its processes; what the user has set wins.
@@ -48,9 +51,10 @@ def connect(address: str | None) -> bool:
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address != "local":
         try:
+            _knock(address)
             ray.init(address=address or "auto", runtime_env={"py_modules": _packages()}, **options)
             return False
-        except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+        except (OSError, RuntimeError, ValueError, RayError) as error:
             if address:
                 raise FedRayError(
                     f"--address {address}: no Ray cluster answers there ({str(error).strip().splitlines()[0]}); start "
@@ -69,6 +73,14 @@ def connect(address: str | None) -> bool:
                 ) from None
             time.sleep(1 + attempt)
     raise AssertionError
+
+
+def _knock(address: str | None) -> None:
+    """Raise ConnectionError where nothing listens at host:port, for which Ray itself would wait for minutes."""
+    host, _, port = (address or "").rpartition(":")
+    if host and port.isdigit() and "/" not in host:
+        with contextlib.closing(socket.create_connection((host, int(port)), timeout=KNOCK_SECONDS)):
+            pass
 
 
 def _packages() -> list[str]:
