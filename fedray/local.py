@@ -224,7 +224,7 @@ def _local_round(
 ) -> tuple[Any, Any, Any]:
     """begin, every step, finish: of one client or of a stack, as the functions are."""
     begin, step, finish = functions
-    local, infos = begin(client, down, data), []
+    local, infos = trees.tree_map(Tensor.clone, begin(client, down, data)), []  # steps may write into it
     for batch, noise in draws:
         local, info = step(local, batch, noise)
         infos.append(info)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -32,7 +33,24 @@ def adam_(
     kernel this is what keeps Adam from being the most expensive part of a pFedBayes step. It works under vmap, with
     the same bits.
     """
+    if torch.compiler.is_compiling():
+        return _plain(thetas, grads, moments, t, lr)
     return torch.ops.fedray.adam_(list(thetas), list(grads), [x.m for x in moments], [x.v for x in moments], t, lr)
+
+
+def _plain(
+    thetas: Sequence[Tensor], grads: Sequence[Tensor], moments: Sequence[Moments], t: Tensor, lr: float
+) -> Tensor:
+    """The same in plain operations, for a compiler to join with those before it."""
+    t = t + 1
+    # Through exp, so that the compiler computes these numbers once and not for every element.
+    rate = (lr / (1 - torch.exp(t.double() * math.log(BETA1)))).float()
+    root = (1 - torch.exp(t.double() * math.log(BETA2))).rsqrt().float()
+    for theta, grad, (m, v) in zip(thetas, grads, moments, strict=True):
+        m.add_((1 - BETA1) * (grad - m))
+        v.mul_(BETA2).add_((1 - BETA2) * grad * grad)
+        theta.sub_(rate * m / (v.sqrt() * root + EPS))
+    return t
 
 
 _library = torch.library.Library("fedray", "DEF")

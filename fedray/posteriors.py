@@ -8,8 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedray.fuse import fusable
-
 
 class Gaussian(NamedTuple):
     """q(θ) = Π_p N(θ_p; μ_p, σ_p²) with σ = softplus(ρ) = log(1 + e^ρ)."""
@@ -28,11 +26,16 @@ def inverse_sigma(sd: Tensor) -> Tensor:
     return sd + torch.log(-torch.expm1(-sd))
 
 
-@fusable
 def sigma_and_slope(rho: Tensor) -> tuple[Tensor, Tensor]:
-    """σ = log(1 + e^ρ) and dσ/dρ = e^ρ/(1 + e^ρ), from one exponential."""
+    """σ = log(1 + e^ρ) and dσ/dρ = e^ρ/(1 + e^ρ), from one exponential.
+
+    log1p(e) as log(u) + (e - (u - 1))/u with u = 1 + e rounded: exact to an ulp, and several times faster than log1p,
+    which is not vectorized.
+    """
     e = rho.exp()
-    return e.log1p(), e / (e + 1)
+    u = e + 1
+    inverse = u.reciprocal()
+    return torch.addcmul(u.log(), e - (u - 1), inverse), e * inverse
 
 
 def draw(q: Gaussian, noise: Tensor) -> Tensor:
@@ -52,10 +55,11 @@ def kl_and_grad_prior(q: Gaussian, w: Gaussian) -> tuple[Tensor, Gaussian]:
     dμ_w = (μ_w - μ_q)/σ_w²; dσ_w = 1/σ_w - (σ_q² + (μ_q - μ_w)²)/σ_w³; dρ_w = dσ_w sigmoid(ρ_w).
     """
     (sq, _), (sw, slope) = sigma_and_slope(q.rho), sigma_and_slope(w.rho)
-    gap, ratio = (w.mu - q.mu) / sw, sq / sw  # 0 and 1 exactly where q = w, so that rounding cannot move w
-    spread = ratio.square() + gap.square()  # E_q[(θ - μ_w)²]/σ_w²
+    inverse = sw.reciprocal()
+    gap, ratio = (w.mu - q.mu) * inverse, sq / sw  # 0 and 1 exactly where q = w, so that rounding cannot move w
+    spread = torch.addcmul(gap * gap, ratio, ratio)  # E_q[(θ - μ_w)²]/σ_w²
     divergence = (0.5 * (spread - 1) - torch.log(ratio)).sum(-1)
-    return divergence, Gaussian(gap / sw, (1 - spread) / sw * slope)
+    return divergence, Gaussian(gap * inverse, (1 - spread) * inverse * slope)
 
 
 def moment_match(mu: Tensor, sd: Tensor) -> tuple[Tensor, Tensor]:

@@ -140,7 +140,9 @@ class Algorithm(NamedTuple):
     client_init: Callable[..., Any]  # cfg, model, server                      -> client, private, kept between rounds
     broadcast: Callable[..., Any]  # cfg, model, server, ids                   -> down
     begin: Callable[..., Any]  # cfg, model, client, down, data                -> local
-    step: Callable[..., Any]  # cfg, model, local, batch, noise                -> local, info (scalars): the hot loop
+    step: Callable[
+        ..., Any
+    ]  # cfg, model, local, batch, noise                -> local, info (scalars); may write into local
     finish: Callable[..., Any]  # cfg, model, local, data                      -> client, up
     aggregate: Callable[..., Any]  # cfg, model, server, ids[K], ups[K], n[K]  -> server
     predict_global: Callable[..., Tensor] | None  # cfg, model, view, x, noise       -> log p [M, B, C]

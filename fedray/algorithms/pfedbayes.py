@@ -15,7 +15,6 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedray import trees
 from fedray.aggregate import damped, mean
 from fedray.fuse import fusable
 from fedray.likelihood import log_probs, nll_and_grad, nll_and_grad_local
@@ -125,17 +124,36 @@ def noise_shape(cfg: PFedBayes, model: Model, facts: Facts) -> tuple[int, ...]:
 
 
 def step(cfg: PFedBayes, model: Model, local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
-    """``personal_steps`` Adam steps of q_i on one minibatch, then one of w_i on KL(q_i‖w_i)."""
-    client, w = trees.tree_map(Tensor.clone, local)  # ours, to be updated in place
-    prior_sd, _ = sigma_and_slope(w.rho)
+    """``personal_steps`` Adam steps of q_i on one minibatch, then one of w_i on KL(q_i‖w_i), in place."""
+    client, w = local
+    prior = w.mu, prior_sd(w)
     nll = noise.new_zeros(())
     for eps in noise:
-        nll, grad = objective_grad(cfg, model, client.q, w.mu, prior_sd, batch, eps)
-        t = adam_(client.q, grad, (client.q_mu, client.q_rho), client.q_t, cfg.lr_personal)
+        nll, t = personal_step_(cfg, model, client, prior, batch, eps)
         client = client._replace(q_t=t)
-    divergence, grad = kl_and_grad_prior(client.q, w)
-    t = adam_(w, grad, (client.w_mu, client.w_rho), client.w_t, cfg.lr_global)
+    divergence, t = global_step_(cfg, client, w)
     return Local(client._replace(w_t=t), w), Info(nll, divergence)
+
+
+@fusable
+def prior_sd(w: Gaussian) -> Tensor:
+    return sigma_and_slope(w.rho)[0]
+
+
+@fusable
+def personal_step_(
+    cfg: PFedBayes, model: Model, client: Client, prior: tuple[Tensor, Tensor], batch: Batch, eps: Tensor
+) -> tuple[Tensor, Tensor]:
+    """An Adam step of q_i in place; the nll before it and the steps so far."""
+    nll, grad = objective_grad(cfg, model, client.q, *prior, batch, eps)
+    return nll, adam_(client.q, grad, (client.q_mu, client.q_rho), client.q_t, cfg.lr_personal)
+
+
+@fusable
+def global_step_(cfg: PFedBayes, client: Client, w: Gaussian) -> tuple[Tensor, Tensor]:
+    """An Adam step of w_i on KL(q_i‖w_i) in place; the divergence before it and the steps so far."""
+    divergence, grad = kl_and_grad_prior(client.q, w)
+    return divergence, adam_(w, grad, (client.w_mu, client.w_rho), client.w_t, cfg.lr_global)
 
 
 def objective_grad(
@@ -161,15 +179,14 @@ def objective_grad(
     return nll / (scale * size), Gaussian(*_add_kl_grad(dmu, dsd, q.mu, sd, slope, prior_mu, prior_sd, zeta))
 
 
-@fusable
 def _add_kl_grad(
     dmu: Tensor, dsd: Tensor, mu: Tensor, sd: Tensor, slope: Tensor, prior_mu: Tensor, prior_sd: Tensor, zeta: float
 ) -> tuple[Tensor, Tensor]:
     """The likelihood's gradient in (μ, σ) -> the objective's in (μ, ρ)."""
-    dmu = dmu + zeta * ((mu - prior_mu) / prior_sd.square())
+    dmu = torch.addcdiv(dmu, mu - prior_mu, prior_sd * prior_sd, value=zeta)
     # σ_q/σ_w is exactly 1 where the two agree: Adam would turn a rounding error into a full step.
-    excess = (sd / prior_sd).square() - 1
-    return dmu, torch.addcdiv(dsd, excess, sd, value=zeta) * slope
+    ratio = sd / prior_sd
+    return dmu, torch.addcdiv(dsd, ratio * ratio - 1, sd, value=zeta) * slope
 
 
 def finish(cfg: PFedBayes, model: Model, local: Local, data: Batch) -> tuple[Client, Gaussian]:

@@ -20,11 +20,12 @@ every_selection = pytest.mark.parametrize("name", registry.selections())
 
 
 def functions(name):
-    """The algorithm's functions with its config and network filled in."""
+    """The algorithm's functions with its config and network filled in; a step that leaves its ``local`` alone."""
     plan = plan_of(name)
     record, fixed = plan.algorithm, (plan.cfg.algorithm, plan.model)
-    kinds = ("broadcast", "begin", "step", "finish", "aggregate", "personalize")
-    return {kind: functools.partial(getattr(record, kind), *fixed) for kind in kinds}
+    kinds = ("broadcast", "begin", "finish", "aggregate", "personalize")
+    parts = {kind: functools.partial(getattr(record, kind), *fixed) for kind in kinds}
+    return parts | {"step": lambda local, *rest: record.step(*fixed, trees.tree_map(torch.clone, local), *rest)}
 
 
 def noise(name, kind="noise_shape"):
@@ -47,13 +48,16 @@ def client(name):
 
 
 def guarded(record):
-    """The same algorithm, in which every function is watched for writing into its arguments."""
+    """The same algorithm, in which every function is watched for writing into its arguments, but a step's ``local``."""
 
     def watch(function):
+        first = 3 if function is record.step else 2  # cfg, model and perhaps local come before
+
         def watched(*args):
-            before = trees.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, args[2:])
+            kept = args[first:]
+            before = trees.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, kept)
             result = function(*args)
-            for a, b in zip(trees.leaves(before), trees.leaves(args[2:]), strict=True):
+            for a, b in zip(trees.leaves(before), trees.leaves(kept), strict=True):
                 if isinstance(a, torch.Tensor):
                     assert torch.equal(a, b), f"{function.__name__} wrote into its arguments"
             return result

@@ -35,6 +35,11 @@ def client(q):
     return Client(q, zero, zero, torch.zeros(()), zero, zero, torch.zeros(()))
 
 
+def step(cfg, model, local, batch, eps):
+    """A step that leaves its arguments alone."""
+    return pfedbayes.step(cfg, model, trees.tree_map(torch.Tensor.clone, local), batch, eps)
+
+
 def noise(cfg, model=MODEL, size=9):
     facts = Facts(1, 1, 1, 1, size, size)
     return Stream(0, "noise").normal(pfedbayes.noise_shape(cfg, model, facts)).double()
@@ -92,7 +97,7 @@ def test_steps_are_those_of_two_torch_optimizers(estimator):
         divergence = kl(q, w)
         w.mu.grad, w.rho.grad = torch.autograd.grad(divergence, w)
         w_adam.step()
-        local, info = pfedbayes.step(cfg, MODEL, local, batch(), eps)
+        local, info = step(cfg, MODEL, local, batch(), eps)
         used = slice(0, MODEL.size)  # there is nothing to learn in the padding
         for ours, theirs in zip((*local.client.q, *local.w), (*q, *w), strict=True):
             assert_close(ours[used], theirs.detach()[used], rtol=1e-6, atol=1e-8)
@@ -102,10 +107,7 @@ def test_steps_are_those_of_two_torch_optimizers(estimator):
 
 def test_without_kl_the_posterior_does_not_see_the_prior():
     cfg = PFedBayes(zeta=0.0)
-    ends = [
-        pfedbayes.step(cfg, MODEL, Local(client(gaussian(0)), gaussian(seed)), batch(), noise(cfg))[0]
-        for seed in (1, 2)
-    ]
+    ends = [step(cfg, MODEL, Local(client(gaussian(0)), gaussian(seed)), batch(), noise(cfg))[0] for seed in (1, 2)]
     assert differing(ends[0].client.q, ends[1].client.q) == []
     assert differing(ends[0].w, ends[1].w) == ["mu", "rho"]
 
@@ -124,7 +126,7 @@ def test_without_data_small_steps_shrink_the_divergence(zeta):
     start = Local(client(gaussian(0, SILENT)), gaussian(1, SILENT))
     local, seen = start, [kl(start.client.q, start.w)]
     for _ in range(40):
-        local, _ = pfedbayes.step(cfg, SILENT, local, batch(SILENT), noise(cfg, SILENT))
+        local, _ = step(cfg, SILENT, local, batch(SILENT), noise(cfg, SILENT))
         seen.append(kl(local.client.q, local.w))
     assert all(later < earlier for earlier, later in itertools.pairwise(seen))
     assert seen[-1] < 0.9 * seen[0]
@@ -153,7 +155,7 @@ def test_a_conjugate_posterior_is_recovered(monkeypatch):
         cfg = PFedBayes(zeta=zeta, mc_samples=8, lr_personal=0.03 if t < 300 else 0.003)
         half = stream.normal([4, size])  # antithetic draws
         eps = torch.cat([half, -half])[None]
-        state = pfedbayes.step(cfg, MODEL, Local(state, w), data, eps)[0].client  # w stays
+        state = step(cfg, MODEL, Local(state, w), data, eps)[0].client  # w stays
         tail += [state.q] if t >= 600 else []
     q = Gaussian(*(torch.stack(leaf).mean(0) for leaf in zip(*tail, strict=True)))
     assert ((q.mu - mean).abs() < 0.05 * sd).all()
@@ -191,7 +193,7 @@ def test_rules_differ_in_the_deviation_only_and_are_ordered():
 @pytest.mark.parametrize("keep", [True, False])
 def test_the_moments_of_w_outlive_a_round_only_if_asked_to(keep):
     cfg, data = PFedBayes(keep_global_moments=keep), batch()
-    local = pfedbayes.step(cfg, MODEL, Local(client(gaussian(0)), gaussian(1)), data, noise(cfg))[0]
+    local = step(cfg, MODEL, Local(client(gaussian(0)), gaussian(1)), data, noise(cfg))[0]
     kept, _ = pfedbayes.finish(cfg, MODEL, local, data)
     again = pfedbayes.begin(cfg, MODEL, kept, gaussian(2), data)
     assert differing(again.w, gaussian(2)) == []

@@ -77,8 +77,9 @@ def measure(plan: Plan, local: list[str], rounds: int, repeats: int, folder: str
 
     tracker = MLflowTracker(f"sqlite:///{Path(folder)}/mlflow.db", "benchmark", "round", {}, {})
     variants = {f"in-process {name}": Variant(LocalFederation(plan, name)) for name in local}
-    with RayFederation(plan, Execution(clients_per_actor=5, address="local")) as federation:
-        variants["Ray, 2 actors, with MLflow"] = Variant(federation, tracker.log)
+    on_ray = Execution(clients_per_actor=5, address="local", backend=local[-1] if "compiled" in local else "auto")
+    with RayFederation(plan, on_ray) as federation:
+        variants[f"Ray, 2 actors ({on_ray.backend}), with MLflow"] = Variant(federation, tracker.log)
         costs: dict[str, list[Cost]] = {name: [] for name in variants}
         floors: list[float] = []
         for _ in range(repeats):
@@ -91,10 +92,10 @@ def measure(plan: Plan, local: list[str], rounds: int, repeats: int, folder: str
             f"\n{plan.clients} clients, {plan.model.size:,} parameters, {plan.cfg.local_steps} x 5 personal steps each"
         )
         print(f"floor (matrix products + normals, PyTorch): {base:.2f} CPU s, {min(floors):.2f}-{max(floors):.2f}\n")
-        print(f"{'':<28}{'CPU s/round':>12}{'x floor':>9}{'x best local':>14}{'wall s/round':>14}")
+        print(f"{'':<40}{'CPU s/round':>12}{'x floor':>9}{'x best local':>14}{'wall s/round':>14}")
         for name, taken in costs.items():
             cpu, wall = (statistics.median(column) for column in zip(*taken, strict=True))
-            print(f"{name:<28}{cpu:>12.2f}{cpu / base:>9.2f}{cpu / best:>14.2f}{wall:>14.2f}")
+            print(f"{name:<40}{cpu:>12.2f}{cpu / base:>9.2f}{cpu / best:>14.2f}{wall:>14.2f}")
     tracker.finish("FINISHED")
 
 
