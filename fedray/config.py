@@ -7,6 +7,8 @@ fast it is computed, and where it is written.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import types
 import typing
 from collections.abc import Mapping
@@ -167,6 +169,19 @@ def to_dict(cfg: Any) -> Any:
     if isinstance(cfg, tuple | list):
         return [to_dict(item) for item in cfg]
     return str(cfg) if isinstance(cfg, Path) else cfg
+
+
+def fingerprint(cfg: Experiment) -> str:
+    """16 hex digits that two resolved experiments share exactly where they compute the same.
+
+    Where the data lie does not count. A setting that a later version adds changes it: what was computed without that
+    setting is computed again.
+    """
+    values = to_dict(cfg) | {"kind": f"{type(cfg.algorithm).__module__}.{type(cfg.algorithm).__qualname__}"}
+    values["data"] = {name: value for name, value in values["data"].items() if name not in ("root", "download")}
+    # Whoever writes 5 for 5.0 means the same.
+    same = json.loads(json.dumps(values), parse_float=lambda text: int(v) if (v := float(text)).is_integer() else v)
+    return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def from_dict(kind: type, values: Mapping[str, Any]) -> Any:

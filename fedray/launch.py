@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import dataclasses
-import importlib.util
 import json
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from fedray.terminal import bar, check_packages, say
 
 if TYPE_CHECKING:
     from fedray.config import Execution, Experiment
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from fedray.result import Writer
     from fedray.tracking import Tracker
     from fedray.types import Algorithm, RoundMetrics, Spotlight
-
-DEFAULT_ALGORITHM = "pfedbayes"
 
 
 class Request(NamedTuple):
@@ -39,50 +36,19 @@ def parse(argv: Sequence[str]) -> Request:
     """The request of a command line; tyro prints help and mistakes and leaves with its own exit code (0, 2)."""
     import tyro
 
-    from fedray import registry
-    from fedray.config import Execution, Experiment, override
-    from fedray.types import FedRayError
+    from fedray import cli
 
-    names = registry.algorithms()
-    given = bool(argv) and not argv[0].startswith("-")
-    name, argv = (argv[0], argv[1:]) if given else (DEFAULT_ALGORITHM, argv)
-    record = registry.pick(names, "algorithm", name)
-    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)  # a preset changes the defaults of the rest
-    early.add_argument("--preset", default="", nargs="?")
-    preset = early.parse_known_args(argv)[0].preset
-    if preset and preset not in record.presets:
-        raise FedRayError(f"--preset {preset}: {name} has {', '.join(record.presets) or 'no presets'}; leave it out")
-    settings = dict(record.defaults) | (dict(record.presets[preset].overrides) if preset else {})
-    experiment = override(Experiment(algorithm=record.config()), settings)
-    flat = tyro.conf.arg(name="")
-    options = dataclasses.make_dataclass(
-        "Options",
-        [
-            ("algorithm", Annotated[record.config, flat], dataclasses.field(default=experiment.algorithm)),
-            ("experiment", Annotated[Experiment, flat], dataclasses.field(default=experiment)),
-            ("execution", Annotated[Execution, flat], dataclasses.field(default=Execution())),
-            ("preset", Annotated[str, tyro.conf.arg(help=_preset_help(record))], ""),
-            ("json", Annotated[bool, tyro.conf.arg(help="Print one JSON object on stdout and nothing else.")], False),
-        ],
-        frozen=True,
-    )
-    parsed: Any = tyro.cli(
-        options,
-        prog=f"python -m fedray.launch {name}" if given else "python -m fedray.launch",
-        description=_description(names, name),
-        args=list(argv),
-        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.HelptextFromCommentsOff),
-    )
-    experiment = dataclasses.replace(parsed.experiment, algorithm=parsed.algorithm)
-    return Request(experiment, parsed.execution, parsed.preset, parsed.json)
+    as_json = Annotated[bool, tyro.conf.arg(help="Print one JSON object on stdout and nothing else.")]
+    parsed = cli.parse(argv, "python -m fedray.launch", _description, [("json", as_json, False)])
+    return Request(parsed.experiment, parsed.execution, parsed.preset, parsed.more.json)
 
 
-def _description(names: Any, chosen: str) -> str:
-    width = max(map(len, names))
-    listed = "\n".join(f"  {name:<{width}}  {record.summary}" for name, record in names.items())
+def _description(names: Mapping[str, Algorithm], chosen: str) -> str:
+    from fedray import cli
+
     return (
         "Run one federation: every client a Ray actor, the result under runs/, the numbers in MLflow.\n\n"
-        f"ALGORITHM, the first argument, is one of\n{listed}\n\n"
+        f"ALGORITHM, the first argument, is one of\n{cli.listed(names)}\n\n"
         "  python -m fedray.launch                                   10 clients on the digits of scikit-learn\n"
         "  python -m fedray.launch fedavg --lr 0.1 --rounds 30\n"
         "  python -m fedray.launch pfedbayes --data.name mnist --data.root DIR --zeta 5 --rounds 100\n\n"
@@ -90,12 +56,11 @@ def _description(names: Any, chosen: str) -> str:
     )
 
 
-def _preset_help(record: Algorithm) -> str:
-    return f"Named settings, applied before the other options: {', '.join(record.presets) or 'none here'}."
+def run(request: Request, tags: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Run the request, with more tags in the store, and return its summary.
 
-
-def run(request: Request) -> dict[str, Any]:
-    """Run the request and return its summary; raises FedRayError before any actor starts where it cannot run."""
+    Raises FedRayError before any actor starts where it cannot run.
+    """
     from fedray.plan import make_plan
     from fedray.result import Writer
     from fedray.types import FedRayError
@@ -109,7 +74,7 @@ def run(request: Request) -> dict[str, Any]:
         raise FedRayError(f"--name {name}: is not a plain name; use --output for a folder elsewhere")
     writer = Writer(request.execution.output or Path("runs") / name)
     try:
-        tracker = open_tracker(plan, request.execution, name)
+        tracker = open_tracker(plan, request.execution, name, tags or {})
         try:
             summary = _play(plan, request, writer, tracker)
         except BaseException as error:
@@ -168,18 +133,19 @@ def open_federation(plan: Plan, execution: Execution) -> Any:
     return federation
 
 
-def open_tracker(plan: Plan, execution: Execution, name: str) -> Tracker:
-    """The MLflow run of this federation, or nothing where tracking is off."""
+def open_tracker(plan: Plan, execution: Execution, name: str, tags: Mapping[str, str]) -> Tracker:
+    """The MLflow run of this federation with its own and these tags, or nothing where tracking is off."""
     from fedray import registry, tracking
-    from fedray.config import flatten, to_dict
+    from fedray.config import fingerprint, flatten, to_dict
 
     if execution.tracking.uri == "none":
         return tracking.NullTracker()
     algorithm = registry.algorithm_name(plan.cfg.algorithm)
-    tags = {
+    tags = dict(tags) | {
         "algorithm": algorithm,
         "dataset": plan.cfg.data.name,
         "seed": str(plan.cfg.seed),
+        "config": fingerprint(plan.cfg),
         "git_commit": tracking.git_commit() or "unknown",
     }
     params = {"algorithm.name": algorithm} | flatten(to_dict(plan.cfg)) | {"runtime": execution.runtime}
@@ -190,19 +156,15 @@ def open_tracker(plan: Plan, execution: Execution, name: str) -> Tracker:
 @contextlib.contextmanager
 def progress(plan: Plan) -> Iterator[Any]:
     """A progress bar on stderr; yields a function that takes the measures of a finished round."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("round"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[note]}"))
-    with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=plan.cfg.rounds, note="starting the clients")
+    with bar("round", plan.cfg.rounds, "starting the clients") as move:
+        done = 0
 
         def advance(values: dict[str, float]) -> None:
+            nonlocal done
+            done += 1
             shown = [f"{kind} {values[f'{kind}/accuracy']:.1%}" for kind in ("personal", "global")
                      if f"{kind}/accuracy" in values]  # fmt: skip
-            bar.advance(task)
-            if shown:
-                bar.update(task, note="  ".join(shown))
+            move(done, "  ".join(shown))
 
         yield advance
 
@@ -228,24 +190,8 @@ def _default_name(plan: Plan) -> str:
     return f"{registry.algorithm_name(plan.cfg.algorithm)}-{dataset}-s{plan.cfg.seed}-{stamp}"
 
 
-def check_packages() -> None:
-    """Refuse to start where another package of the name ``actors`` or ``tune`` shadows ours."""
-    from fedray.types import FedRayError
-
-    home = Path(__file__).resolve().parent.parent
-    for name in ("actors", "tune"):
-        spec = importlib.util.find_spec(name)
-        found = Path(spec.origin).resolve().parent.parent if spec and spec.origin else None
-        if found != home:
-            raise FedRayError(
-                f"the package {name!r} was found in {found}, not beside fedray in {home}; run from {home}, or remove "
-                "the other one from the Python path"
-            )
-
-
-def say(text: str) -> None:
-    """A line for the person at the terminal; stdout belongs to the result."""
-    print(text, file=sys.stderr, flush=True)
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -253,8 +199,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from fedray.types import FedRayError
 
     if threading.current_thread() is threading.main_thread():
-        # A terminated run cleans up like an interrupted one.
-        signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+        signal.signal(signal.SIGTERM, _interrupt)  # a terminated run cleans up like an interrupted one
     try:
         request = parse(sys.argv[1:] if argv is None else argv)
         summary = run(request)

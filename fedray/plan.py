@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedray import data, models, registry
 from fedray.config import Experiment, override
+from fedray.data import Dataset
 from fedray.models import Model
 from fedray.partition import Partition
 from fedray.rng import Stream
@@ -78,8 +79,8 @@ def resolve(cfg: Experiment) -> Experiment:
     )
 
 
-def make_plan(cfg: Experiment) -> Plan:
-    """Check an experiment and fix its partition and network.
+def make_plan(cfg: Experiment, dataset: Dataset | None = None) -> Plan:
+    """Check an experiment and fix its partition and network; ``dataset`` saves loading what is loaded already.
 
     Raises FedRayError for anything that could not run: an unknown dataset or policy, a split that is too large,
     unreadable files, a policy whose score the algorithm does not offer.
@@ -108,7 +109,7 @@ def make_plan(cfg: Experiment) -> Plan:
         f"a round needs between 1 and all {cfg.clients} clients",
         "lower it or raise --clients",
     )
-    dataset = data.load(cfg.data)
+    dataset = data.load(cfg.data) if dataset is None else dataset
     rng = Stream(cfg.seed, "partition").numpy
     partition = data.partition_for(cfg, dataset.y, dataset.classes, rng)
     model = models.build(cfg.model.name, cfg.model.hidden, tuple(dataset.x.shape[1:]), dataset.classes)

@@ -41,7 +41,7 @@ def accuracy_curves(folder: Path) -> Path | None:
 
     Returns figures/accuracy.png; None where there is nothing to draw.
     """
-    return _save(folder, "accuracy.png", _accuracy_figure)
+    return save(folder, "accuracy.png", _accuracy_figure)
 
 
 def reliability(folder: Path) -> Path | None:
@@ -49,7 +49,7 @@ def reliability(folder: Path) -> Path | None:
 
     Returns figures/reliability.png; None where there is nothing to draw.
     """
-    return _save(folder, "reliability.png", _reliability_figure)
+    return save(folder, "reliability.png", _reliability_figure)
 
 
 def uncertainty(folder: Path) -> Path | None:
@@ -58,7 +58,7 @@ def uncertainty(folder: Path) -> Path | None:
     At most five rounds and five clients, evenly spaced. Returns figures/uncertainty.png; None where there is
     nothing to draw.
     """
-    return _save(folder, "uncertainty.png", _uncertainty_figure)
+    return save(folder, "uncertainty.png", _uncertainty_figure)
 
 
 def draw_all(folder: Path) -> list[Path]:
@@ -67,7 +67,8 @@ def draw_all(folder: Path) -> list[Path]:
     return [path for path in paths if path]
 
 
-def _save(folder: Path, name: str, build: Callable[[Path], Figure | None]) -> Path | None:
+def save(folder: Path, name: str, build: Callable[[Path], Figure | None]) -> Path | None:
+    """Write what ``build`` draws from a folder to its figures/, in the style of all figures; None for nothing."""
     import matplotlib
 
     with matplotlib.rc_context(STYLE):
@@ -80,7 +81,8 @@ def _save(folder: Path, name: str, build: Callable[[Path], Figure | None]) -> Pa
     return path
 
 
-def _figure(width: float, height: float) -> Figure:
+def canvas(width: float, height: float) -> Figure:
+    """An empty figure of so many inches that needs no display."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
@@ -115,7 +117,7 @@ def _accuracy_figure(folder: Path) -> Figure | None:
                 break
     if not drawn:
         return None
-    figure = _figure(4.2 * len(drawn), 3.2)
+    figure = canvas(4.2 * len(drawn), 3.2)
     axes = figure.subplots(1, len(drawn), squeeze=False)[0]
     for ax, (curves, label, scale) in zip(axes, drawn, strict=True):
         _draw_curves(ax, curves, label, scale)
@@ -149,10 +151,10 @@ def _reliability_figure(folder: Path) -> Figure | None:
     tables = {model: rows for model, rows in tables.items() if any(float(row["count"]) for row in rows)}
     if not tables:
         return None
-    figure = _figure(3.6 * len(tables), 4.4)
+    figure = canvas(3.6 * len(tables), 4.4)
     axes = figure.subplots(2, len(tables), squeeze=False, sharex=True, height_ratios=[3, 1])
     for column, (model, rows) in enumerate(tables.items()):
-        _draw_reliability(axes[0, column], axes[1, column], model, rows)
+        draw_reliability(axes[0, column], axes[1, column], model, rows)
     axes[0, 0].set_ylabel("Accuracy (%)")
     axes[1, 0].set_ylabel("Examples")
     # Outside, because the bars of an underconfident model fill the panel.
@@ -160,7 +162,11 @@ def _reliability_figure(folder: Path) -> Figure | None:
     return figure
 
 
-def _draw_reliability(top: Axes, below: Axes, model: str, rows: Sequence[Mapping[str, str]]) -> None:
+def draw_reliability(top: Axes, below: Axes, model: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Bars of accuracy (%) per confidence bin with their gap to it, above the examples per bin.
+
+    ``rows`` are all bins of one model as in calibration.csv; at least one of them is filled.
+    """
     width = 100.0 / len(rows)
     filled = [row for row in rows if float(row["count"])]
     left = np.array([int(row["bin"]) * width for row in filled])
@@ -187,7 +193,7 @@ def _uncertainty_figure(folder: Path) -> Figure | None:
     if not len(cells["round"]):
         return None
     rounds, clients = (_spread(np.unique(cells[name])) for name in ("round", "client"))
-    figure = _figure(max(4.6, 1.0 + 2.0 * len(clients)), 1.1 + 1.7 * len(rounds))
+    figure = canvas(max(4.6, 1.0 + 2.0 * len(clients)), 1.1 + 1.7 * len(rounds))
     axes = figure.subplots(len(rounds), len(clients), squeeze=False, sharex=True, sharey=True)
     for row, step in enumerate(rounds):
         for column, client in enumerate(clients):

@@ -13,6 +13,7 @@ from fedray.types import EvalStats, RoundMetrics
 WINDOW = 10  # evaluations averaged at the end, of runs that are long enough: a tenth of the evaluations, at most ten
 MEASURES = ("accuracy", "nll", "ece", "mce", "brier", "entropy", "mutual_information", "worst_decile")
 KINDS = ("personal", "global")
+EVALUATED = tuple(f"{kind}/accuracy" for kind in KINDS)  # a round that has one of these was evaluated
 
 
 def measures(round: RoundMetrics) -> dict[str, float]:
@@ -62,25 +63,30 @@ def summarize(plan: Plan, rows: Sequence[Mapping[str, float]], run_id: str | Non
 
     ``rows`` are the measures of the rounds played, with their 'round'; a model that the method lacks is None.
     """
-    evaluated = [row for row in rows if any(f"{kind}/accuracy" in row for kind in KINDS)]
-    window = evaluated[-min(WINDOW, math.ceil(len(evaluated) / 10)) :] if evaluated else []
+    averaged = window(rows)
     return {
         "run_id": run_id,
         "algorithm": registry.algorithm_name(plan.cfg.algorithm),
         "rounds": len(rows),
         "seed": plan.cfg.seed,
-        **{kind: _average(kind, window) for kind in KINDS},
+        **{kind: _average(kind, averaged) for kind in KINDS},
         "seconds": seconds,
         "bytes_up": int(sum(row["comm/bytes_up"] for row in rows)),
         "bytes_down": int(sum(row["comm/bytes_down"] for row in rows)),
-        "protocol": protocol(plan, [int(row["round"]) for row in window]),
+        "protocol": protocol(plan, [int(row["round"]) for row in averaged]),
     }
 
 
-def _average(kind: str, window: Sequence[Mapping[str, float]]) -> dict[str, float] | None:
-    if not window or f"{kind}/accuracy" not in window[0]:
+def window(rows: Sequence[Mapping[str, float]]) -> Sequence[Mapping[str, float]]:
+    """The evaluations that a result averages: of the measures of the rounds played, the last tenth, at most ten."""
+    evaluated = [row for row in rows if any(name in row for name in EVALUATED)]
+    return evaluated[-min(WINDOW, math.ceil(len(evaluated) / 10)) :] if evaluated else []
+
+
+def _average(kind: str, rows: Sequence[Mapping[str, float]]) -> dict[str, float] | None:
+    if not rows or f"{kind}/accuracy" not in rows[0]:
         return None
-    return {name: sum(row[f"{kind}/{name}"] for row in window) / len(window) for name in MEASURES}
+    return {name: sum(row[f"{kind}/{name}"] for row in rows) / len(rows) for name in MEASURES}
 
 
 def protocol(plan: Plan, rounds: Sequence[int]) -> dict[str, Any]:

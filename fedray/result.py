@@ -62,11 +62,7 @@ class Writer:
 
     def table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """A CSV file with the union of the rows' columns, in order of appearance."""
-        columns = list(dict.fromkeys(column for row in rows for column in row))
-        with (self.folder / name).open("w", newline="") as file:
-            writer = csv.DictWriter(file, columns)
-            writer.writeheader()
-            writer.writerows(rows)
+        write_table(self.folder / name, rows)
 
     def run(self, plan: Plan, snapshot: Snapshot, spotlights: Sequence[Spotlight]) -> None:
         """The configuration, the partition, the posteriors and the data of the uncertainty figure."""
@@ -92,6 +88,15 @@ class Writer:
     def discard(self) -> None:
         """Leave nothing behind."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """A CSV file with the union of the rows' columns, in order of appearance."""
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def describe(plan: Plan) -> dict[str, Any]:

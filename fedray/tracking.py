@@ -35,6 +35,7 @@ ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0",
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # failures are reported here, in one line
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
@@ -77,7 +78,7 @@ class NullTracker:
 
 
 class MLflowTracker:
-    """One MLflow run, opened at construction.
+    """One MLflow run, opened at construction; ``run_id`` continues one instead of creating it.
 
     Raises FedRayError, in seconds, when the URI is not one or its store is down or cannot be written.
     """
@@ -90,28 +91,30 @@ class MLflowTracker:
         params: Mapping[str, Any],
         tags: Mapping[str, str],
         warn: Callable[[str], object] = warnings.warn,
+        run_id: str | None = None,
     ) -> None:
         self._uri, artifacts, database = resolve(uri)
-        self._where = _shown(self._uri)
+        self._where = shown(self._uri)
         self._warn, self._warned = warn, False
         self._buffer: list[Metric] = []
         self._next_flush = 0.0
-        for name, value in ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
         try:
             from mlflow.entities import Param
 
-            with _locked(database):
-                self._client = _connect(self._uri)
+            with locked(database):
+                self._client = connect(self._uri)
                 self._experiment = _experiment(self._client, experiment, artifacts)
-                run = self._client.create_run(self._experiment, run_name=run_name, tags=dict(tags))
+                if run_id is None:
+                    run = self._client.create_run(self._experiment, run_name=run_name, tags=dict(tags))
+                else:
+                    run = self._client.update_run(run_id, "RUNNING") or self._client.get_run(run_id)
             self.run_id: str = run.info.run_id
             entries = [Param(_key(name), str(value)) for name, value in params.items()]
             self._client.log_batch(self.run_id, params=entries, synchronous=True)
         except FedRayError:
             raise
         except Exception as err:
-            raise FedRayError(f"--tracking.uri {self._where}: {_reason(err)}. {_remedy(self._uri)}") from None
+            raise FedRayError(f"--tracking.uri {self._where}: {reason(err)}. {remedy(self._uri)}") from None
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of one round (step = round); sends what is buffered every two seconds."""
@@ -122,6 +125,11 @@ class MLflowTracker:
         if time.monotonic() >= self._next_flush:
             self.flush()
 
+    def tag(self, name: str, value: str) -> None:
+        """Set a tag; a store that fails is reported with the next metrics."""
+        with contextlib.suppress(Exception):
+            self._client.set_tag(self.run_id, name, value)
+
     def flush(self) -> bool:
         """Send the buffer now; False, with one warning per run and the buffer kept, where the store fails."""
         start = time.monotonic()
@@ -131,7 +139,7 @@ class MLflowTracker:
             if not self._warned:
                 self._warned = True
                 kept = "training goes on, the metrics are kept and sent again later"
-                self._warn(f"MLflow at {self._where} failed ({_reason(err)}); {kept}")
+                self._warn(f"MLflow at {self._where} failed ({reason(err)}); {kept}")
         now = time.monotonic()
         self._next_flush = now + max(FLUSH_SECONDS, PATIENCE * (now - start) if self._buffer else 0.0)
         return not self._buffer
@@ -148,8 +156,8 @@ class MLflowTracker:
                 self._client.log_artifacts(self.run_id, str(artifacts))
         except Exception as err:
             kept = f"; it is complete in {artifacts}" if artifacts else ""
-            reason = f"did not take all of the run ({_reason(err)}){kept}"
-            self._warn(f"MLflow at {self._where} {reason}. {_remedy(self._uri)}")
+            text = f"did not take all of the run ({reason(err)}){kept}"
+            self._warn(f"MLflow at {self._where} {text}. {remedy(self._uri)}")
             return False
         return True
 
@@ -184,7 +192,7 @@ def resolve(uri: str) -> tuple[str, str | None, Path | None]:
     if re.fullmatch(r"(postgresql|mysql|mssql)(\+\w+)?", scheme) and rest:
         return uri, Path("runs/artifacts").absolute().as_uri(), None
     raise FedRayError(
-        f"--tracking.uri {_shown(uri)}: not the address of a database or MLflow server, and MLflow 3 keeps "
+        f"--tracking.uri {shown(uri)}: not the address of a database or MLflow server, and MLflow 3 keeps "
         "no runs in plain folders; give sqlite:///FILE.db, http://HOST:PORT, or none to switch tracking off"
     )
 
@@ -206,7 +214,8 @@ def _git(folder: Path, *args: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
 
 
-def _locked(database: Path | None) -> contextlib.AbstractContextManager[Any]:
+def locked(database: Path | None) -> contextlib.AbstractContextManager[Any]:
+    """Hold a SQLite file that another process may be creating."""
     if database is None:
         return contextlib.nullcontext()
     from filelock import FileLock
@@ -216,7 +225,10 @@ def _locked(database: Path | None) -> contextlib.AbstractContextManager[Any]:
     return FileLock(f"{database}.lock", timeout=LOCK_SECONDS)
 
 
-def _connect(uri: str) -> MlflowClient:
+def connect(uri: str) -> MlflowClient:
+    """A client of an existing or empty store; fails in seconds where it is down."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     if not uri.startswith("http"):
         import sqlalchemy
 
@@ -251,18 +263,21 @@ def _key(name: str) -> str:
     return re.sub(r"[^\w\-. :/]", "_", name)[:250]
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
+    """An address without its password."""
     return re.sub(r"(://[^:/@\s]*):[^@/\s]*@", r"\1:***@", text)
 
 
-def _reason(err: Exception) -> str:
+def reason(err: Exception) -> str:
+    """What a store's error says, in one line."""
     text = (str(err).strip() or type(err).__name__).splitlines()[0]
     # The last of four nested network errors says it.
     cause = re.search(r"Caused by .*?['\"](?:.*: )?(.*?)['\"]\)+$", text)
-    return _shown(cause.group(1) if cause else text)[:300]
+    return shown(cause.group(1) if cause else text)[:300]
 
 
-def _remedy(uri: str) -> str:
+def remedy(uri: str) -> str:
+    """What to do about a store that fails."""
     cure = "Start the database (and install its Python driver)"
     if uri.startswith("sqlite"):
         cure = "Choose a file that you can write"

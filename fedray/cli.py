@@ -1,0 +1,111 @@
+"""Command lines made of the config dataclasses: ``[ALGORITHM] [options]``, with presets."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
+
+import tyro
+
+from fedray import registry
+from fedray.config import Execution, Experiment, override
+from fedray.types import Algorithm, FedRayError
+
+DEFAULT_ALGORITHM = "pfedbayes"
+
+
+class Parsed(NamedTuple):
+    """A command line."""
+
+    experiment: Experiment
+    execution: Execution
+    preset: str
+    more: Any  # the options beside those of every command
+
+
+def parse(
+    argv: Sequence[str],
+    prog: str,
+    describe: Callable[[Mapping[str, Algorithm], str], str],
+    more: Sequence[tuple[str, Any, Any]],
+) -> Parsed:
+    """Parse ``[ALGORITHM] [options]``; ``more`` are (name, type, default) of further options.
+
+    tyro prints help and mistakes and leaves with its own exit code (0, 2). Raises FedRayError for an unknown
+    algorithm or preset.
+    """
+    names = registry.algorithms()
+    given = bool(argv) and not argv[0].startswith("-")
+    name, argv = (argv[0], argv[1:]) if given else (DEFAULT_ALGORITHM, argv)
+    record = registry.pick(names, "algorithm", name)
+    preset = _preset(argv, name, record)
+    settings = dict(record.defaults) | (dict(record.presets[preset].overrides) if preset else {})
+    experiment = override(Experiment(algorithm=record.config()), settings)
+    flat = tyro.conf.arg(name="")
+    fields = [
+        ("algorithm", Annotated[record.config, flat], dataclasses.field(default=experiment.algorithm)),
+        ("experiment", Annotated[Experiment, flat], dataclasses.field(default=experiment)),
+        ("execution", Annotated[Execution, flat], dataclasses.field(default=Execution())),
+        ("preset", Annotated[str, tyro.conf.arg(help=_preset_help(record))], ""),
+        *more,
+    ]
+    parsed: Any = tyro.cli(
+        dataclasses.make_dataclass("Options", fields, frozen=True),
+        prog=f"{prog} {name}" if given else prog,
+        description=describe(names, name),
+        args=list(argv),
+        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.HelptextFromCommentsOff),
+    )
+    experiment = dataclasses.replace(parsed.experiment, algorithm=parsed.algorithm)
+    return Parsed(experiment, parsed.execution, parsed.preset, parsed)
+
+
+def _preset(argv: Sequence[str], name: str, record: Algorithm) -> str:
+    """The preset, read before the rest because it changes the defaults of the rest."""
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    early.add_argument("--preset", default="", nargs="?")
+    preset = early.parse_known_args(argv)[0].preset
+    if preset and preset not in record.presets:
+        raise FedRayError(f"--preset {preset}: {name} has {', '.join(record.presets) or 'no presets'}; leave it out")
+    return preset
+
+
+def _preset_help(record: Algorithm) -> str:
+    return f"Named settings, applied before the other options: {', '.join(record.presets) or 'none here'}."
+
+
+def listed(names: Mapping[str, Algorithm]) -> str:
+    """The algorithms with their summaries, for a description."""
+    width = max(map(len, names))
+    return "\n".join(f"  {name:<{width}}  {record.summary}" for name, record in names.items())
+
+
+def command(experiment: Experiment) -> str:
+    """The launch command of an experiment: every setting that is not a default, floats to the last bit."""
+    name = registry.algorithm_name(experiment.algorithm)
+    record = registry.algorithms()[name]
+    default = override(Experiment(algorithm=record.config()), dict(record.defaults))
+    words = ["python -m fedray.launch", name]
+    words += _options(experiment, default, "")
+    return " ".join(words + _options(experiment.algorithm, default.algorithm, ""))
+
+
+def _options(cfg: Any, default: Any, prefix: str) -> list[str]:
+    import shlex
+
+    words: list[str] = []
+    for field in dataclasses.fields(cfg):
+        value, usual = getattr(cfg, field.name), getattr(default, field.name)
+        option = prefix + field.name.replace("_", "-")
+        if field.name == "algorithm" or value == usual or value is None:
+            continue
+        if dataclasses.is_dataclass(value):
+            words += _options(value, usual, f"{option}.")
+        elif isinstance(value, bool):
+            words += [f"--{option}"] if value else []
+        else:
+            items = value if isinstance(value, tuple) else (value,)
+            words += [f"--{option}", *(shlex.quote(str(item)) for item in items)]
+    return words
