@@ -1,1 +1,11 @@
-"""Ray, and nothing but Ray: the actors of a federation, their placement, and their recovery."""
+"""Ray and nothing but Ray: server and client actors, placement, recovery."""
+
+import os
+
+# Ray reads some of these while it is imported, hence here, before any module of ours does; what the user has set wins.
+for _name, _value in {
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # the server has no GPU and must not see any
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # under `uv run`, workers would each build an environment of their own
+    "RAY_USAGE_STATS_ENABLED": "0",
+}.items():
+    os.environ.setdefault(_name, _value)

@@ -21,15 +21,32 @@ class ClientActor:
     stays in the object store of the node, owned by the server actor, until the next round replaces it).
     """
 
-    def __init__(self, plan: Plan, ids: Sequence[int], backend: str, committed: tuple[int, Any] | None = None):
+    def __init__(
+        self,
+        plan: Plan,
+        ids: Sequence[int],
+        backend: str,
+        committed: tuple[int, Any] | None = None,
+        dataset: data.Dataset | None = None,
+    ):
         numerics().__enter__()  # for the life of the process
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
-        shards = data.shards(data.load(plan.cfg.data), plan.partition, ids)
-        self._block = Block(plan, ids, shards, backend, self._device)
-        self._round, self._reply = 0, None
+        self._ids, self._backend, self._dataset = ids, backend, dataset
+        self.reset(plan)
         if committed is not None:
-            self._round, states = committed
-            self._block.states = trees.to_torch(states, self._device)
+            self.restore(committed)
+
+    def reset(self, plan: Plan) -> None:
+        """Begin a federation, this process's first or another: fresh states, the plan's shards of the same clients."""
+        dataset = data.load(plan.cfg.data) if self._dataset is None else self._dataset
+        shards = data.shards(dataset, plan.partition, self._ids)
+        self._block = Block(plan, self._ids, shards, self._backend, self._device)
+        self._round, self._reply = 0, None
+
+    def restore(self, committed: tuple[int, Any]) -> None:
+        """Take the private states that the hosted clients had after a round."""
+        self._round, states = committed
+        self._block.states, self._reply = trees.to_torch(states, self._device), None
 
     def train(self, round: int, ids: Sequence[int], down: Any) -> tuple[Any, tuple[int, Any]]:
         """(reply, committed state) of a round; asked again for the same round, it answers the same."""

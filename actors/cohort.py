@@ -27,10 +27,28 @@ class RayCohort:
     cohort holds the reference only, and gives it to the successor of an actor that dies.
     """
 
-    def __init__(self, plan: Plan, layout: Layout, backend: str):
+    def __init__(self, plan: Plan, layout: Layout, backend: str, dataset: Any = None):
         self._plan, self._plan_ref, self._layout, self._backend = plan, ray.put(plan), layout, backend
+        self._dataset = dataset  # reference to the loaded dataset; None: every actor loads it
         self._committed: list[Any] = [None] * len(layout.blocks)
         self.actors = [self._spawn(slot) for slot in range(len(layout.blocks))]
+
+    def reset(self, plan: Plan) -> None:
+        """Begin another federation of the same number of clients in the same actors."""
+        self._plan, self._plan_ref = plan, ray.put(plan)
+        self._committed = [None] * len(self._layout.blocks)
+        self._ask_all("reset", self._plan_ref)
+
+    def restore(self, round: int, clients: Any) -> None:
+        """Give every client the private state [N, ...] that it had after a round."""
+        for slot, block in enumerate(self._layout.blocks):
+            self._committed[slot] = ray.put((round, trees.to_numpy(trees.rows(clients, block))))
+        self._ask("restore", {slot: (ref,) for slot, ref in enumerate(self._committed)})
+
+    def close(self) -> None:
+        """Stop the actors."""
+        for actor in self.actors:
+            ray.kill(actor)
 
     def train(self, round: int, ids: Sequence[int], down: Any) -> list[TrainReply]:
         wanted = set(ids)
@@ -95,7 +113,9 @@ class RayCohort:
     def _spawn(self, slot: int) -> Any:
         # No scheduling strategy: the actor is captured by the placement group of the server (or of the Tune trial).
         remote = ray.remote(num_cpus=self._layout.cpus, num_gpus=self._layout.gpus, max_restarts=0)(ClientActor)
-        return remote.remote(self._plan_ref, self._layout.blocks[slot], self._backend, self._committed[slot])
+        return remote.remote(
+            self._plan_ref, self._layout.blocks[slot], self._backend, self._committed[slot], self._dataset
+        )
 
     def _recover(self, slot: int, attempts: int, error: Exception) -> None:
         """Replace a lost actor by one that starts from its last committed state."""

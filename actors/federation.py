@@ -30,32 +30,24 @@ START_ATTEMPTS = 3  # ray.init gives its own processes 30 s, too little on a mac
 KNOCK_SECONDS = 5.0
 PLACEMENT_SECONDS = 120.0  # how long a cluster in use may take to free what fits it
 
-# Set before Ray starts its processes; what the user has set wins.
-ENVIRONMENT = {
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # the server has no GPU and must not see any
-    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # under `uv run`, workers would each build an environment of their own
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
-
 
 def connect(address: str | None) -> bool:
     """Join the cluster at the address, $RAY_ADDRESS or a running one, or start a local one; True if started here.
 
     Raises FedRayError where a given address does not answer.
     """
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
     if ray.is_initialized():
         return False
-    address = address or os.environ.get("RAY_ADDRESS")
+    given = address or os.environ.get("RAY_ADDRESS")
+    address = given or _running()
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address != "local":
         try:
             _knock(address)
-            ray.init(address=address or "auto", runtime_env={"py_modules": _packages()}, **options)
+            ray.init(address=address, runtime_env={"py_modules": _packages()}, **options)
             return False
         except (OSError, RuntimeError, ValueError, RayError) as error:
-            if address:
+            if given:
                 raise FedRayError(
                     f"--address {address}: no Ray cluster answers there ({str(error).strip().splitlines()[0]}); start "
                     "one with 'ray start --head' or 'ray up', or leave the address out for a local one"
@@ -75,9 +67,22 @@ def connect(address: str | None) -> bool:
     raise AssertionError
 
 
-def _knock(address: str | None) -> None:
+def _running() -> str:
+    """Address of the cluster that `ray start` noted on this machine, or 'local'.
+
+    Not `auto`, which also finds the private cluster of another run, and would lose it when that run ends.
+    """
+    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    note = Path(folder) / "ray" / "ray_current_cluster"
+    try:
+        return note.read_text().strip() or "local"
+    except OSError:
+        return "local"
+
+
+def _knock(address: str) -> None:
     """Raise ConnectionError where nothing listens at host:port, for which Ray itself would wait for minutes."""
-    host, _, port = (address or "").rpartition(":")
+    host, _, port = address.rpartition(":")
     if host and port.isdigit() and "/" not in host:
         with contextlib.closing(socket.create_connection((host, int(port)), timeout=KNOCK_SECONDS)):
             pass

@@ -75,6 +75,71 @@ def arrange(
     return Layout(blocks, cpu_share, share)
 
 
+def arrange_trials(
+    clients: int,
+    trials: int,
+    nodes: Sequence[Node],
+    concurrency: int | None = None,
+    clients_per_actor: int | None = None,
+    gpus_per_client: float | None = None,
+) -> tuple[Layout, int]:
+    """The layout of every trial of a sweep, and how many of them run at a time.
+
+    By default one trial per CPU (two per GPU where there are GPUs), the clients of each packed into its share of the
+    cluster; with an explicit concurrency, packed so that as many fit.
+    Raises FedRayError where the cluster could not hold even one such trial, or not as many as were asked for.
+    """
+    cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
+    use_gpus = gpus > 0 if gpus_per_client is None else gpus_per_client > 0
+    wanted = concurrency or max(1, min(trials, math.floor(cpus), 2 * math.floor(gpus) if use_gpus and gpus else trials))
+    if clients_per_actor is None:
+        actors = max(1, math.floor((min(cpus, gpus) if use_gpus and gpus else cpus) / wanted))
+        clients_per_actor = math.ceil(clients / min(actors, clients))
+    blocks = _blocks(clients, clients_per_actor)
+    cpu_share = min(1.0, _floor((cpus - wanted * SERVER_CPUS) / (wanted * len(blocks))))
+    share = 0.0
+    if gpus_per_client:
+        share = _whole_or_part(gpus_per_client * clients_per_actor, gpus_per_client, clients_per_actor)
+    elif use_gpus and gpus:
+        per_gpu = math.ceil(wanted * len(blocks) / gpus)
+        share = 1.0 if per_gpu <= 1 else _floor(1 / per_gpu)
+    layout = Layout(blocks, cpu_share, share)
+    room = _room(layout, nodes, wanted) if cpu_share > 0 else 0
+    if room < (concurrency or 1):
+        asked = f"--concurrency {concurrency}: {concurrency} trials" if concurrency else "a trial"
+        raise FedRayError(
+            f"{asked} of {len(blocks)} client actor(s) with {max(cpu_share, 0):g} CPU and {share:g} GPU each cannot be "
+            f"placed: the cluster has {cpus:g} CPU and {gpus:g} GPU, room for {room}; lower --concurrency or "
+            f"--gpus-per-client, or raise --clients-per-actor above {clients_per_actor}"
+        )
+    return layout, room
+
+
+def _room(layout: Layout, nodes: Sequence[Node], most: int) -> int:
+    """How many such federations fit at once, first fit; a GPU share never spans two GPUs."""
+    free = [(node.cpus, [1.0] * math.floor(node.gpus)) for node in nodes]
+    for placed in range(most):
+        for bundle in layout.bundles:
+            cpu, gpu = bundle["CPU"], bundle.get("GPU", 0.0)
+            for at, (cpus, cards) in enumerate(free):
+                left = _take(cards, gpu)
+                if cpus + 1e-9 >= cpu and left is not None:
+                    free[at] = cpus - cpu, left
+                    break
+            else:
+                return placed
+    return most
+
+
+def _take(cards: list[float], share: float) -> list[float] | None:
+    """What is left of a node's GPUs after a share of one, or whole ones; None where it does not fit."""
+    left, wanted = list(cards), max(1, math.ceil(share)) if share else 0
+    for at, card in enumerate(left):
+        if wanted and card + 1e-9 >= min(share, 1.0):
+            left[at], wanted = card - min(share, 1.0), wanted - 1
+    return None if wanted else left
+
+
 def _blocks(clients: int, size: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(range(i, min(i + size, clients))) for i in range(0, clients, size))
 

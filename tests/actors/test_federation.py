@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -135,6 +139,31 @@ def test_methods_without_private_state_run_too() -> None:
     snapshot, nll = played(RayFederation(plan, Execution(clients_per_actor=5)))
     assert nll == []
     assert_same(snapshot, played(LocalFederation(plan, "loop"))[0])
+
+
+@pytest.mark.parametrize("module", ["actors.federation", "tune.sweep"])
+def test_workers_do_not_build_an_environment_of_their_own_under_uv(module: str) -> None:
+    """Ray reads the switch while it is imported, so it must be set before."""
+    code = f"import {module}; from ray._private import ray_constants as c; print(c.RAY_ENABLE_UV_RUN_RUNTIME_ENV)"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert found.stdout.split() == ["False"], found.stderr
+
+
+@pytest.mark.parametrize("noted", [False, True])
+def test_only_a_cluster_of_ray_start_is_joined_unasked(noted: bool) -> None:
+    """A private cluster ends with the run that started it, and would take guests with it."""
+    import ray
+
+    code = "from actors.federation import connect; print('own' if connect(None) else 'joined')"
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # pytest's are too long for Ray's sockets
+        (Path(folder) / "ray").mkdir()
+        if noted:
+            (Path(folder) / "ray/ray_current_cluster").write_text(ray.get_runtime_context().gcs_address)
+        environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+        environment["RAY_TMPDIR"] = folder
+        found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert found.stdout.split() == ["joined" if noted else "own"], found.stderr
 
 
 def test_gpus_that_are_not_there_are_refused_before_any_actor() -> None:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from actors.placement import ACTORS_PER_GPU, SERVER_CPUS, Node, arrange
+from actors.placement import ACTORS_PER_GPU, SERVER_CPUS, Node, arrange, arrange_trials
 from fedray.types import FedRayError
 
 LAPTOP = [Node(2, 0)]
@@ -61,3 +61,39 @@ def test_what_cannot_be_placed_is_refused_with_the_numbers(kwargs: dict, nodes: 
     with pytest.raises(FedRayError) as error:
         arrange(3, nodes, **kwargs)
     assert all(word in str(error.value) for word in words)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "trials", "at_once", "actors"),
+    [
+        (LAPTOP, 30, 2, 1),  # a CPU each, all clients packed
+        (LAPTOP, 1, 1, 2),  # a single trial gets the machine
+        ([Node(16, 0)], 4, 4, 4),
+        ([Node(64, 0)], 3, 3, 10),  # never more actors than clients
+        ([Node(16, 2)], 30, 4, 1),  # two trials per GPU
+    ],
+)
+def test_trials_fill_the_cluster_by_packing(nodes: list[Node], trials: int, at_once: int, actors: int) -> None:
+    layout, room = arrange_trials(10, trials, nodes)
+    assert (room, len(layout.blocks)) == (at_once, actors)
+    assert sorted(i for block in layout.blocks for i in block) == list(range(10))
+    assert room * sum(bundle["CPU"] for bundle in layout.bundles) <= sum(node.cpus for node in nodes)
+    assert room * sum(bundle.get("GPU", 0) for bundle in layout.bundles) <= sum(node.gpus for node in nodes) + 1e-9
+
+
+def test_trials_that_do_not_divide_a_cluster_leave_room_that_is_counted() -> None:
+    layout, room = arrange_trials(10, 30, [Node(3, 0), Node(3, 0)], clients_per_actor=5)
+    assert layout.cpus * len(layout.blocks) * room <= 6
+    assert 1 <= room <= 6
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"concurrency": 300}, "--concurrency 300.*2 CPU and 0 GPU, room for"),
+        ({"gpus_per_client": 0.5, "clients_per_actor": 1}, "0.5 GPU each.*0 GPU.*--gpus-per-client"),
+    ],
+)
+def test_trials_that_cannot_be_placed_are_refused_with_the_numbers(options: dict, words: str) -> None:
+    with pytest.raises(FedRayError, match=words):
+        arrange_trials(10, 30, LAPTOP, **options)
