@@ -1,0 +1,102 @@
+"""Ranking, counting and the launch command of the best configuration."""
+
+import shlex
+from types import SimpleNamespace
+
+import pytest
+
+from fedray import cli, launch
+from fedray.algorithms.fedavg import FedAvg
+from fedray.algorithms.pfedbayes import PFedBayes
+from fedray.config import DataConfig, Experiment, ModelConfig
+from fedray.types import Choice, FedRayError, LogUniform
+from tune import outcome, record, search
+from tune.options import Sweep, complete
+from tune.outcome import Row
+from tune.space import Grid
+
+
+def row(zeta, seed, score, rounds=12, text="finished"):
+    return Row(f"x_{zeta}{seed}", {"algorithm.zeta": zeta}, seed, rounds, score, text)
+
+
+def test_a_configuration_is_ranked_by_its_mean_over_the_seeds():
+    table = [row(1.0, 0, 0.9), row(1.0, 1, 0.5), row(2.0, 0, 0.8), row(2.0, 1, 0.7)]
+    assert [group[0].settings["algorithm.zeta"] for group in outcome.ranked(table, "max")] == [2.0, 1.0]
+    assert [group[0].settings["algorithm.zeta"] for group in outcome.ranked(table, "min")] == [1.0, 2.0]
+
+
+def test_what_was_stopped_ranks_below_what_finished_and_what_failed_has_no_rank():
+    table = [
+        row(1.0, 0, 0.5),
+        row(2.0, 0, 0.99, rounds=3, text="stopped early"),
+        row(3.0, 0, 0.999, text="failed: NaN"),
+        row(4.0, 0, None, rounds=0, text="unfinished"),
+    ]
+    assert [group[0].settings["algorithm.zeta"] for group in outcome.ranked(table, "max")] == [1.0, 2.0]
+    assert outcome.ranked(table[2:], "max") == []
+
+
+@pytest.mark.parametrize(
+    ("status", "last", "said"),
+    [
+        ("TERMINATED", {"round": 12, "done": True}, "finished"),
+        ("RUNNING", {"round": 12, "done": True}, "finished"),
+        ("TERMINATED", {"round": 5, "done": True}, "stopped early"),
+        ("TERMINATED", {"round": 5, "done": False}, "unfinished"),  # as Tune leaves it on Ctrl-C
+        ("PENDING", None, "unfinished"),
+        ("TERMINATED", {"round": 5, "done": True, "failure": "NaN"}, "failed: NaN"),
+    ],
+)
+def test_a_trial_that_ctrl_c_cut_off_is_not_taken_for_one_that_was_stopped(status, last, said):
+    trial = SimpleNamespace(status=status, last_result=last)
+    assert record.outcome(trial, 12) == said
+
+
+@pytest.mark.parametrize(
+    "experiment",
+    [
+        Experiment(algorithm=PFedBayes(zeta=0.1 + 0.2, average="sigma", keep_global_moments=True), rounds=3, seed=5),
+        Experiment(algorithm=FedAvg(lr=1e-3 / 3), model=ModelConfig(hidden=(50, 20)), clients=7),
+        Experiment(algorithm=FedAvg(), data=DataConfig(name="mnist", size="small", labels_per_client=3), batch_size=7),
+    ],
+)
+def test_the_launch_command_gives_back_the_experiment(experiment):
+    words = shlex.split(cli.command(experiment))
+    assert words[:3] == ["python", "-m", "fedray.launch"]
+    assert launch.parse(words[3:]).experiment == experiment
+
+
+def test_trials_are_counted_as_tune_makes_them():
+    space = {"a": Grid((1, 2, 3)), "b": Choice((1, 2)), "c": LogUniform(1, 2)}
+    assert search.count(space, "random", 4, 2) == 24
+    del space["c"]
+    assert search.count(space, "grid", 4, 2) == 12
+
+
+def test_a_search_says_what_it_cannot_do():
+    with pytest.raises(FedRayError, match=r"--search grid: zeta=loguniform\(1,2\) has no grid"):
+        search.parameters({"algorithm.zeta": LogUniform(1, 2)}, "grid", [0])
+    space = {"algorithm.zeta": Choice((1, 2))}
+    with pytest.raises(FedRayError, match="--seeds 2: tpe"):
+        search.searcher(Sweep(search="tpe", seeds=2), space, 1, [0, 1])
+    with pytest.raises(FedRayError, match="--search tpe: does not cover a grid"):
+        search.searcher(Sweep(search="tpe"), {"a": Grid((1,))}, 1, [0])
+    with pytest.raises(FedRayError, match="--seeds 2: --scheduler pbt"):
+        search.scheduler(Sweep(scheduler="pbt", seeds=2), space)
+
+
+def test_options_are_completed_from_the_algorithm():
+    from fedray import registry
+
+    records = registry.algorithms()
+    done = complete(Sweep(), records["pfedbayes"], 20)
+    assert (done.metric, done.mode, done.max_rounds, done.grace_rounds) == ("personal/accuracy", "max", 20, 5)
+    assert complete(Sweep(), records["fedavg"], 20).metric == "global/accuracy"
+    assert complete(Sweep(metric="global/nll"), records["pfedbayes"], 20).mode == "min"
+    with pytest.raises(FedRayError, match=r"--metric personal/f1: no such measure.*personal/accuracy"):
+        complete(Sweep(metric="personal/f1"), records["pfedbayes"], 20)
+    with pytest.raises(FedRayError, match="--grace-rounds 30: exceeds the 20 rounds"):
+        complete(Sweep(grace_rounds=30), records["pfedbayes"], 20)
+    with pytest.raises(FedRayError, match=r"concurrency.*several.*use auto"):
+        Sweep(concurrency="several")

@@ -1,0 +1,254 @@
+"""Sweeps on real Ray with a real MLflow store: what the README promises about them."""
+
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.ray
+
+TINY = [
+    "--data.partition", "dirichlet", "--clients", "4", "--model.hidden", "8", "--local-steps", "3",
+    "--batch-size", "32", "--predict-samples", "1",
+]  # fmt: skip
+
+
+def sweep(folder, *options, algorithm="fedavg", wait=True):
+    command = [sys.executable, "-m", "tune", algorithm, *TINY, "--name", "sweep", *options]
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return finish(process) if wait else process
+
+
+def finish(process, seconds=600):
+    out, err = process.communicate(timeout=seconds)
+    return process.returncode, out, err
+
+
+def children(folder):
+    """(parent run, child runs) of the only sweep of the default store, read as a user would."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder}/runs/mlflow.db")
+    experiment = client.get_experiment_by_name("fedray").experiment_id
+    (parent,) = client.search_runs([experiment], "tags.`fedray.kind` = 'sweep'")
+    query = f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'"
+    return client, parent, client.search_runs([experiment], query, max_results=1000)
+
+
+def steps(client, run, metric="global/accuracy"):
+    return {m.step: m.value for m in client.get_metric_history(run.info.run_id, metric)}
+
+
+def table(folder):
+    """trials.csv without the trials' identities, which differ between runs."""
+    lines = (Path(folder) / "runs/sweep/result/trials.csv").read_text().splitlines()
+    return [line.split(",", 1)[1] for line in lines]
+
+
+def wait_for(condition, process, seconds=300):
+    began = time.monotonic()
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() - began < seconds, "nothing happened"
+        time.sleep(0.1)
+
+
+def workers(process, name):
+    """Ray's processes below this one that host an actor of a class."""
+    found = []
+    for child in psutil.Process(process.pid).children(recursive=True):
+        try:
+            if name in " ".join(child.cmdline()):
+                found.append(child)
+        except psutil.Error:
+            continue
+    return found
+
+
+def kill_one(process, name):
+    """SIGKILL an actor of a class, if one is there at this moment."""
+    found = workers(process, name)[:1]
+    for worker in found:
+        worker.kill()
+    return bool(found)
+
+
+@pytest.fixture(scope="module")
+def asha(tmp_path_factory):
+    """Thirty trials, more than the machine can hold at a time; most are stopped early."""
+    folder = tmp_path_factory.mktemp("asha")
+    space = ["--space", "lr=loguniform(1e-5,1)", "--samples", "30", "--max-rounds", "9", "--grace-rounds", "1"]
+    return folder, sweep(folder, *space, "--scheduler", "asha")
+
+
+def test_every_trial_is_a_child_with_every_step_that_it_reported(asha):
+    folder, (code, _, err) = asha
+    assert code == 0, err
+    client, parent, runs = children(folder)
+    assert len(runs) == 30
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    assert parent.info.status == "FINISHED"
+    outcomes = [run.data.tags["outcome"] for run in runs]
+    assert outcomes.count("stopped early") >= 3
+    assert outcomes.count("finished") >= 1
+    rounds = {line.split(",")[0]: int(line.split(",")[3]) for line in _lines(folder)[1:]}
+    for run in runs:
+        assert sorted(steps(client, run)) == list(range(1, rounds[run.data.tags["trial"]] + 1))
+    assert "locked" not in err
+    began, ended = ([getattr(run.info, name) for run in runs] for name in ("start_time", "end_time"))
+    at_once = max(sum(a <= t < b for a, b in zip(began, ended, strict=True)) for t in began)
+    assert 2 <= at_once <= 2 * (os.cpu_count() or 1)
+
+
+def _lines(folder):
+    return (folder / "runs/sweep/result/trials.csv").read_text().splitlines()
+
+
+def test_the_best_trials_command_gives_its_figures_bitwise(asha):
+    folder, (_, out, _) = asha
+    best = json.loads((folder / "runs/sweep/result/best.json").read_text())
+    assert best["command"] in out
+    options = best["command"].split()[3:]
+    command = [
+        sys.executable,
+        "-m",
+        "fedray.launch",
+        *options,
+        "--json",
+        "--runtime",
+        "local",
+        "--tracking.uri",
+        "none",
+    ]
+    again = json.loads(subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout)
+    assert again["global"]["accuracy"] == best["score"]
+    client, parent, runs = children(folder)
+    assert parent.data.tags["best"] == best["command"]
+    (run,) = [run for run in runs if run.data.params["algorithm.lr"] == str(best["settings"]["algorithm.lr"])]
+    assert steps(client, run)[9] == pytest.approx(again["global"]["accuracy"], abs=0)
+    names = {file.path for file in client.list_artifacts(parent.info.run_id)}
+    assert {"trials.csv", "best.json", "space.json", "figures"} <= names
+
+
+def test_nothing_is_left_running(asha):
+    folder, _ = asha
+    mine = [p for p in psutil.process_iter(["cwd", "cmdline"]) if str(folder) in " ".join(p.info["cmdline"] or [])]
+    assert mine == []
+
+
+def test_killed_actors_cost_no_trial_and_no_step(tmp_path):
+    """SIGKILL of a trial's own process, its server, and of a client actor; figures as in a sweep left alone."""
+    options = ["--space", "zeta=grid(1,10)", "--search", "grid", "--scheduler", "none", "--max-rounds", "25"]
+    quiet, killed = tmp_path / "quiet", tmp_path / "killed"
+    quiet.mkdir()
+    killed.mkdir()
+    assert sweep(quiet, *options, algorithm="pfedbayes")[0] == 0
+    process = sweep(killed, *options, algorithm="pfedbayes", wait=False)
+    wait_for(lambda: len(list((killed / "runs/sweep").glob("*/checkpoint_*"))) >= 2, process)
+    for name in ("ray::Trial", "ray::ClientActor"):
+        wait_for(functools.partial(kill_one, process, name), process)
+    code, _, err = finish(process)
+    assert code == 0, err
+    assert table(killed) == table(quiet)
+    client, _, runs = children(killed)
+    assert len(runs) == 2
+    for run in runs:
+        assert sorted(steps(client, run)) == list(range(1, 26))
+        assert len(client.get_metric_history(run.info.run_id, "personal/accuracy")) == 25
+
+
+def test_an_interrupted_sweep_goes_on_and_repeats_nothing(tmp_path):
+    options = ["--space", "zeta=loguniform(0.5,20)", "--samples", "5", "--scheduler", "none", "--max-rounds", "20"]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole.mkdir()
+    cut.mkdir()
+    assert sweep(whole, *options, algorithm="pfedbayes")[0] == 0
+    process = sweep(cut, *options, algorithm="pfedbayes", wait=False)
+    wait_for(lambda: _finished(cut) >= 2, process)
+    os.kill(process.pid, signal.SIGINT)
+    code, out, err = finish(process)
+    assert code == 130, err
+    assert f"python -m tune --resume {cut}/runs/sweep" in out
+    done = {run.info.run_id for run in children(cut)[2] if run.info.status == "FINISHED"}
+    assert 2 <= len(done) < 5
+    ended = {run.info.run_id: run.info.end_time for run in children(cut)[2] if run.info.run_id in done}
+    resumed = subprocess.run(
+        [sys.executable, "-m", "tune", "--resume", "runs/sweep"], cwd=cut, capture_output=True, text=True, timeout=600
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    assert table(cut) == table(whole)
+    client, parent, runs = children(cut)
+    assert len(runs) == 5
+    assert parent.info.status == "FINISHED"
+    assert {run.info.run_id: run.info.end_time for run in runs if run.info.run_id in done} == ended
+    for run in runs:
+        assert len(client.get_metric_history(run.info.run_id, "global/accuracy")) == 20
+    other = [sys.executable, "-m", "tune", "fedavg", "--samples", "6", "--resume", "runs/sweep"]
+    refused = subprocess.run(other, cwd=cut, capture_output=True, text=True, timeout=120)
+    assert refused.returncode == 2
+    assert "holds another sweep (it differs in" in refused.stderr
+
+
+def _finished(folder):
+    try:
+        return sum(run.info.status == "FINISHED" for run in children(folder)[2])
+    except Exception:  # the store is being made
+        return 0
+
+
+def test_a_diverging_trial_fails_with_its_reason_and_is_not_the_best(tmp_path):
+    options = ["--space", "lr=grid(0.1,1e30)", "--search", "grid", "--scheduler", "none", "--max-rounds", "3"]
+    code, out, err = sweep(tmp_path, *options)
+    assert code == 0, err
+    assert "--lr 0.1" in out
+    _, _, runs = children(tmp_path)
+    (bad,) = [run for run in runs if run.info.status == "FAILED"]
+    assert bad.data.tags["outcome"].startswith("failed: ")
+    assert "client" in bad.data.tags["outcome"]
+
+
+@pytest.mark.parametrize("scheduler", ["pbt", "median"])
+def test_other_schedulers_end_by_themselves(tmp_path, scheduler):
+    options = ["--space", "lr=loguniform(1e-4,0.5)", "--samples", "4", "--max-rounds", "8", "--grace-rounds", "2"]
+    code, _, err = sweep(tmp_path, *options, "--scheduler", scheduler)
+    assert code == 0, err
+    client, _, runs = children(tmp_path)
+    assert len(runs) == 4
+    if scheduler == "pbt":
+        assert all(sorted(steps(client, run)) == list(range(1, 9)) for run in runs)
+        used = [set(steps(client, run, "config/algorithm.lr").values()) for run in runs]
+        assert any(len(values) > 1 for values in used)  # somebody was copied over and perturbed
+
+
+def test_the_sampler_of_optuna_learns_over_seeds_of_its_own(tmp_path):
+    options = ["--space", "lr=loguniform(1e-4,0.5)", "--samples", "6", "--search", "tpe", "--scheduler", "none"]
+    code, _, err = sweep(tmp_path, *options, "--max-rounds", "2")
+    assert code == 0, err
+    assert len({run.data.params["algorithm.lr"] for run in children(tmp_path)[2]}) == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--space", "lrr=uniform(1,2)"], "--space lrr: no such setting"),
+        (["--space", "lr=uniform(2,1)"], "empty range"),
+        (["--metric", "personal/accuracy2"], "no such measure"),
+        (["--resume", "nowhere"], "holds no sweep"),
+        (["--gpus-per-client", "0.5"], "GPU"),
+        (["--concurrency", "300"], "room for"),
+        (["--runtime", "local"], "a sweep runs on Ray"),
+    ],
+)
+def test_bad_requests_are_refused_in_seconds(tmp_path, options, words):
+    space = [] if "--space" in options else ["--space", "lr=uniform(0.1,0.2)"]
+    code, _, err = sweep(tmp_path, *options, *space)
+    assert code == 2, err
+    assert words in err
+    assert "Traceback" not in err

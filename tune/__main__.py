@@ -1,0 +1,110 @@
+"""python -m tune [ALGORITHM] [options]: search the settings of a federation; every trial is a whole one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+from fedray.types import Algorithm, FedRayError
+
+NOTE = "sweep.json"
+
+
+def describe(names: Mapping[str, Algorithm], chosen: str) -> str:
+    """The text above the options of --help."""
+    from fedray import cli
+
+    return (
+        "Search the settings of a federation with Ray Tune: every trial is a whole federation, every trial a child run "
+        f"in MLflow.\n\nALGORITHM, the first argument, is one of\n{cli.listed(names)}\n\n"
+        "  python -m tune                                            8 configurations of pfedbayes on the digits\n"
+        "  python -m tune pfedbayes --samples 20 --max-rounds 40 --space 'zeta=loguniform(1,20)'\n"
+        "  python -m tune fedavg --search grid --space 'lr=grid(0.01,0.1)' --scheduler none --seeds 3\n"
+        "  python -m tune --resume runs/NAME                         go on with a sweep that was interrupted\n\n"
+        f"Every option of `python -m fedray.launch {chosen}` is a fixed value here; --space names what is searched."
+    )
+
+
+def read(argv: Sequence[str]) -> tuple[Any, bool]:
+    """(request, whether to resume) of a command line; raises FedRayError for what could not run."""
+    import tyro
+
+    from fedray import cli, registry
+    from tune.options import Sweep, differences
+    from tune.sweep import check, identity
+
+    flat = Annotated[Sweep, tyro.conf.arg(name="")]
+    more = [("sweep", flat, dataclasses.field(default=Sweep()))]
+    parsed = cli.parse(argv, "python -m tune", describe, more)
+    folder = parsed.more.sweep.resume
+    if not folder:
+        stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")[:-3]
+        algorithm = registry.algorithm_name(parsed.experiment.algorithm)
+        name = parsed.execution.name or f"sweep-{algorithm}-{Path(parsed.experiment.data.name).stem}-{stamp}"
+        target = Path(os.path.abspath(parsed.execution.output or Path("runs") / name))
+        if target.exists() and any(target.iterdir()):
+            raise FedRayError(f"--output {target}: already holds something; choose another, or --resume {target}")
+        return check(name, target, parsed.experiment, parsed.execution, parsed.more.sweep), False
+    target = Path(os.path.abspath(folder))
+    try:
+        stored = json.loads((target / NOTE).read_text())
+    except (OSError, ValueError) as error:
+        raise FedRayError(
+            f"--resume {folder}: holds no sweep ({error}); give the folder that `python -m tune` named"
+        ) from None
+    old = cli.parse(stored["argv"], "python -m tune", describe, more)
+    request = check(stored["name"], target, old.experiment, old.execution, old.more.sweep)
+    if _more_than_resume(argv):
+        asked = check(stored["name"], target, parsed.experiment, parsed.execution, parsed.more.sweep)
+        other = differences(identity(asked), identity(request))
+        if other:
+            raise FedRayError(
+                f"--resume {folder}: holds another sweep (it differs in {', '.join(other)}); leave the other options "
+                "out, or start a new sweep without --resume"
+            )
+    return request, True
+
+
+def _more_than_resume(argv: Sequence[str]) -> bool:
+    return len([word for word in argv if word.startswith("--") and not word.startswith("--resume")]) > 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; 0 done, 1 no trial succeeded, 2 the request was at fault, 130 interrupted."""
+    from rich.console import Console
+
+    from fedray import terminal
+
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        terminal.check_packages()
+        request, resume = read(argv)
+        from tune import outcome, sweep
+
+        if not resume:
+            sweep.write_json(request.folder / NOTE, {"name": request.name, "argv": list(argv)})
+        with terminal.bar("trial", request.trials, "starting the first trials") as move:
+            found = sweep.play(request, resume, terminal.say, move)
+    except FedRayError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    console = Console()
+    console.print(outcome.show(found.table, request.sweep.metric, found.best))
+    console.print(f"result   {request.folder / 'result'}\ntracked  {found.hint}", soft_wrap=True)
+    console.print("         the [+] beside the sweep unfolds its trials", markup=False)
+    if found.best:
+        console.print(f"best     {found.command}", soft_wrap=True, markup=False)
+    if found.interrupted:
+        console.print(f"go on    python -m tune --resume {request.folder}", soft_wrap=True, markup=False)
+        return 130
+    return 0 if found.best else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""The options of a sweep beside those of a federation."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import tyro
+
+from fedray import report
+from fedray.types import Algorithm, FedRayError, check_choices, require
+
+ASCENDING = ("accuracy", "worst_decile")  # measures of which more is better
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """What is searched, and how."""
+
+    samples: int = 8
+    """Configurations drawn from the space (random, tpe); a grid in the space multiplies them."""
+    search: Literal["random", "grid", "tpe"] = "random"
+    """random: independent draws; grid: every combination of choice(...) and grid(...); tpe: Optuna's sampler."""
+    scheduler: Literal["asha", "median", "pbt", "none"] = "asha"
+    """asha: stop the worse two thirds early, again and again; median: stop what falls below the median; pbt: copy good
+    federations over bad ones and perturb them; none: play every trial to its end."""
+    space: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=...")] = ()
+    """What to search, once per setting: NAME=loguniform(0.5,20), uniform(0,1), choice(-1,-2,-2.5) or grid(1,5,10); by
+    default the algorithm's own space."""
+    metric: str = "personal/accuracy"
+    """Measure that ranks the trials: personal/ or global/ and accuracy, nll, ece, mce, brier or worst_decile."""
+    mode: Literal["auto", "max", "min"] = "auto"
+    """Whether more or less of it is better; auto knows."""
+    max_rounds: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Rounds of a trial that is not stopped; by default --rounds."""
+    grace_rounds: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Rounds that every trial may play (asha, median) and rounds between two copies (pbt); by default a quarter."""
+    seeds: int = 1
+    """Seeds on which every configuration is tried, from --seed on; trials are ranked by their mean."""
+    concurrency: str = "auto"
+    """Trials at a time; auto fills the cluster by packing each trial's clients into fewer actors."""
+    resume: Annotated[str, tyro.conf.arg(metavar="DIR")] = ""
+    """Folder of an interrupted sweep to go on with; it holds all other options."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        for name in ("samples", "seeds", "max_rounds", "grace_rounds"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, name, value, "at least one is needed", "give a positive whole number")
+        number = self.concurrency.isdigit() and int(self.concurrency) >= 1
+        require(
+            self.concurrency == "auto" or number, "concurrency", self.concurrency, "not a number of trials", "use auto"
+        )
+
+
+def complete(sweep: Sweep, record: Algorithm, rounds: int) -> Sweep:
+    """Fill in what is left open; raises FedRayError for a measure that the algorithm's runs do not have."""
+    kinds = {"personal": record.predict_personal, "global": record.predict_global}
+    known = [f"{kind}/{name}" for kind, predict in kinds.items() if predict for name in report.MEASURES]
+    metric = sweep.metric
+    if metric == Sweep.metric and metric not in known:
+        metric = "global/accuracy"  # of a method without personal models
+    if metric not in known:
+        raise FedRayError(f"--metric {metric}: no such measure of this algorithm; choose from {', '.join(known)}")
+    most = sweep.max_rounds or rounds
+    grace = sweep.grace_rounds or max(1, most // 4)
+    if grace > most:
+        raise FedRayError(
+            f"--grace-rounds {grace}: exceeds the {most} rounds of a trial; lower it or raise --max-rounds"
+        )
+    mode = sweep.mode if sweep.mode != "auto" else "max" if metric.endswith(ASCENDING) else "min"
+    return dataclasses.replace(sweep, metric=metric, mode=mode, max_rounds=most, grace_rounds=grace)
+
+
+def differences(a: Mapping[str, object], b: Mapping[str, object]) -> list[str]:
+    """The names under which two flat configurations differ."""
+    return [name for name in {**a, **b} if a.get(name) != b.get(name)]

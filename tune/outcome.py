@@ -1,0 +1,197 @@
+"""What a sweep found: the table of its trials, the best configuration, and two figures."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fedray.types import LogUniform
+from tune.record import outcome
+from tune.space import Domain
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+class Row(NamedTuple):
+    """One trial; ``score`` averages the metric over the last tenth of its evaluations, as launch's summary does."""
+
+    trial: str
+    settings: dict[str, Any]  # searched ones, by dotted name
+    seed: int
+    rounds: int
+    score: float | None
+    outcome: str
+
+
+def rows(trials: Sequence[Any], space: Mapping[str, Domain], rounds: int) -> list[Row]:
+    """The trials in the order in which they were made, of which their identities end with the number."""
+    trials = sorted(trials, key=lambda trial: trial.trial_id.rpartition("_")[2] if "_" in trial.trial_id else "")
+    return [
+        Row(
+            trial.trial_id,
+            {name: trial.config[name] for name in space},
+            trial.config["seed"],
+            int((trial.last_result or {}).get("round", 0)),
+            (trial.last_result or {}).get("score"),
+            outcome(trial, rounds),
+        )
+        for trial in trials
+    ]
+
+
+def ranked(table: Sequence[Row], mode: str) -> list[list[Row]]:
+    """Configurations (their trials over the seeds), best first.
+
+    Those of which every trial finished come first, then stopped ones; a configuration with a failed trial has no rank.
+    """
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in table:
+        groups.setdefault(tuple(row.settings.items()), []).append(row)
+    sound = [g for g in groups.values() if all(r.score is not None and not r.outcome.startswith("failed") for r in g)]
+    sign = -1 if mode == "max" else 1
+    return sorted(sound, key=lambda g: (-min(row.rounds for row in g), sign * mean(g)))
+
+
+def mean(group: Sequence[Row]) -> float:
+    """The mean score of a configuration over its seeds."""
+    return statistics.fmean(row.score for row in group if row.score is not None)
+
+
+def csv_rows(table: Sequence[Row], metric: str) -> list[dict[str, Any]]:
+    """The table for trials.csv."""
+    return [
+        {"trial": r.trial, **r.settings, "seed": r.seed, "rounds": r.rounds, metric: r.score, "outcome": r.outcome}
+        for r in table
+    ]
+
+
+def show(table: Sequence[Row], metric: str, best: Sequence[Row]) -> Any:
+    """The table for the terminal; the best configuration in bold."""
+    from rich.table import Table
+
+    shown = Table(title=f"{len(table)} trials by {metric}", title_justify="left")
+    names = list(table[0].settings) if table else []
+    several = len({row.seed for row in table}) > 1
+    for column in ("trial", *(name.removeprefix("algorithm.") for name in names), *(["seed"] if several else [])):
+        shown.add_column(column)
+    for column in ("rounds", metric):
+        shown.add_column(column, justify="right")
+    shown.add_column("outcome")
+    for row in table:
+        settings = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.settings.values()]
+        score = "" if row.score is None else f"{row.score:.4f}"
+        seed = [str(row.seed)] if several else []
+        style = "bold" if row in best else None
+        shown.add_row(row.trial[-5:], *settings, *seed, str(row.rounds), score, row.outcome[:60], style=style)
+    return shown
+
+
+def draw(table: Sequence[Row], space: Mapping[str, Domain], metric: str, folder: Path) -> list[Path]:
+    """The metric against each searched setting, and parallel coordinates; trials without a score are left out."""
+    scored = [row for row in table if row.score is not None]
+    if not scored:
+        return []
+    import matplotlib
+
+    from fedray.plots import STYLE
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context(STYLE):
+        paths = folder / "metric_versus_settings.png", folder / "parallel_coordinates.png"
+        _versus(scored, space, metric).savefig(paths[0], dpi=200)
+        _parallel(scored, space, metric).savefig(paths[1], dpi=200)
+    return list(paths)
+
+
+def _versus(table: Sequence[Row], space: Mapping[str, Domain], metric: str) -> Any:
+    from matplotlib.figure import Figure
+
+    columns = 2 if len(space) == 4 else min(3, len(space))
+    lines = -(-len(space) // columns)
+    figure = Figure(figsize=(3.4 * columns, 3.0 * lines), layout="constrained")
+    grid = figure.subplots(lines, columns, squeeze=False).flatten()
+    for ax, (name, domain) in zip(grid, space.items(), strict=False):
+        positions, labels = _scale([row.settings[name] for row in table])
+        for kind, marker, colour in (("finished", "o", "#0072B2"), ("stopped", "x", "#D55E00")):
+            chosen = [(x, row.score) for x, row in zip(positions, table, strict=True) if row.outcome.startswith(kind)]
+            if chosen:
+                ax.scatter(
+                    *zip(*chosen, strict=True),
+                    marker=marker,
+                    color=colour,
+                    label=kind if kind == "finished" else "stopped early",
+                )
+        _ticks(ax, domain, labels)
+        ax.set_xlabel(name.removeprefix("algorithm."))
+    for ax in grid[len(space) :]:
+        ax.set_visible(False)
+    for ax in grid[::columns]:
+        ax.set_ylabel(metric)
+    handles, labels = grid[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=2)
+    return figure
+
+
+def _scale(values: Sequence[Any]) -> tuple[list[float], list[str]]:
+    """Positions of values on an axis, and the labels of those that are not numbers."""
+    if all(isinstance(value, int | float) for value in values):
+        return [float(value) for value in values], []
+    labels = sorted({str(value) for value in values})
+    return [float(labels.index(str(value))) for value in values], labels
+
+
+def _ticks(ax: Axes, domain: Domain, labels: Sequence[str]) -> None:
+    if labels:
+        ax.set_xticks(range(len(labels)), labels)
+    elif isinstance(domain, LogUniform):
+        from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+        ax.set_xscale("log")
+        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        ax.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _parallel(table: Sequence[Row], space: Mapping[str, Domain], metric: str) -> Any:
+    """One vertical axis per setting and one for the metric, one line per trial, coloured by the metric."""
+    import math
+
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(1.6 * (len(space) + 2), 3.6), layout="constrained")
+    ax = figure.subplots()
+    columns: list[tuple[str, list[float], list[str]]] = []
+    for name, domain in space.items():
+        positions, labels = _scale([row.settings[name] for row in table])
+        log = isinstance(domain, LogUniform)
+        ends = [f"{value:.3g}" for value in (min(positions), max(positions))] if not labels else [labels[0], labels[-1]]
+        columns.append((name.removeprefix("algorithm."), [math.log(x) if log else x for x in positions], ends))
+    scores = [float(row.score or 0.0) for row in table]
+    columns.append((metric, scores, [f"{min(scores):.3f}", f"{max(scores):.3f}"]))
+    heights = [_unit(values) for _, values, _ in columns]
+    for line, (row, level) in enumerate(zip(table, heights[-1], strict=True)):
+        style = "-" if row.outcome == "finished" else ":"
+        ys = [column[line] for column in heights]
+        ax.plot(range(len(columns)), ys, style, color=colormaps["viridis"](level), linewidth=1.5)
+    for x, (_, _, (low, high)) in enumerate(columns):
+        ax.axvline(x, color="#8C8C8C", linewidth=0.8)
+        ax.annotate(high, (x, 1.02), ha="center", va="bottom", fontsize=8, annotation_clip=False)
+        ax.annotate(low, (x, -0.02), ha="center", va="top", fontsize=8, annotation_clip=False)
+    ax.set_xticks(range(len(columns)), [name for name, _, _ in columns])
+    ax.tick_params(axis="x", pad=14, length=0)
+    ax.set_yticks([])
+    ax.set_ylim(-0.02, 1.02)
+    ax.grid(False)
+    for side in ax.spines.values():
+        side.set_visible(False)
+    ax.set_title("solid: finished, dotted: stopped early or failed", pad=18, fontsize=9)
+    return figure
+
+
+def _unit(values: Sequence[float]) -> list[float]:
+    low, high = min(values), max(values)
+    return [(value - low) / (high - low) if high > low else 0.5 for value in values]

@@ -1,0 +1,139 @@
+"""One writer for a whole sweep: the trials' MLflow runs are written from the driver, as Tune hears from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from ray.tune import Callback
+
+from fedray.config import Experiment, flatten, override, to_dict
+from fedray.tracking import MLflowTracker, NullTracker, Tracker, connect
+from tune.options import Sweep
+
+UNFINISHED = "unfinished"
+MEASURES = ("personal/", "global/", "train/", "time/", "comm/")
+
+
+class Store(NamedTuple):
+    """Where the runs of a sweep go."""
+
+    uri: str  # absolute
+    experiment: str
+    parent: str  # run of the sweep itself
+    name: str  # of the sweep
+    algorithm: str
+
+
+class Recorder(Callback):
+    """Keeps one child run per trial: retries and resumes go on with it, and no step is written twice.
+
+    ``heard`` is told after every event how many trials are done, and the best score so far.
+    """
+
+    def __init__(self, store: Store | None, base: Experiment, sweep: Sweep, heard: Callable[[int, str], object]):
+        self._store, self._base, self._sweep, self._tell = store, base, sweep, heard
+        self._mutated = sweep.scheduler == "pbt"
+        self._trackers: dict[str, Tracker] = {}
+        self._steps: dict[str, int] = {}
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._tracker(trial)
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        step, tracker = int(result["round"]), self._tracker(trial)
+        if step > self._steps[trial.trial_id] and "failure" not in result:  # else played again after a retry
+            self._steps[trial.trial_id] = step
+            values = {name: value for name, value in result.items() if name.startswith(MEASURES)}
+            if self._mutated:  # population based training changes settings in mid-run
+                settings = {f"config/{name}": value for name, value in trial.config.items()}
+                values |= {name: value for name, value in settings.items() if isinstance(value, int | float)}
+            tracker.log(step, values)
+        self._heard(trials)
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._close(trial, outcome(trial, self._base.rounds))
+        self._heard(trials)
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._close(trial, outcome(trial, self._base.rounds))
+        self._heard(trials)
+
+    def close(self, trials: list[Any]) -> None:
+        """Send what is left of every run, also of those that the sweep leaves unfinished."""
+        for trial in trials:
+            text = outcome(trial, self._base.rounds)
+            if trial.trial_id in self._trackers and text == UNFINISHED:
+                self._trackers.pop(trial.trial_id).finish("KILLED")
+            elif trial.trial_id in self._trackers:
+                self._close(trial, text)
+
+    def _close(self, trial: Any, text: str) -> None:
+        tracker = self._tracker(trial)
+        if isinstance(tracker, MLflowTracker):
+            tracker.tag("outcome", text)
+        tracker.finish("FAILED" if text.startswith("failed") else "FINISHED")
+        del self._trackers[trial.trial_id]
+
+    def _heard(self, trials: list[Any]) -> None:
+        last = [trial.last_result or {} for trial in trials]
+        scores = [result["score"] for result in last if result.get("score") is not None]
+        best = (max if self._sweep.mode == "max" else min)(scores, default=None)
+        done = sum(trial.is_finished() for trial in trials)
+        self._tell(done, "" if best is None else f"best {self._sweep.metric} {best:.4f}")
+
+    def _tracker(self, trial: Any) -> Tracker:
+        if trial.trial_id not in self._trackers:
+            self._trackers[trial.trial_id], self._steps[trial.trial_id] = self._open(trial)
+        return self._trackers[trial.trial_id]
+
+    def _open(self, trial: Any) -> tuple[Tracker, int]:
+        """The trial's run, continued where the store has it already, and the last step that it holds."""
+        store = self._store
+        if store is None:
+            return NullTracker(), self._steps.get(trial.trial_id, 0)
+        cfg = override(self._base, trial.config)
+        found = find_child(store, trial.trial_id)
+        tags = {
+            "mlflow.parentRunId": store.parent,
+            "fedray.kind": "trial",
+            "sweep": store.name,
+            "trial": trial.trial_id,
+            "algorithm": store.algorithm,
+            "dataset": cfg.data.name,
+            "seed": str(cfg.seed),
+        }
+        params: Mapping[str, Any] = {"algorithm.name": store.algorithm} | flatten(to_dict(cfg)) if not found else {}
+        name = f"{store.name}-{trial.trial_id}"
+        run_id, step = found or (None, 0)
+        return MLflowTracker(store.uri, store.experiment, name, params, tags, run_id=run_id), step
+
+
+def outcome(trial: Any, rounds: int) -> str:
+    """What became of a trial: finished, stopped early, failed with its reason, or unfinished."""
+    last = trial.last_result or {}
+    if "failure" in last:
+        return f"failed: {last['failure']}"
+    if trial.status == "ERROR":
+        lines = str(trial.get_error() or "the trial's process was lost").strip().splitlines()
+        return f"failed: {lines[-1]}"
+    if last.get("round", 0) >= rounds:
+        return "finished"
+    # Not the status: an interrupted sweep leaves its running trials as terminated, as if they had been stopped.
+    return "stopped early" if last.get("done") else UNFINISHED
+
+
+def find_child(store: Store, trial_id: str) -> tuple[str, int] | None:
+    """(run id, last step) of a trial that the store holds already."""
+    client = connect(store.uri)
+    experiment = client.get_experiment_by_name(store.experiment)
+    if experiment is None:
+        return None
+    query = f"tags.`mlflow.parentRunId` = '{store.parent}' and tags.trial = '{trial_id}'"
+    runs = client.search_runs([experiment.experiment_id], query, max_results=1)
+    if not runs:
+        return None
+    history = client.get_metric_history(runs[0].info.run_id, "time/round_seconds")
+    return runs[0].info.run_id, max((metric.step for metric in history), default=0)

@@ -1,0 +1,92 @@
+"""Which configurations are tried, and which trials go on: Tune's searchers and schedulers with our defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ray import tune as ray_tune
+from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, MedianStoppingRule, PopulationBasedTraining
+from ray.tune.search import ConcurrencyLimiter
+from ray.tune.search.basic_variant import BasicVariantGenerator
+
+from fedray.types import FedRayError
+from tune.options import Sweep
+from tune.space import Choice, Domain, Grid, show, to_tune
+
+REDUCTION = 3  # of the trials at a rung, one in three goes on (Li et al. 2020 use 4, for hundreds of trials)
+
+
+def parameters(space: Mapping[str, Domain], search: str, seeds: Sequence[int]) -> dict[str, Any]:
+    """What every trial's configuration is made of, in Tune's terms; several seeds repeat each configuration.
+
+    Raises FedRayError where the search cannot cover the space.
+    """
+    if search == "grid":
+        for name, domain in space.items():
+            if not isinstance(domain, Grid | Choice):
+                name = name.removeprefix("algorithm.")
+                raise FedRayError(
+                    f"--search grid: {name}={show(domain)} has no grid; write --space '{name}=grid(A,B,...)'"
+                )
+        domains: dict[str, Any] = {name: ray_tune.grid_search(list(d.values)) for name, d in space.items()}  # type: ignore[union-attr]
+    else:
+        domains = {name: to_tune(domain) for name, domain in space.items()}
+    return domains | {"seed": ray_tune.grid_search(seeds) if len(seeds) > 1 else seeds[0]}
+
+
+def count(space: Mapping[str, Domain], search: str, samples: int, seeds: int) -> int:
+    """How many trials the sweep has."""
+    trials = seeds * (1 if search == "grid" else samples)
+    for domain in space.values():
+        if isinstance(domain, Grid) or (search == "grid" and isinstance(domain, Choice)):
+            trials *= len(domain.values)
+    return trials
+
+
+def searcher(sweep: Sweep, space: Mapping[str, Domain], concurrency: int, seeds: Sequence[int]) -> Any:
+    """Tune's search algorithm.
+
+    Raises FedRayError for what Optuna's sampler does not do: several seeds, and grids.
+    """
+    if sweep.search != "tpe":
+        # A configuration is drawn once and repeated for every seed.
+        return BasicVariantGenerator(constant_grid_search=True, random_state=seeds[0], max_concurrent=concurrency)
+    if len(seeds) > 1:
+        raise FedRayError(f"--seeds {len(seeds)}: tpe learns from single trials; use --search random, or one seed")
+    if any(isinstance(domain, Grid) for domain in space.values()):
+        raise FedRayError("--search tpe: does not cover a grid; write choice(...) in --space, or use --search random")
+    from optuna.samplers import TPESampler
+    from ray.tune.search.optuna import OptunaSearch
+
+    sampler = TPESampler(seed=seeds[0], n_startup_trials=max(4, concurrency))
+    return ConcurrencyLimiter(
+        OptunaSearch(metric=sweep.metric, mode=sweep.mode, sampler=sampler), max_concurrent=concurrency
+    )
+
+
+def scheduler(sweep: Sweep, space: Mapping[str, Domain]) -> Any:
+    """Tune's trial scheduler; time is counted in rounds.
+
+    Raises FedRayError for population based training over several seeds: it copies trials into each other.
+    """
+    metric, mode, rounds, grace = sweep.metric, sweep.mode, sweep.max_rounds or 1, sweep.grace_rounds or 1
+    if sweep.scheduler == "none":
+        return FIFOScheduler()
+    if sweep.scheduler == "asha":
+        return AsyncHyperBandScheduler(
+            "round", metric, mode, max_t=rounds, grace_period=grace, reduction_factor=REDUCTION
+        )
+    if sweep.scheduler == "median":
+        return MedianStoppingRule("round", metric, mode, grace_period=grace, min_samples_required=2)
+    if sweep.seeds > 1:
+        raise FedRayError(
+            f"--seeds {sweep.seeds}: --scheduler pbt copies trials into each other; use one seed, or asha"
+        )
+    mutations = {
+        name: list(domain.values) if isinstance(domain, Choice | Grid) else to_tune(domain)
+        for name, domain in space.items()
+    }
+    return PopulationBasedTraining(
+        "round", metric, mode, perturbation_interval=grace, hyperparam_mutations=mutations, synch=True
+    )

@@ -1,0 +1,197 @@
+"""A sweep from its options to its table: checked first, then played by Tune, recorded by one writer, resumable."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import ray
+from ray import tune as ray_tune
+
+from actors.federation import connect, nodes
+from actors.placement import Layout, arrange_trials
+from fedray import cli, data, registry
+from fedray.config import Execution, Experiment, flatten, override, to_dict
+from fedray.plan import make_plan
+from fedray.tracking import MLflowTracker, NullTracker, Tracker, resolve
+from fedray.types import FedRayError
+from tune import outcome, search
+from tune.options import Sweep, complete
+from tune.record import UNFINISHED, Recorder, Store
+from tune.space import Domain, make, show
+from tune.trial import Common, Trial
+
+RESUME: Any = ray_tune.ResumeConfig.ResumeType.RESUME  # an enum, although ResumeConfig calls it a string
+RETRIES = 3  # of a trial whose process was lost, from its last checkpoint
+
+
+class Request(NamedTuple):
+    """A checked sweep."""
+
+    name: str
+    folder: Path
+    base: Experiment  # of every trial; rounds are the most that one plays
+    execution: Execution
+    sweep: Sweep
+    space: dict[str, Domain]
+    seeds: list[int]
+    trials: int
+
+
+class Report(NamedTuple):
+    """What a sweep found."""
+
+    request: Request
+    table: list[outcome.Row]
+    best: list[outcome.Row]  # of the best configuration, one per seed
+    command: str  # that plays it again
+    hint: str  # where to look
+    interrupted: bool
+
+
+def check(name: str, folder: Path, base: Experiment, execution: Execution, sweep: Sweep) -> Request:
+    """Everything that can be refused before Ray starts; raises FedRayError."""
+    if execution.runtime != "ray":
+        raise FedRayError("--runtime local: a sweep runs on Ray; leave the option out")
+    record = registry.algorithms()[registry.algorithm_name(base.algorithm)]
+    sweep = complete(sweep, record, base.rounds)
+    base = override(base, {"rounds": sweep.max_rounds})
+    make_plan(base)
+    space = make(sweep.space, record.space, base)
+    seeds = [base.seed + i for i in range(sweep.seeds)]
+    search.parameters(space, sweep.search, seeds)
+    search.searcher(sweep, space, 1, seeds)
+    search.scheduler(sweep, space)
+    trials = search.count(space, sweep.search, sweep.samples, len(seeds))
+    return Request(name, folder, base, execution, sweep, space, seeds, trials)
+
+
+def play(request: Request, resume: bool, say: Callable[[str], object], heard: Callable[[int, str], object]) -> Report:
+    """Run or go on with a sweep; ``heard`` is told how far it is.
+
+    Raises FedRayError, before any trial, for what the cluster cannot hold or a store that is down.
+    """
+    own = connect(request.execution.address)
+    try:
+        sweep, execution = request.sweep, request.execution
+        clients = make_plan(request.base).clients
+        layout, at_once = arrange_trials(
+            clients,
+            request.trials,
+            nodes(),
+            None if sweep.concurrency == "auto" else int(sweep.concurrency),
+            execution.clients_per_actor,
+            execution.gpus_per_client,
+        )
+        say(f"{request.trials} trials, {at_once} at a time: {clients} clients in {len(layout.blocks)} actor(s) each")
+        tracker, store = _records(request)
+        recorder = Recorder(store, request.base, sweep, heard)
+        trials: list[Any] = []
+        try:
+            trials = _run(request, layout, at_once, recorder, resume)
+        finally:
+            recorder.close(trials)
+            if not trials:
+                tracker.finish("KILLED")
+        return _conclude(request, trials, tracker)
+    finally:
+        if own:
+            ray.shutdown()
+
+
+def _run(request: Request, layout: Layout, at_once: int, recorder: Recorder, resume: bool) -> list[Any]:
+    sweep, base = request.sweep, request.base
+    resume = resume and any(request.folder.glob("experiment_state-*.json"))  # else nothing was begun
+    dataset = None if "data.name" in request.space else ray.put(data.load(base.data))
+    common = Common(base, layout, request.execution.backend, sweep.metric, dataset)
+    random.seed(base.seed)  # Tune's schedulers draw from the global generators
+    np.random.seed(base.seed % 2**32)
+    analysis = ray_tune.run(
+        ray_tune.with_parameters(Trial, common=common),
+        name=request.folder.name,
+        storage_path=str(request.folder.parent),
+        config=search.parameters(request.space, sweep.search, request.seeds),
+        num_samples=1 if sweep.search == "grid" else sweep.samples,
+        search_alg=search.searcher(sweep, request.space, at_once, request.seeds),
+        scheduler=search.scheduler(sweep, request.space),
+        resources_per_trial=ray_tune.PlacementGroupFactory(layout.bundles),  # all of a federation or nothing
+        checkpoint_config=ray_tune.CheckpointConfig(checkpoint_frequency=1, num_to_keep=_kept(sweep)),
+        max_failures=RETRIES,
+        reuse_actors=True,
+        raise_on_failed_trial=False,
+        callbacks=[recorder],
+        trial_name_creator=lambda trial: trial.trial_id,
+        trial_dirname_creator=lambda trial: trial.trial_id,
+        verbose=0,
+        resume=resume,
+        resume_config=ray_tune.ResumeConfig(errored=RESUME) if resume else None,
+    )
+    return list(analysis.trials or [])
+
+
+def _kept(sweep: Sweep) -> int | None:
+    """Checkpoints kept per trial: population based training may still want an older one of a donor."""
+    return None if sweep.scheduler == "pbt" else 1
+
+
+def _records(request: Request) -> tuple[Tracker, Store | None]:
+    """The run of the sweep itself, found again through the note in the sweep's folder, and where its children go."""
+    where, note = request.execution.tracking, request.folder / "parent.json"
+    if where.uri == "none":
+        return NullTracker(), None
+    known = json.loads(note.read_text()) if note.exists() else {"uri": resolve(where.uri)[0], "run_id": None}
+    algorithm = registry.algorithm_name(request.base.algorithm)
+    tags = {"fedray.kind": "sweep", "sweep": request.name, "algorithm": algorithm, "dataset": request.base.data.name}
+    space = {f"space.{name}": show(domain) for name, domain in request.space.items()}
+    options = to_dict(dataclasses.replace(request.sweep, resume="", space=()))
+    params = {"algorithm.name": algorithm} | flatten(to_dict(request.base)) | space
+    params |= {f"sweep.{name}": value for name, value in options.items()}
+    uri, run_id = known["uri"], known["run_id"]
+    tracker = MLflowTracker(uri, where.experiment, request.name, {} if run_id else params, tags, run_id=run_id)
+    write_json(note, {"uri": uri, "run_id": tracker.run_id})
+    return tracker, Store(uri, where.experiment, tracker.run_id, request.name, algorithm)
+
+
+def _conclude(request: Request, trials: list[Any], tracker: Tracker) -> Report:
+    """Rank, write the table, the best configuration and the figures, and hand them to the tracker."""
+    from fedray.result import write_table
+
+    sweep, folder = request.sweep, request.folder / "result"
+    table = outcome.rows(trials, request.space, request.base.rounds)
+    order = outcome.ranked(table, sweep.mode)
+    best = order[0] if order else []
+    command = cli.command(override(request.base, best[0].settings | {"seed": best[0].seed})) if best else ""
+    interrupted = len(trials) < request.trials or any(row.outcome == UNFINISHED for row in table)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_table(folder / "trials.csv", outcome.csv_rows(table, sweep.metric))
+    found = {"command": command, "metric": sweep.metric, "score": outcome.mean(best) if best else None}
+    write_json(folder / "best.json", found | {"settings": best[0].settings if best else {}})
+    write_json(folder / "space.json", {name: show(domain) for name, domain in request.space.items()})
+    outcome.draw(table, request.space, sweep.metric, folder / "figures")
+    if best and isinstance(tracker, MLflowTracker):
+        tracker.log(0, {f"best/{sweep.metric}": outcome.mean(best)})
+        tracker.tag("best", command)
+    tracker.finish("KILLED" if interrupted else "FINISHED", folder)
+    return Report(request, table, best, command, tracker.hint(), interrupted)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """A JSON file, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(value, indent=2) + "\n")
+    os.replace(part, path)
+
+
+def identity(request: Request) -> dict[str, Any]:
+    """What two command lines must agree on to be the same sweep."""
+    options = to_dict(dataclasses.replace(request.sweep, resume="", concurrency="auto"))
+    return flatten({"algorithm_name": registry.algorithm_name(request.base.algorithm)} | to_dict(request.base)) | {
+        f"sweep.{name}": value for name, value in options.items()
+    }

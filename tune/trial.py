@@ -1,0 +1,82 @@
+"""A trial is a whole federation: Tune's own actor is its server, and its reservation captures the client actors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ray
+from ray import tune as ray_tune
+
+from actors.cohort import RayCohort
+from actors.placement import Layout
+from fedray import checkpoint as checkpoints
+from fedray import report
+from fedray.config import Experiment, override
+from fedray.federation import TrainingError, play_round, start
+from fedray.local import numerics
+from fedray.plan import make_plan
+
+
+class Common(NamedTuple):
+    """What all trials of a sweep share."""
+
+    base: Experiment
+    layout: Layout
+    backend: str
+    metric: str
+    dataset: Any  # reference to the loaded dataset: every node gets it once; None: each process loads its own
+
+
+class Trial(ray_tune.Trainable):
+    """Plays a federation from one evaluation to the next; Tune stops, pauses, copies and restores it in between."""
+
+    def setup(self, config: dict[str, Any], common: Common) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Start the clients."""
+        numerics().__enter__()  # for the life of the process
+        self._common = common
+        self._begin(config)
+        self._cohort = RayCohort(self._plan, common.layout, common.backend, common.dataset)
+
+    def _begin(self, config: dict[str, Any]) -> None:
+        dataset = self._common.dataset
+        self._plan = make_plan(override(self._common.base, config), None if dataset is None else ray.get(dataset))
+        self._state, self._rows = start(self._plan), list[dict[str, float]]()
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Become another trial, or the same with other settings, in the processes that are already there."""
+        self._begin(new_config)
+        self._cohort.reset(self._plan)
+        return True
+
+    def step(self) -> dict[str, Any]:
+        """Rounds up to the next evaluated one; its measures, and the windowed score that ranks trials."""
+        rounds = self._plan.cfg.rounds
+        values: dict[str, float] = {}
+        try:
+            while self._state.round < rounds and not values.keys() & set(report.EVALUATED):
+                self._state, metrics = play_round(self._plan, self._state, self._cohort)
+                values = report.measures(metrics)
+                self._rows.append({"round": metrics.round} | values)
+        except TrainingError as error:
+            # An outcome, not a fault: Tune would play the trial again, to the same end.
+            return {"round": self._state.round + 1, "failure": str(error), "done": True}
+        values = values or {name: value for name, value in self._rows[-1].items() if name != "round"}
+        summary = report.summarize(self._plan, self._rows, None, 0.0)
+        kind, _, name = self._common.metric.partition("/")
+        score = (summary[kind] or {}).get(name) if kind in report.KINDS else values[self._common.metric]
+        return values | {"round": self._state.round, "score": score, "done": self._state.round >= rounds}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Server, every client, and the measures so far."""
+        checkpoints.save(Path(checkpoint_dir), self._state, self._cohort.snapshot(), self._rows)
+
+    def load_checkpoint(self, checkpoint: str) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Go on from a checkpoint of this trial or, in population based training, of a better one."""
+        found = checkpoints.load(Path(checkpoint), self._plan)
+        self._state, self._rows = found.state, found.rows
+        self._cohort.restore(found.state.round, found.clients)
+
+    def cleanup(self) -> None:
+        """Stop the client actors."""
+        self._cohort.close()
