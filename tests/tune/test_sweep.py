@@ -11,6 +11,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+import ray
+
+from tune.__main__ import main
 
 pytestmark = pytest.mark.ray
 
@@ -234,21 +237,30 @@ def test_the_sampler_of_optuna_learns_over_seeds_of_its_own(tmp_path):
     assert len({run.data.params["algorithm.lr"] for run in children(tmp_path)[2]}) == 6
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--space", "lrr=uniform(1,2)"], "--space lrr: no such setting"),
-        (["--space", "lr=uniform(2,1)"], "empty range"),
-        (["--metric", "personal/accuracy2"], "no such measure"),
-        (["--resume", "nowhere"], "holds no sweep"),
-        (["--gpus-per-client", "0.5"], "GPU"),
-        (["--concurrency", "300"], "room for"),
-        (["--runtime", "local"], "a sweep runs on Ray"),
-    ],
-)
-def test_bad_requests_are_refused_in_seconds(tmp_path, options, words):
+REFUSED = [
+    (["--space", "lrr=uniform(1,2)"], "--space lrr: no such setting"),
+    (["--space", "lr=uniform(2,1)"], "empty range"),
+    (["--metric", "personal/accuracy2"], "no such measure"),
+    (["--resume", "nowhere"], "holds no sweep"),
+    (["--runtime", "local"], "a sweep runs on Ray"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), REFUSED)
+def test_bad_requests_are_refused_before_ray_starts(tmp_path, monkeypatch, capsys, options, words):
+    monkeypatch.chdir(tmp_path)
     space = [] if "--space" in options else ["--space", "lr=uniform(0.1,0.2)"]
-    code, _, err = sweep(tmp_path, *options, *space)
+    assert main(["fedavg", *TINY, *options, *space]) == 2
+    assert words in capsys.readouterr().err
+    assert not ray.is_initialized()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"), [(["--gpus-per-client", "0.5"], "GPU"), (["--concurrency", "300"], "room for")]
+)
+def test_what_the_cluster_cannot_hold_is_refused_in_seconds(tmp_path, options, words):
+    code, _, err = sweep(tmp_path, *options, "--space", "lr=uniform(0.1,0.2)")
     assert code == 2, err
     assert words in err
     assert "Traceback" not in err
