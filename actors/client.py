@@ -6,9 +6,12 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import fsspec
 import torch
+from fsspec.implementations.local import LocalFileSystem
 
-from fedray import data, trees
+from fedray import checkpoint, data, trees
+from fedray.checkpoint import File
 from fedray.local import Block, numerics
 from fedray.plan import Plan
 
@@ -18,7 +21,8 @@ class ClientActor:
 
     Private data is loaded here and never returned: uploads, evaluation sums and the predictive of one test image
     leave, and the private states on the explicit request of a snapshot or to survive this process (a committed state
-    stays in the object store of the node, owned by the server actor, until the next round replaces it).
+    stays in the object store of the node, owned by the server actor, until the next round replaces it; a checkpoint
+    is a file that this process writes).
     """
 
     def __init__(
@@ -67,6 +71,13 @@ class ClientActor:
     def snapshot(self) -> Any:
         """The private states of the hosted clients."""
         return trees.to_numpy(self._block.states)
+
+    def save(self, folder: str) -> Sequence[File] | None:
+        """Write the hosted clients' private states into a folder; None where this machine does not see it."""
+        fs, path = fsspec.url_to_fs(folder)
+        if isinstance(fs, LocalFileSystem) and not fs.exists(path):
+            return None
+        return checkpoint.write_clients(folder, self._ids, self._block.states)
 
     def pid(self) -> int:
         """The process that hosts this actor."""

@@ -1,10 +1,11 @@
-"""The clients of a federation as Ray actors, with the recovery of those that die."""
+"""The clients of a federation as Ray actors, with the recovery of those that die, hang or fail."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 import torch
@@ -12,12 +13,33 @@ from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError
 
 from actors.client import ClientActor
 from actors.placement import Layout
-from fedray import trees
+from fedray import checkpoint, trees
+from fedray.checkpoint import File
 from fedray.plan import Plan
-from fedray.types import EvalReply, FedRayError, TrainReply
+from fedray.types import EvalReply, Failure, TrainReply
 
-ATTEMPTS = 4  # times that one call is given to an actor before the run gives up
+ATTEMPTS = 4  # times that one call is given to an actor before the cohort gives up
+START_SECONDS = 180.0  # that a new process may take before the clock of --round-timeout runs
 LOST = (RayActorError, OutOfMemoryError, ObjectLostError)
+
+
+class Policy(NamedTuple):
+    """What is done about a client that fails (retry, skip, abort), and when it counts as hanging (seconds)."""
+
+    on_failure: str = "retry"
+    timeout: float | None = None
+
+
+class ClientsLostError(Exception):
+    """Clients are gone for good, and with them perhaps their states: only a checkpoint can help."""
+
+
+class Call(NamedTuple):
+    """A call that an actor has not answered yet."""
+
+    slot: int
+    state: Any  # reference to the states that come with the reply
+    deadline: float | None
 
 
 class RayCohort:
@@ -27,10 +49,14 @@ class RayCohort:
     cohort holds the reference only, and gives it to the successor of an actor that dies.
     """
 
-    def __init__(self, plan: Plan, layout: Layout, backend: str, dataset: Any = None):
+    def __init__(self, plan: Plan, layout: Layout, backend: str, dataset: Any = None, policy: Policy | None = None):
         self._plan, self._plan_ref, self._layout, self._backend = plan, ray.put(plan), layout, backend
         self._dataset = dataset  # reference to the loaded dataset; None: every actor loads it
+        self._policy = policy or Policy()
+        self._attempts = 1 if self._policy.on_failure == "abort" else ATTEMPTS
         self._committed: list[Any] = [None] * len(layout.blocks)
+        self._fresh = set(range(len(layout.blocks)))  # actors that have not answered yet
+        self._failures: list[Failure] = []  # since they were last taken
         self.actors = [self._spawn(slot) for slot in range(len(layout.blocks))]
 
     def reset(self, plan: Plan) -> None:
@@ -56,7 +82,7 @@ class RayCohort:
         slots = [slot for slot, mine in enumerate(chosen) if mine]
         downs = self._downs(down, ids, [chosen[slot] for slot in slots])
         calls = {slot: (round, chosen[slot], ref) for slot, ref in zip(slots, downs, strict=True)}
-        return self._ask("train", calls, returns=2)
+        return self._ask("train", calls)
 
     def evaluate(self, round: int, view: Any, spotlight: bool) -> list[EvalReply]:
         return self._ask_all("evaluate", round, ray.put(trees.to_numpy(view)), spotlight)
@@ -68,6 +94,21 @@ class RayCohort:
     def snapshot(self) -> Any:
         return trees.concatenate(self._ask_all("snapshot"))
 
+    def save(self, folder: str) -> list[File]:
+        """Every actor writes its own clients; those on machines that do not see the folder hand theirs over."""
+        files: list[File] = []
+        for slot, written in enumerate(self._ask_all("save", folder)):
+            if written is None:
+                (states,) = self._ask("snapshot", {slot: ()})
+                written = checkpoint.write_clients(folder, self._layout.blocks[slot], states)
+            files += written
+        return files
+
+    def take_failures(self) -> tuple[Failure, ...]:
+        """What happened to actors since this was last asked."""
+        taken, self._failures = tuple(self._failures), []
+        return taken
+
     def _ask_all(self, method: str, *args: Any) -> list[Any]:
         return self._ask(method, dict.fromkeys(range(len(self.actors)), args))
 
@@ -78,37 +119,91 @@ class RayCohort:
         place = {client: row for row, client in enumerate(ids)}
         return [ray.put(trees.to_numpy(trees.rows(down, [place[i] for i in block]))) for block in blocks]
 
-    def _ask(self, method: str, calls: dict[int, tuple[Any, ...]], returns: int = 1) -> list[Any]:
-        """Call every slot's actor and wait for all; a dead actor is replaced and asked again.
+    def _ask(self, method: str, calls: dict[int, tuple[Any, ...]]) -> list[Any]:
+        """Call every slot's actor and wait for all; one that dies, hangs or fails is replaced and asked again.
 
-        Replies come back in slot order, which is client order, as tensors of our own.
+        Replies come back in slot order, which is client order, as tensors of our own. Raises ClientsLostError for a
+        slot that cannot be helped, unless the policy leaves its clients out of the round.
         """
         replies: dict[int, Any] = {}
-        attempts = dict.fromkeys(calls, 0)
-        pending: dict[Any, tuple[int, Any]] = {}
-
-        def submit(slot: int) -> None:
-            attempts[slot] += 1
-            refs = getattr(self.actors[slot], method).options(num_returns=returns).remote(*calls[slot])
-            reply, state = refs if returns == 2 else (refs, None)
-            pending[reply] = slot, state
-
-        for slot in calls:
-            submit(slot)
+        attempts = dict.fromkeys(calls, 1)
+        pending = dict(self._submit(slot, method, calls[slot]) for slot in calls)
         while pending:
-            (ready,), _ = ray.wait(list(pending), num_returns=1)
-            slot, state = pending.pop(ready)
-            try:
-                replies[slot] = ray.get(ready)
-            except LOST as error:
-                self._recover(slot, attempts[slot], error)
-                submit(slot)
-                continue
-            if state is not None:
-                self._committed[slot] = state
+            for reply, trouble in self._wait(pending):
+                call = pending.pop(reply)
+                slot, answer = call.slot, None
+                if trouble is None:
+                    answer, trouble = self._answer(reply, call, attempts[slot])
+                if trouble is None:
+                    replies[slot] = answer
+                    continue
+                leave = self._recover(slot, method, calls[slot], attempts[slot], trouble)
+                if leave is not None:
+                    replies[slot] = leave
+                    continue
+                attempts[slot] += 1
+                again, call = self._submit(slot, method, calls[slot])
+                pending[again] = call
         # Several replies are copied when they are joined; one alone must not alias the memory that Ray shares.
         own = trees.to_torch if len(replies) == 1 else trees.alias
         return [own(replies[slot]) for slot in sorted(replies)]
+
+    def _submit(self, slot: int, method: str, args: tuple[Any, ...]) -> tuple[Any, Call]:
+        two = method == "train"
+        refs = getattr(self.actors[slot], method).options(num_returns=2 if two else 1).remote(*args)
+        reply, state = refs if two else (refs, None)
+        timeout = self._policy.timeout
+        if timeout is not None and slot in self._fresh:
+            timeout += START_SECONDS
+        return reply, Call(slot, state, None if timeout is None else time.monotonic() + timeout)
+
+    def _wait(self, pending: dict[Any, Call]) -> list[tuple[Any, Failure | None]]:
+        """The next reply that is there, or those that are overdue."""
+        deadlines = [call.deadline for call in pending.values() if call.deadline is not None]
+        patience = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+        ready, _ = ray.wait(list(pending), num_returns=1, timeout=patience)
+        if ready:
+            return [(ready[0], None)]
+        now = time.monotonic()
+        late = Failure(0, "", "late", f"no answer within {self._policy.timeout:g} s")
+        return [(reply, late) for reply, call in pending.items() if call.deadline is not None and call.deadline <= now]
+
+    def _answer(self, reply: Any, call: Call, attempt: int) -> tuple[Any, Failure | None]:
+        """A reply that has come, or what kept it from coming."""
+        try:
+            answer = ray.get(reply)
+        except LOST as error:
+            return None, Failure(0, "", "lost", f"{type(error).__name__}: {_first_line(error)}")
+        self._fresh.discard(call.slot)
+        failures = answer.failures if isinstance(answer, TrainReply) else ()
+        if failures and attempt == 1 and self._attempts > 1:  # twice the same is no accident
+            self._failures += [failure._replace(action="asked again") for failure in failures]
+            return None, failures[0]
+        if call.state is not None:
+            self._committed[call.slot] = call.state
+        return answer, None
+
+    def _recover(
+        self, slot: int, method: str, args: tuple[Any, ...], attempts: int, trouble: Failure
+    ) -> TrainReply | None:
+        """Replace an actor by one that starts from its last committed state; a reply if it is not to be asked again."""
+        named, number = self._named(slot), int(args[0]) if method == "train" else 0
+        skip = method == "train" and self._policy.on_failure == "skip"
+        last = attempts >= self._attempts or (trouble.kind == "late" and skip)
+        if last and not skip:
+            raise ClientsLostError(
+                f"the actor of {named} did not answer {attempts} times, last because: {trouble.reason}"
+            )
+        ray.kill(self.actors[slot])
+        self.actors[slot] = self._spawn(slot)
+        self._fresh.add(slot)
+        if last:
+            failures = tuple(trouble._replace(round=number, who=f"client {i}") for i in args[1])
+            return TrainReply(number, (), None, None, None, failures)
+        if trouble.kind in ("lost", "late"):
+            self._failures.append(trouble._replace(round=number, who=f"actor of {named}", action="replaced"))
+            print(f"actor of {named}: {trouble.kind} ({trouble.reason[:200]}); replaced", file=sys.stderr)
+        return None
 
     def _spawn(self, slot: int) -> Any:
         # No scheduling strategy: the actor is captured by the placement group of the server (or of the Tune trial).
@@ -117,22 +212,10 @@ class RayCohort:
             self._plan_ref, self._layout.blocks[slot], self._backend, self._committed[slot], self._dataset
         )
 
-    def _recover(self, slot: int, attempts: int, error: Exception) -> None:
-        """Replace a lost actor by one that starts from its last committed state."""
+    def _named(self, slot: int) -> str:
         block = self._layout.blocks[slot]
-        named = f"client{'s' if len(block) > 1 else ''} {', '.join(map(str, block))}"
-        if attempts >= ATTEMPTS:
-            raise FedRayError(
-                f"the actor of {named} was lost {attempts} times in a row, last because: {_first_line(error)}; "
-                "look for memory or driver trouble on its node, or lower --clients-per-actor"
-            ) from None
-        print(
-            f"actor of {named} was lost ({type(error).__name__}); restarting it from its last round",
-            file=sys.stderr,
-        )
-        ray.kill(self.actors[slot])
-        self.actors[slot] = self._spawn(slot)
+        return f"client {block[0]}" if len(block) == 1 else f"clients {block[0]}-{block[-1]}"
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
+    return (str(error).strip() or "no reason given").splitlines()[0]

@@ -2,35 +2,57 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import ray
 
-from actors.cohort import RayCohort
+from actors.cohort import Policy, RayCohort
 from actors.placement import Layout
 from fedray import trees
-from fedray.federation import Snapshot, play_round, start
+from fedray.checkpoint import Checkpoint, Store
+from fedray.federation import advance
 from fedray.local import numerics
 from fedray.plan import Plan
+from fedray.rounds import Snapshot, State, start
 from fedray.types import RoundMetrics
 
 
 class ServerActor:
     """Holds the global state; wrapped by ``ray.remote`` where it is placed."""
 
-    def __init__(self, plan: Plan, layout: Layout, backend: str):
+    def __init__(
+        self,
+        plan: Plan,
+        layout: Layout,
+        backend: str,
+        policy: Policy | None = None,
+        store: Store | None = None,
+        begun: Checkpoint | None = None,
+    ):
         numerics().__enter__()  # for the life of the process
-        self._plan, self._state = plan, start(plan)
-        self._cohort = RayCohort(plan, layout, backend)
+        self._plan, self._store, self._skip = plan, store, policy is not None and policy.on_failure == "skip"
+        self._state = begun.state if begun else start(plan)
+        self._cohort = RayCohort(plan, layout, backend, None, policy)
+        if begun:
+            self._cohort.restore(begun.state.round, begun.clients)
 
     def play(self) -> RoundMetrics:
         """Play the next round."""
-        self._state, metrics = play_round(self._plan, self._state, self._cohort)
-        return trees.to_numpy(metrics)
+        self._state, metrics = advance(self._plan, self._state, self._cohort, self._store, self._skip)
+        return trees.to_numpy(metrics._replace(failures=metrics.failures + self._cohort.take_failures()))
 
     def snapshot(self) -> Snapshot:
         """The server's state and every client's, on explicit request."""
         return trees.to_numpy(Snapshot(self._state.server, self._cohort.snapshot()))
+
+    def history(self) -> State:
+        """The server's state with the measures of the rounds so far."""
+        return trees.to_numpy(self._state)
+
+    def pid(self) -> int:
+        """The process that hosts this actor."""
+        return os.getpid()
 
     def client_pids(self) -> list[int]:
         """The processes that host the clients, in client order; waits until all of them are up."""

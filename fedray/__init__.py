@@ -9,12 +9,17 @@ A federation in a notebook, in this process and without Ray: see docs/design.md,
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedray.result import load
 
 __all__ = ["load"]
+
+# Without it, MKL may sum a product of small matrices in another order when it is one of a stack (seen on AMD). MKL
+# reads it at its first product, hence here, before PyTorch is imported.
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 
 def __getattr__(name: str) -> Any:

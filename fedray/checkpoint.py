@@ -1,23 +1,48 @@
-"""A federation in mid-run as a folder: everything that the rounds to come depend on.
+"""A federation in mid-run on disk: everything that the rounds to come and the result depend on.
 
-    state.json             the round, and the measures of the rounds so far
-    server.safetensors     the server's state
-    clients.safetensors    every client's private state, stacked [N, ...]
-    selection.safetensors  the state of the selection policy
+    round-000012/
+        clients-000000-000004.safetensors   private states of clients 0 to 4, written by the actor that has them
+        server.safetensors                  the server's state and the selection policy's
+        spotlights.safetensors              data of the uncertainty figure so far
+        history.json                        the measures of the rounds so far
+        manifest.json                       written last: the files with their checksums, and whose they are
+
+A folder without a manifest does not exist. What the checksums do not confirm is not used: the round before is.
 """  # fmt: skip
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+import math
+import os
+import re
+import zlib
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from fedray import trees
-from fedray.federation import State
+import fsspec
+import numpy as np
+import torch
+from fsspec.implementations.local import LocalFileSystem
+
+from fedray import tensors, trees
+from fedray.config import fingerprint
 from fedray.plan import Plan
-from fedray.result import load_tree, save_tree
-from fedray.types import FedRayError
+from fedray.rounds import State
+from fedray.types import Cohort, Failure, RunError, Spotlight
+
+FORMAT = 1
+FILE_BYTES = 2**28  # private states are written in pieces of this size, so that no process needs twice the memory
+
+
+class File(NamedTuple):
+    """A file of a checkpoint."""
+
+    name: str
+    size: int  # bytes
+    crc32: int
+    clients: tuple[int, ...] = ()  # whose private states it holds
 
 
 class Checkpoint(NamedTuple):
@@ -25,30 +50,204 @@ class Checkpoint(NamedTuple):
 
     state: State
     clients: Any  # private states, stacked [N, ...]
-    rows: list[dict[str, float]]  # measures of the rounds so far
 
 
-def save(folder: Path, state: State, clients: Any, rows: Sequence[Mapping[str, float]]) -> None:
-    """Write a federation into an existing folder; the caller makes it visible at once or not at all."""
-    save_tree(folder / "server.safetensors", state.server)
-    save_tree(folder / "clients.safetensors", clients)
-    save_tree(folder / "selection.safetensors", state.selection)
-    (folder / "state.json").write_text(json.dumps({"round": state.round, "rows": list(rows)}) + "\n")
+class ServerPart(NamedTuple):
+    """What the server knows."""
+
+    server: Any
+    selection: Any
 
 
-def load(folder: Path, plan: Plan) -> Checkpoint:
-    """The federation of a folder of :func:`save`.
+class CheckpointError(RunError):
+    """A checkpoint cannot be read, or could not be written and the run was told to stop then."""
 
-    Raises FedRayError where a file is missing or damaged, or does not fit the plan's network or clients.
+
+class Store(NamedTuple):
+    """Where checkpoints are kept, and which."""
+
+    url: str  # absolute path, or a URL that fsspec knows
+    every: int = 1  # rounds
+    kept: int = 2
+    stop: bool = False  # stop the run where one cannot be written
+
+    def wants(self, plan: Plan, round: int) -> bool:
+        """Whether a round is kept; the last one is not, for the result follows it."""
+        return self.every > 0 and round % self.every == 0 and round < plan.cfg.rounds
+
+
+def keep(store: Store, plan: Plan, state: State, cohort: Cohort) -> tuple[Failure, ...]:
+    """Write a checkpoint and remove the ones before the last few; where that fails, say so or stop.
+
+    Raises CheckpointError if the store says to stop.
     """
+    folder = f"{store.url}/round-{state.round:06d}"
+    try:
+        fs, path = fsspec.url_to_fs(folder)
+        if fs.exists(path):  # of a server that was lost after it
+            fs.rm(path, recursive=True)
+        fs.makedirs(path, exist_ok=True)
+        write(folder, plan, state, cohort.save(folder))
+        for round in rounds(store)[: -store.kept]:
+            fs.rm(f"{fs._parent(path)}/round-{round:06d}", recursive=True)
+    except Exception as error:  # any of a storage library's
+        reason = f"{folder} could not be written ({str(error) or type(error).__name__})"
+        if store.stop:
+            raise CheckpointError(f"round {state.round}: {reason}; free space or give --checkpoint.url") from None
+        return (Failure(state.round, "checkpoint", "checkpoint", reason, "went on without it"),)
+    return ()
+
+
+def rounds(store: Store) -> list[int]:
+    """Rounds of which there is anything in the store, ascending."""
+    fs, path = fsspec.url_to_fs(store.url)
+    fs.invalidate_cache()
+    names = (
+        [str(entry).rstrip("/").rpartition("/")[2] for entry in fs.ls(path, detail=False)] if fs.exists(path) else []
+    )
+    return sorted(int(name[6:]) for name in names if re.fullmatch(r"round-\d{6,}", name))
+
+
+def newest(store: Store, plan: Plan, warn: Callable[[str], object]) -> Checkpoint | None:
+    """The last sound checkpoint of this federation; None where there is none of any.
+
+    Warns of everyone that cannot be used. Raises CheckpointError where none of several can.
+    """
+    try:
+        found = rounds(store)
+    except Exception as error:
+        raise CheckpointError(f"--checkpoint.url {store.url}: cannot be read ({error}); check the address") from None
+    for round in reversed(found):
+        try:
+            return read(f"{store.url}/round-{round:06d}", plan, fingerprint(plan.cfg))
+        except CheckpointError as error:
+            warn(f"{error}; the checkpoint before it is tried")
+    if found:
+        raise CheckpointError(f"{store.url}: none of its {len(found)} checkpoints can be used; start a new run")
+    return None
+
+
+def clear(store: Store) -> None:
+    """Remove all checkpoints: the run is finished. What cannot be removed stays."""
+    with contextlib.suppress(Exception):
+        fs, path = fsspec.url_to_fs(store.url)
+        for round in rounds(store):
+            fs.rm(f"{path}/round-{round:06d}", recursive=True)
+        if not fs.ls(path, detail=False):
+            fs.rmdir(path)
+
+
+def write_clients(folder: str, ids: Sequence[int], states: Any) -> list[File]:
+    """Write the private states [K, ...] of some clients; raises OSError."""
+    states, files = trees.to_numpy(states), []
+    total = sum(leaf.nbytes for leaf in trees.leaves(states))
+    step = max(1, len(ids) * FILE_BYTES // max(total, 1))
+    for first in range(0, len(ids), step):
+        some = tuple(ids[first : first + step])
+        name = f"clients-{some[0]:06d}-{some[-1]:06d}.safetensors"
+        part = trees.tree_map(lambda leaf, at=first, end=first + step: leaf[at:end], states)
+        files.append(_write(folder, name, tensors.pack(part), some))
+    return files
+
+
+def write(folder: str, plan: Plan, state: State, clients: Sequence[File]) -> None:
+    """Write what the server knows beside the clients' files, then the manifest, which makes it a checkpoint."""
+    files = [
+        *clients,
+        _write(folder, "server.safetensors", tensors.pack(ServerPart(state.server, state.selection))),
+        _write(folder, "spotlights.safetensors", _pack_spotlights(state.spotlights)),
+        _write(folder, "history.json", json.dumps(list(state.rows)).encode()),
+    ]
+    body = {
+        "format": FORMAT,
+        "config": fingerprint(plan.cfg),
+        "round": state.round,
+        "files": [file._asdict() for file in files],
+    }
+    manifest = body | {"crc32": _checksum(body)}
+    fs, path = fsspec.url_to_fs(folder)
+    _write(folder, "manifest.part", json.dumps(manifest, indent=1).encode())
+    fs.mv(f"{path}/manifest.part", f"{path}/manifest.json")
+
+
+def read(folder: str, plan: Plan, config: str | None = None) -> Checkpoint:
+    """The federation in a folder of :func:`write`, of the experiment with this fingerprint if one is given.
+
+    Raises CheckpointError where a file is missing or damaged, or does not fit the plan.
+    """
+    try:
+        manifest = json.loads(_content(folder, "manifest.json"))
+        body = {name: manifest[name] for name in ("format", "config", "round", "files")}
+        if manifest["crc32"] != _checksum(body) or body["format"] != FORMAT:
+            raise ValueError("its manifest is damaged, or of another version")
+        if config is not None and body["config"] != config:
+            raise ValueError("it belongs to another experiment")
+        files = [File(f["name"], f["size"], f["crc32"], tuple(f["clients"])) for f in body["files"]]
+        return _assemble(plan, body["round"], {file: _verified(folder, file) for file in files})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}" if not isinstance(error, OSError | ValueError) else error
+        raise CheckpointError(f"checkpoint {folder} cannot be used ({reason})") from None
+
+
+def _assemble(plan: Plan, round: int, files: dict[File, bytes]) -> Checkpoint:
+    named = {file.name: content for file, content in files.items()}
     server = plan.initial_server()
     client = plan.algorithm.client_init(plan.cfg.algorithm, plan.model, server)
-    try:
-        written = json.loads((folder / "state.json").read_text())
-        round, rows = int(written["round"]), list(written["rows"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FedRayError(f"{folder / 'state.json'} cannot be read ({error}); use an earlier checkpoint") from None
-    selection = load_tree(folder / "selection.safetensors", plan.selection.init(plan.clients))
-    state = State(round, load_tree(folder / "server.safetensors", server), selection)
-    clients = load_tree(folder / "clients.safetensors", trees.stack([client] * plan.clients))
-    return Checkpoint(state, clients, rows)
+    blocks = sorted((file.clients, content) for file, content in files.items() if file.clients)
+    if [i for ids, _ in blocks for i in ids] != list(range(plan.clients)):
+        raise ValueError(f"it does not hold clients 0 to {plan.clients - 1}")
+    parts = []
+    for ids, content in blocks:
+        size = (len(ids),)
+        template = trees.tree_map(lambda leaf, size=size: leaf.expand(*size, *leaf.shape), client)
+        parts.append(tensors.unpack(content, template))
+    template = ServerPart(server, plan.selection.init(plan.clients))
+    part = tensors.unpack(named["server.safetensors"], template)
+    spotlights = _unpack_spotlights(named["spotlights.safetensors"])
+    rows = tuple(json.loads(named["history.json"]))
+    return Checkpoint(State(round, part.server, part.selection, rows, spotlights), trees.concatenate(parts))
+
+
+def _pack_spotlights(spotlights: Sequence[Spotlight]) -> bytes:
+    arrays: dict[str, np.ndarray] = {}
+    for number, spot in enumerate(spotlights):
+        arrays |= {f"{number}.round": np.array(spot.round), f"{number}.ids": np.array(spot.ids)}
+        arrays |= {f"{number}.label": spot.label.numpy(), f"{number}.probs": spot.probs.numpy()}
+    return tensors.pack_arrays(arrays)
+
+
+def _unpack_spotlights(content: bytes) -> tuple[Spotlight, ...]:
+    arrays = tensors.unpack_arrays(content)
+
+    def spotlight(n: int) -> Spotlight:
+        label, probs = (torch.tensor(arrays[f"{n}.{name}"]) for name in ("label", "probs"))
+        return Spotlight(int(arrays[f"{n}.round"]), tuple(arrays[f"{n}.ids"].tolist()), label, probs)
+
+    return tuple(spotlight(number) for number in range(math.ceil(len(arrays) / 4)))
+
+
+def _write(folder: str, name: str, content: bytes, clients: tuple[int, ...] = ()) -> File:
+    fs, path = fsspec.url_to_fs(folder)
+    with fs.open(f"{path}/{name}", "wb") as file:
+        file.write(content)
+        if isinstance(fs, LocalFileSystem):  # a local file: it shall survive the machine's own fall, too
+            file.flush()
+            os.fsync(file.fileno())
+    return File(name, len(content), zlib.crc32(content), clients)
+
+
+def _content(folder: str, name: str) -> bytes:
+    fs, path = fsspec.url_to_fs(folder)
+    with fs.open(f"{path}/{name}", "rb") as file:
+        return file.read()
+
+
+def _verified(folder: str, file: File) -> bytes:
+    content = _content(folder, file.name)
+    if (len(content), zlib.crc32(content)) != (file.size, file.crc32):
+        raise ValueError(f"{file.name} is damaged: {len(content)} bytes that do not have the checksum of the manifest")
+    return content
+
+
+def _checksum(body: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(body, sort_keys=True).encode())

@@ -30,24 +30,31 @@ def parse(
     prog: str,
     describe: Callable[[Mapping[str, Algorithm], str], str],
     more: Sequence[tuple[str, Any, Any]],
+    base: tuple[Experiment, Execution] | None = None,
 ) -> Parsed:
     """Parse ``[ALGORITHM] [options]``; ``more`` are (name, type, default) of further options.
+
+    Defaults are the algorithm's, or those of ``base``, a run to go on with.
 
     tyro prints help and mistakes and leaves with its own exit code (0, 2). Raises FedRayError for an unknown
     algorithm or preset.
     """
     names = registry.algorithms()
     given = bool(argv) and not argv[0].startswith("-")
-    name, argv = (argv[0], argv[1:]) if given else (DEFAULT_ALGORITHM, argv)
+    usual = registry.algorithm_name(base[0].algorithm) if base else DEFAULT_ALGORITHM
+    name, argv = (argv[0], argv[1:]) if given else (usual, argv)
     record = registry.pick(names, "algorithm", name)
     preset = _preset(argv, name, record)
     settings = dict(record.defaults) | (dict(record.presets[preset].overrides) if preset else {})
     experiment = override(Experiment(algorithm=record.config()), settings)
+    if base and name == usual and not preset:
+        experiment = base[0]
+    execution = base[1] if base else Execution()
     flat = tyro.conf.arg(name="")
     fields = [
         ("algorithm", Annotated[record.config, flat], dataclasses.field(default=experiment.algorithm)),
         ("experiment", Annotated[Experiment, flat], dataclasses.field(default=experiment)),
-        ("execution", Annotated[Execution, flat], dataclasses.field(default=Execution())),
+        ("execution", Annotated[Execution, flat], dataclasses.field(default=execution)),
         ("preset", Annotated[str, tyro.conf.arg(help=_preset_help(record))], ""),
         *more,
     ]
@@ -62,11 +69,15 @@ def parse(
     return Parsed(experiment, parsed.execution, parsed.preset, parsed)
 
 
+def early(argv: Sequence[str], option: str) -> str:
+    """The value of an option that is read before the rest, because it changes the defaults of the rest."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(option, default="", nargs="?", dest="value")
+    return parser.parse_known_args(list(argv))[0].value or ""
+
+
 def _preset(argv: Sequence[str], name: str, record: Algorithm) -> str:
-    """The preset, read before the rest because it changes the defaults of the rest."""
-    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    early.add_argument("--preset", default="", nargs="?")
-    preset = early.parse_known_args(argv)[0].preset
+    preset = early(argv, "--preset")
     if preset and preset not in record.presets:
         raise FedRayError(f"--preset {preset}: {name} has {', '.join(record.presets) or 'no presets'}; leave it out")
     return preset

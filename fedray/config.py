@@ -116,6 +116,26 @@ class TrackingConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """What is kept of a run in progress."""
+
+    every: int = 1
+    """Keep the federation after every k-th round; 0 keeps nothing."""
+    keep: int = 2
+    """Number of checkpoints kept, the last ones."""
+    url: str = ""
+    """Folder or URL (s3://..., gs://...) of the checkpoints; by default in the run's folder. On several machines give
+    one that all of them see."""
+    on_error: Literal["warn", "stop"] = "warn"
+    """What to do where one cannot be written: go on without it and say so, or stop the run."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        require(self.every >= 0, "checkpoint.every", self.every, "a number of rounds", "use 0 to keep nothing")
+        require(self.keep >= 1, "checkpoint.keep", self.keep, "at least one is kept", "use --checkpoint.every 0")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Execution:
     """Everything that the numbers do not depend on."""
 
@@ -134,10 +154,18 @@ class Execution:
     """Name of the run; by default algorithm-dataset-s<seed>-<time>."""
     output: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """Folder for the result; by default runs/<name>. It must not hold anything yet."""
+    on_failure: Literal["retry", "skip", "abort"] = "retry"
+    """A client whose process dies, hangs or raises is tried again, in a new process (retry); one that keeps failing
+    stops the run, or is left out of the round (skip), which changes the numbers; abort stops at once."""
+    round_timeout: Annotated[float | None, tyro.conf.arg(metavar="SECONDS")] = None
+    """Seconds after which an actor that has not answered counts as hanging; by default it is waited for."""
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def __post_init__(self) -> None:
         check_choices(self)
+        limit = self.round_timeout
+        require(limit is None or limit > 0, "round_timeout", limit, "a time is positive", "leave it out to wait")
         per_actor, share = self.clients_per_actor, self.gpus_per_client
         reason = "an actor hosts at least one client"
         require(per_actor is None or per_actor >= 1, "clients_per_actor", per_actor, reason, "leave it out")
@@ -210,3 +238,13 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         nested = flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
         flat |= nested
     return flat
+
+
+def differences(a: Mapping[str, object], b: Mapping[str, object]) -> list[str]:
+    """The names under which two flat configurations differ."""
+    return [name for name in {**a, **b} if a.get(name) != b.get(name)]
+
+
+def differing(a: Any, b: Any) -> list[str]:
+    """The dotted names of the settings in which two configs differ."""
+    return differences(flatten(to_dict(a)), flatten(to_dict(b)))

@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,9 +22,10 @@ from torch import Tensor
 from fedray import metrics, trees
 from fedray.data import Shard
 from fedray.fuse import check_compiler, fusing
+from fedray.messages import bad_rows, not_finite
 from fedray.plan import Plan
 from fedray.rng import Passes
-from fedray.types import Batch, EvalReply, EvalStats, Spotlight, TrainReply, require
+from fedray.types import Batch, EvalReply, EvalStats, Failure, Spotlight, TrainReply, require
 
 BACKENDS = ("auto", "loop", "vmap", "compiled")
 SMALL = 40_000  # parameters: on CPU, stacking saves the calls of small networks and loses the cache for larger ones
@@ -63,6 +65,14 @@ def _keep_freed_memory() -> None:
         mallopt(M_TRIM_THRESHOLD, 1 << 30)
 
 
+class _Part(NamedTuple):
+    """What became of a chunk of clients: the rows that succeeded with their (client, up, info), and the failures."""
+
+    rows: Sequence[int]
+    result: Any
+    failures: tuple[Failure, ...]
+
+
 class Block:
     """The shards and private states of some clients; its methods are the whole of what a client can be asked."""
 
@@ -89,14 +99,40 @@ class Block:
         self.states = trees.tree_map(lambda leaf: leaf.to(device).clone(), trees.stack([client] * len(ids)))
 
     def train(self, round: int, ids: Sequence[int], down: Any) -> TrainReply:
-        """Run the local steps of the given clients and keep their new private states."""
+        """Run the local steps of the given clients and keep their new private states.
+
+        A client that fails, or whose upload is not finite, keeps the state that it had and is among the failures.
+        """
         wanted = [self.ids.index(i) for i in ids]
         starts = range(0, len(wanted), self.chunk)
         with fusing() if self.backend == "compiled" else contextlib.nullcontext():
-            parts = [self._train_rows(round, wanted[i : i + self.chunk], down, i) for i in starts]
-        clients, ups, infos = (trees.concatenate(part) for part in zip(*parts, strict=True))
-        self.states = trees.replace_rows(self.states, wanted, clients)
-        return TrainReply(round, tuple(ids), ups, torch.tensor([self.n[k] for k in wanted]), infos)
+            parts = [part for i in starts for part in self._attempt(round, wanted[i : i + self.chunk], down, i)]
+        failures = tuple(failure for part in parts for failure in part.failures)
+        done = [part for part in parts if part.rows]
+        if not done:
+            return TrainReply(round, (), None, None, None, failures)
+        index = [k for part in done for k in part.rows]
+        clients, ups, infos = (trees.concatenate([part.result[i] for part in done]) for i in range(3))
+        self.states = trees.replace_rows(self.states, index, clients)
+        n = torch.tensor([self.n[k] for k in index])
+        return TrainReply(round, tuple(self.ids[k] for k in index), ups, n, infos, failures)
+
+    def _attempt(self, round: int, index: Sequence[int], down: Any, first: int) -> list[_Part]:
+        """A chunk; where it fails, its clients one by one, so that each failure has its client."""
+        try:
+            result = self._train_rows(round, index, down, first)
+        except Exception as error:
+            if len(index) > 1:
+                return [part for j, k in enumerate(index) for part in self._attempt(round, [k], down, first + j)]
+            reason = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
+            who = f"client {self.ids[index[0]]}"
+            return [_Part([], None, (Failure(round, who, "exception", reason, "", traceback.format_exc()),))]
+        bad = bad_rows(result[1])
+        if not bad:
+            return [_Part(index, result, ())]
+        failures = tuple(not_finite(round, self.ids[index[row]], field) for row, field in sorted(bad.items()))
+        good = [row for row in range(len(index)) if row not in bad]
+        return [_Part([index[row] for row in good], trees.rows(result, good) if good else None, failures)]
 
     def _train_rows(self, round: int, index: Sequence[int], down: Any, first: int) -> tuple[Any, Any, Any]:
         """One client (loop) or a stack of them; ``first`` is their place among the selected."""

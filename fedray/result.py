@@ -26,27 +26,29 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedray import data, models, partition, registry, trees
-from fedray.config import Experiment, from_dict, to_dict
-from fedray.federation import Snapshot
+from fedray.config import to_dict
 from fedray.local import padded
 from fedray.plan import Plan
+from fedray.rounds import Snapshot
+from fedray.runfolder import experiment_of
+from fedray.tensors import load_tree, save_tree
 from fedray.types import Batch, FedRayError, Spotlight, client_itself
 
 
 class Writer:
-    """Collects a result in a hidden folder beside its destination and moves it there in one step.
+    """Collects a result in a hidden folder and moves it to its destination, where config.json appears last.
 
-    Raises FedRayError at construction where the destination is taken or cannot be written.
+    Raises FedRayError at construction where the destination is taken (unless it is that of the run that is
+    ``resumed``) or cannot be written.
     """
 
-    def __init__(self, destination: Path):
+    def __init__(self, destination: Path, resumed: bool = False):
         self.destination = Path(os.path.abspath(destination))
-        if self.destination.exists() and (not self.destination.is_dir() or any(self.destination.iterdir())):
+        taken = self.destination.exists() and (not self.destination.is_dir() or any(self.destination.iterdir()))
+        if taken and not resumed:
             raise FedRayError(f"--output {destination}: already holds something; choose another --output or --name")
         try:
             self.destination.parent.mkdir(parents=True, exist_ok=True)
@@ -80,9 +82,13 @@ class Writer:
             )
 
     def commit(self) -> Path:
-        """Move the folder to its destination."""
-        os.chmod(self.folder, 0o755)  # mkdtemp makes it private
-        os.replace(self.folder, self.destination)
+        """Move everything to the destination; what makes it a result, its config.json, last."""
+        self.destination.mkdir(exist_ok=True)
+        for path in sorted(self.folder.iterdir(), key=lambda path: path.name == "config.json"):
+            target = self.destination / path.name
+            if target.is_dir():  # of a run that was stopped in this very moment
+                shutil.rmtree(target)
+            os.replace(path, target)
         return self.destination
 
     def discard(self) -> None:
@@ -107,28 +113,6 @@ def describe(plan: Plan) -> dict[str, Any]:
         "experiment": to_dict(plan.cfg),
         "data": shape,
     }
-
-
-def save_tree(path: Path, tree: Any) -> None:
-    """The tensors of a state, by their field names."""
-    save_file({name: leaf.detach().cpu().contiguous() for name, leaf in trees.named_leaves(tree)}, path)
-
-
-def load_tree(path: Path, template: Any) -> Any:
-    """A state with the structure of ``template`` from a file of :func:`save_tree`; shapes must agree."""
-    try:
-        stored = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise FedRayError(f"{path} cannot be read ({error}); the result is damaged, run it again") from None
-    expected = dict(trees.named_leaves(template))
-    wrong = [name for name, leaf in expected.items() if name not in stored or stored[name].shape != leaf.shape]
-    if wrong or set(stored) - set(expected):
-        raise FedRayError(
-            f"{path} does not fit its config.json (fields {sorted(wrong or set(stored) - set(expected))}); "
-            "the two files are of different runs"
-        )
-    values = iter([stored[name] for name in expected])
-    return trees.tree_map(lambda _: next(values), template)
 
 
 class Prediction(NamedTuple):
@@ -213,10 +197,7 @@ def load(folder: str | Path) -> Predictor:
         described = json.loads((folder / "config.json").read_text())
         name, shape = described["algorithm"], described["data"]
         algorithm = registry.pick(registry.algorithms(), "algorithm", name)
-        values = described["experiment"] | {
-            "algorithm": from_dict(algorithm.config, described["experiment"]["algorithm"])
-        }
-        cfg = from_dict(Experiment, values)
+        cfg = experiment_of(name, described["experiment"])
     except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise FedRayError(
             f"{folder / 'config.json'} cannot be read ({error}); give the folder of a finished run"

@@ -48,8 +48,17 @@ class Tracker(Protocol):
     def run_id(self) -> str | None:
         """The identity of the run in the store; None where nothing is recorded."""
 
+    @property
+    def uri(self) -> str:
+        """The store's address, absolute."""
+        ...
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record the metrics of one round (step = round); never raises for a store that fails."""
+        """Record the metrics of one round (step = round), once; never raises for a store that fails."""
+
+    def flush(self) -> bool:
+        """Send what is buffered; False where the store fails."""
+        ...
 
     def finish(self, status: Status, artifacts: Path | None = None) -> bool:
         """Send what is left and the files below a folder, and close; False where the store refused."""
@@ -64,9 +73,14 @@ class NullTracker:
     """Records nothing."""
 
     run_id: str | None = None
+    uri = "none"
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Forget the metrics."""
+
+    def flush(self) -> bool:
+        """Nothing is left."""
+        return True
 
     def finish(self, status: Status, artifacts: Path | None = None) -> bool:
         """Nothing can be lost: always True."""
@@ -94,6 +108,7 @@ class MLflowTracker:
         run_id: str | None = None,
     ) -> None:
         self._uri, artifacts, database = resolve(uri)
+        self._held: set[tuple[str, int]] = set()  # (metric, step) that a continued run holds already
         self._where = shown(self._uri)
         self._warn, self._warned = warn, False
         self._buffer: list[Metric] = []
@@ -108,6 +123,7 @@ class MLflowTracker:
                     run = self._client.create_run(self._experiment, run_name=run_name, tags=dict(tags))
                 else:
                     run = self._client.update_run(run_id, "RUNNING") or self._client.get_run(run_id)
+                    self._held = _history(self._client, run)
             self.run_id: str = run.info.run_id
             entries = [Param(_key(name), str(value)) for name, value in params.items()]
             self._client.log_batch(self.run_id, params=entries, synchronous=True)
@@ -117,13 +133,20 @@ class MLflowTracker:
             raise FedRayError(f"--tracking.uri {self._where}: {reason(err)}. {remedy(self._uri)}") from None
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record the metrics of one round (step = round); sends what is buffered every two seconds."""
+        """Record the metrics of one round (step = round), each once; sends what is buffered every two seconds."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        self._buffer += [Metric(_key(name), float(value), now, step) for name, value in metrics.items()]
+        fresh = {_key(name): value for name, value in metrics.items() if (_key(name), step) not in self._held}
+        self._held |= {(name, step) for name in fresh}
+        self._buffer += [Metric(name, float(value), now, step) for name, value in fresh.items()]
         if time.monotonic() >= self._next_flush:
             self.flush()
+
+    @property
+    def uri(self) -> str:
+        """The store's address, absolute."""
+        return self._uri
 
     def tag(self, name: str, value: str) -> None:
         """Set a tag; a store that fails is reported with the next metrics."""
@@ -239,6 +262,12 @@ def connect(uri: str) -> MlflowClient:
     from mlflow.tracking import MlflowClient
 
     return MlflowClient(uri)
+
+
+def _history(client: MlflowClient, run: Any) -> set[tuple[str, int]]:
+    """(metric, step) of everything that a run holds."""
+    run_id = run.info.run_id
+    return {(name, m.step) for name in run.data.metrics for m in client.get_metric_history(run_id, name)}
 
 
 def _experiment(client: MlflowClient, name: str, artifacts: str | None) -> str:

@@ -19,6 +19,10 @@ class FedRayError(ValueError):
     """A mistake in what the user asked for or supplied: names the value, the reason and the remedy."""
 
 
+class RunError(FedRayError):
+    """A run that had begun cannot go on: names who failed, the reason and the remedy."""
+
+
 def require(ok: bool, name: str, value: Any, reason: str, remedy: str) -> None:
     """Raise FedRayError(value, reason, remedy) unless ``ok``: the one form of every complaint about a setting."""
     if not ok:
@@ -169,14 +173,29 @@ class Selection(NamedTuple):
     select: Callable[..., Any]  # state, scores, clients, m, rng    -> ids (ascending), state
 
 
+class Failure(NamedTuple):
+    """Something that went wrong in a run, and what was made of it."""
+
+    round: int
+    who: str  # 'client 3', 'actor of clients 0-4', 'server', 'checkpoint'
+    kind: str  # 'exception', 'not finite', 'lost', 'late', 'checkpoint'
+    reason: str  # in one line
+    action: str = ""  # 'left out', 'asked again', 'rebuilt from round 5'
+    traceback: str = ""
+
+
 class TrainReply(NamedTuple):
-    """What the clients hosted by one process send to the server after local training."""
+    """What the clients hosted by one process send to the server after local training.
+
+    Without a client that succeeded, ``up``, ``examples`` and ``info`` are None.
+    """
 
     round: int
     ids: tuple[int, ...]  # K clients, ascending
     up: Any  # the algorithm's upload, stacked [K, ...]
-    examples: Tensor  # [K] n_i
+    examples: Tensor | None  # [K] n_i
     info: Any  # the scalars of step, stacked [K, R]
+    failures: tuple[Failure, ...] = ()  # clients that were asked too, and why they are not among ids
 
 
 class Spotlight(NamedTuple):
@@ -210,6 +229,7 @@ class RoundMetrics(NamedTuple):
     bytes_up: int
     bytes_down: int
     spotlights: tuple[Spotlight, ...] = ()
+    failures: tuple[Failure, ...] = ()
 
 
 class Cohort(Protocol):
@@ -219,7 +239,7 @@ class Cohort(Protocol):
     """
 
     def train(self, round: int, ids: Sequence[int], down: Any) -> list[TrainReply]:
-        """Train the selected clients from ``down``; replies cover ``ids`` exactly once."""
+        """Train the selected clients from ``down``; replies and their failures cover ``ids`` exactly once."""
         ...
 
     def evaluate(self, round: int, view: Any, spotlight: bool) -> list[EvalReply]:
@@ -232,4 +252,12 @@ class Cohort(Protocol):
 
     def snapshot(self) -> Any:
         """The private state of every client, stacked [N, ...]."""
+        ...
+
+    def restore(self, round: int, clients: Any) -> None:
+        """Give every client the private state [N, ...] that it had after a round."""
+        ...
+
+    def save(self, folder: str) -> list[Any]:
+        """Write every client's private state into a folder of a checkpoint, and list the files in client order."""
         ...

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MATHS = "models posteriors likelihood fuse stein bregman optim aggregate metrics rng partition trees"
+MATHS = "models posteriors likelihood fuse stein bregman optim aggregate metrics rng partition trees tensors"
 RUN_TIME = (
-    "registry config data plan local federation checkpoint tracking plots cli terminal compare result report cells "
-    "runs groups published tables compare_plots compare_html"
+    "registry config data plan messages local rounds federation checkpoint runfolder tracking plots cli terminal "
+    "compare result report cells runs groups published tables compare_plots compare_html"
 )
 LAYERS = ("types", MATHS, "algorithms selection", RUN_TIME, "actors", "tune", "launch studies")  # from the bottom up
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names.split()}
@@ -73,7 +73,7 @@ def test_plugins_do_not_know_the_run_time_nor_the_other_kind(name):
 
 def test_the_package_itself_imports_nothing_of_ours_or_heavy():
     for name, inside in imports(ROOT / "fedray" / "__init__.py"):
-        assert inside or name in ("__future__", "typing")
+        assert inside or name in ("__future__", "os", "typing")
         assert name.split(".")[0] not in {"ray", "actors", "tune"} | HEAVY
 
 

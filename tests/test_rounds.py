@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from fedray import federation, metrics, models, registry, trees
+from fedray import metrics, models, registry, trees
 from fedray.config import DataConfig, Experiment, override
-from fedray.federation import LocalCohort, LocalFederation, TrainingError, check_upload, payload_bytes, play_round
+from fedray.federation import LocalCohort, LocalFederation
+from fedray.messages import payload_bytes, sound
 from fedray.plan import make_plan
 from fedray.posteriors import Gaussian
+from fedray.rounds import TrainingError, play_round, start
 from fedray.types import FedRayError, Selection, Stage, TrainReply
 from tests.helpers import ALGORITHMS, block, differing, small_plan
 
@@ -38,7 +40,7 @@ class Packed(LocalCohort):
 
 
 def rounds(plan, cohort):
-    state, found = federation.start(plan), []
+    state, found = start(plan), []
     while state.round < plan.cfg.rounds:
         state, result = play_round(plan, state, cohort)
         found.append(result)
@@ -83,13 +85,14 @@ def test_every_algorithm_learns_within_three_rounds(name):
 @pytest.mark.parametrize("field", ["mu", "rho"])
 def test_an_upload_that_is_not_finite_is_refused_by_name(bad, client, field):
     up = Gaussian(torch.zeros(3, 64), torch.zeros(3, 64))
-    reply = TrainReply(7, (0, 2, 5), up, torch.ones(3), None)
-    check_upload(reply)
+    reply = TrainReply(7, (0, 2, 5), up, torch.ones(3), torch.zeros(3))
+    assert sound(reply) is reply
     getattr(up, field)[reply.ids.index(client), 63] = bad
-    with pytest.raises(
-        TrainingError, match=rf"^client {client}, round 7: its upload '{field}' is not finite.*; lower "
-    ):
-        check_upload(reply)
+    left = sound(reply)
+    assert left.ids == tuple(i for i in (0, 2, 5) if i != client)
+    assert len(left.up.mu) == len(left.up.rho) == len(left.examples) == 2
+    (failure,) = left.failures
+    assert failure[:4] == (7, f"client {client}", "not finite", f"its upload {field!r} is not finite")
 
 
 def test_a_run_stops_at_an_upload_that_is_not_finite_before_it_is_averaged():

@@ -36,7 +36,8 @@ def read(argv: Sequence[str]) -> tuple[Any, bool]:
     import tyro
 
     from fedray import cli, registry
-    from tune.options import Sweep, differences
+    from fedray.config import differences
+    from tune.options import Sweep
     from tune.sweep import check, identity
 
     flat = Annotated[Sweep, tyro.conf.arg(name="")]
@@ -85,10 +86,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         terminal.check_packages()
         request, resume = read(argv)
+        from fedray.runfolder import write_json
         from tune import outcome, sweep
 
         if not resume:
-            sweep.write_json(request.folder / NOTE, {"name": request.name, "argv": list(argv)})
+            write_json(request.folder / NOTE, {"name": request.name, "argv": list(argv)})
         with terminal.bar("trial", request.trials, "starting the first trials") as move:
             found = sweep.play(request, resume, terminal.say, move)
     except FedRayError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -72,8 +71,3 @@ def complete(sweep: Sweep, record: Algorithm, rounds: int) -> Sweep:
         )
     mode = sweep.mode if sweep.mode != "auto" else "max" if metric.endswith(ASCENDING) else "min"
     return dataclasses.replace(sweep, metric=metric, mode=mode, max_rounds=most, grace_rounds=grace)
-
-
-def differences(a: Mapping[str, object], b: Mapping[str, object]) -> list[str]:
-    """The names under which two flat configurations differ."""
-    return [name for name in {**a, **b} if a.get(name) != b.get(name)]

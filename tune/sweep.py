@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from actors.placement import Layout, arrange_trials
 from fedray import cli, data, registry
 from fedray.config import Execution, Experiment, flatten, override, to_dict
 from fedray.plan import make_plan
+from fedray.runfolder import write_json
 from fedray.tracking import MLflowTracker, NullTracker, Tracker, resolve
 from fedray.types import FedRayError
 from tune import outcome, search
@@ -179,14 +179,6 @@ def _conclude(request: Request, trials: list[Any], tracker: Tracker) -> Report:
         tracker.tag("best", command)
     tracker.finish("KILLED" if interrupted else "FINISHED", folder)
     return Report(request, table, best, command, tracker.hint(), interrupted)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """A JSON file, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(value, indent=2) + "\n")
-    os.replace(part, path)
 
 
 def identity(request: Request) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import ray
@@ -10,12 +9,11 @@ from ray import tune as ray_tune
 
 from actors.cohort import RayCohort
 from actors.placement import Layout
-from fedray import checkpoint as checkpoints
-from fedray import report
+from fedray import checkpoint, report
 from fedray.config import Experiment, override
-from fedray.federation import TrainingError, play_round, start
 from fedray.local import numerics
 from fedray.plan import make_plan
+from fedray.rounds import TrainingError, play_round, start
 
 
 class Common(NamedTuple):
@@ -41,7 +39,7 @@ class Trial(ray_tune.Trainable):
     def _begin(self, config: dict[str, Any]) -> None:
         dataset = self._common.dataset
         self._plan = make_plan(override(self._common.base, config), None if dataset is None else ray.get(dataset))
-        self._state, self._rows = start(self._plan), list[dict[str, float]]()
+        self._state = start(self._plan)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Become another trial, or the same with other settings, in the processes that are already there."""
@@ -52,29 +50,29 @@ class Trial(ray_tune.Trainable):
     def step(self) -> dict[str, Any]:
         """Rounds up to the next evaluated one; its measures, and the windowed score that ranks trials."""
         rounds = self._plan.cfg.rounds
-        values: dict[str, float] = {}
         try:
-            while self._state.round < rounds and not values.keys() & set(report.EVALUATED):
-                self._state, metrics = play_round(self._plan, self._state, self._cohort)
-                values = report.measures(metrics)
-                self._rows.append({"round": metrics.round} | values)
+            while self._state.round < rounds:
+                self._state, _ = play_round(self._plan, self._state, self._cohort)
+                if self._state.rows[-1].keys() & set(report.EVALUATED):
+                    break
         except TrainingError as error:
             # An outcome, not a fault: Tune would play the trial again, to the same end.
             return {"round": self._state.round + 1, "failure": str(error), "done": True}
-        values = values or {name: value for name, value in self._rows[-1].items() if name != "round"}
-        summary = report.summarize(self._plan, self._rows, None, 0.0)
+        values = dict(self._state.rows[-1])
+        summary = report.summarize(self._plan, self._state.rows, None, 0.0)
         kind, _, name = self._common.metric.partition("/")
         score = (summary[kind] or {}).get(name) if kind in report.KINDS else values[self._common.metric]
         return values | {"round": self._state.round, "score": score, "done": self._state.round >= rounds}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Server, every client, and the measures so far."""
-        checkpoints.save(Path(checkpoint_dir), self._state, self._cohort.snapshot(), self._rows)
+        """Server, every client, and the measures so far; written here, for Tune collects them from this machine."""
+        files = checkpoint.write_clients(checkpoint_dir, range(self._plan.clients), self._cohort.snapshot())
+        checkpoint.write(checkpoint_dir, self._plan, self._state, files)
 
-    def load_checkpoint(self, checkpoint: str) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def load_checkpoint(self, checkpoint_dir: str) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Go on from a checkpoint of this trial or, in population based training, of a better one."""
-        found = checkpoints.load(Path(checkpoint), self._plan)
-        self._state, self._rows = found.state, found.rows
+        found = checkpoint.read(checkpoint_dir, self._plan)
+        self._state = found.state
         self._cohort.restore(found.state.round, found.clients)
 
     def cleanup(self) -> None:

@@ -19,8 +19,9 @@ from fedray import trees
 from fedray.algorithms.fedavg import FedAvg
 from fedray.algorithms.pfedbayes import PFedBayes
 from fedray.config import Execution, Experiment
-from fedray.federation import LocalFederation, Snapshot, TrainingError
+from fedray.federation import LocalFederation
 from fedray.plan import Plan, make_plan
+from fedray.rounds import Snapshot, TrainingError
 from fedray.types import FedRayError
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]

@@ -1,0 +1,144 @@
+"""One communication round, wherever the clients live: select, train, aggregate, evaluate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedray import report, trees
+from fedray.messages import payload_bytes, sound
+from fedray.plan import Plan
+from fedray.types import Cohort, EvalReply, EvalStats, Failure, RoundMetrics, RunError, Spotlight, TrainReply
+
+SPOTLIGHT_ROUNDS = (0, 1, 10)  # of pFedBayes, Fig. 3; the last round is added
+
+
+class State(NamedTuple):
+    """The server's state after a round, and what the result will report of the rounds so far."""
+
+    round: int
+    server: Any
+    selection: Any
+    rows: tuple[Mapping[str, float], ...] = ()  # the measures of every round
+    spotlights: tuple[Spotlight, ...] = ()
+
+
+class Snapshot(NamedTuple):
+    """A whole federation: the server and every client's private state, stacked [N, ...]."""
+
+    server: Any
+    clients: Any
+
+
+class TrainingError(RunError):
+    """A client cannot go on: names the client, the round and the reason."""
+
+
+def start(plan: Plan) -> State:
+    """The state before the first round."""
+    return State(0, plan.initial_server(), plan.selection.init(plan.clients))
+
+
+def play_round(plan: Plan, state: State, cohort: Cohort, skip: bool = False) -> tuple[State, RoundMetrics]:
+    """Select, broadcast, train, check, aggregate, evaluate: one communication round.
+
+    Raises TrainingError for a client that failed, naming it; with ``skip`` only where no client succeeded.
+    """
+    cfg, algorithm, began = plan.cfg, plan.algorithm, time.perf_counter()
+    round = state.round + 1
+    spotlights = _gather_spotlights(cohort.evaluate(0, plan.view(state.server), True)) if round == 1 else ()
+    scores = _scores(plan, state.server, cohort)
+    ids, selection = plan.selection.select(
+        state.selection, scores, plan.clients, cfg.clients_per_round, plan.stream("select", 0, round)
+    )
+    down = algorithm.broadcast(cfg.algorithm, plan.model, state.server, ids)
+    replies, failures = _checked(ids, cohort.train(round, ids, down), skip)
+    trained = time.perf_counter()
+    ids = tuple(i for reply in replies for i in reply.ids)
+    ups = trees.concatenate([reply.up for reply in replies])
+    n = torch.cat([reply.examples for reply in replies if reply.examples is not None])
+    server = algorithm.aggregate(cfg.algorithm, plan.model, state.server, ids, ups, n)
+    aggregated = time.perf_counter()
+    personal = global_ = None
+    if round % cfg.eval_every == 0 or round == cfg.rounds or round in SPOTLIGHT_ROUNDS:
+        evals = cohort.evaluate(round, plan.view(server), round in SPOTLIGHT_ROUNDS or round == cfg.rounds)
+        personal, global_ = (_gather_stats([getattr(e, which) for e in evals]) for which in ("personal", "global_"))
+        spotlights += _gather_spotlights(evals)
+    now = time.perf_counter()
+    metrics = RoundMetrics(
+        round=round,
+        participants=tuple(ids),
+        train=_train_means(replies),
+        personal=personal,
+        global_=global_,
+        seconds={"train": trained - began, "aggregate": aggregated - trained, "evaluate": now - aggregated,
+                 "round": now - began},
+        bytes_up=payload_bytes(ups, plan),
+        bytes_down=payload_bytes(down, plan) * (1 if algorithm.down_per_client else len(ids)),
+        spotlights=spotlights,
+        failures=failures,
+    )  # fmt: skip
+    row = {"round": round} | report.measures(metrics)
+    return State(round, server, selection, (*state.rows, row), state.spotlights + spotlights), metrics
+
+
+def _checked(
+    ids: Sequence[int], replies: Sequence[TrainReply], skip: bool
+) -> tuple[list[TrainReply], tuple[Failure, ...]]:
+    """The replies that can be averaged, and what failed; every selected client has answered or failed, and once."""
+    replies = [sound(reply) for reply in replies]
+    failures = tuple(failure for reply in replies for failure in reply.failures)
+    good = [reply for reply in replies if reply.ids]
+    answered = [i for reply in good for i in reply.ids]
+    if sorted(set(answered)) != answered or not set(answered) <= set(ids):
+        raise TrainingError(f"clients {answered} answered where {list(ids)} were asked; this is a fault of FedRay")
+    if len(answered) < len(ids) and (not skip or not good):
+        raise TrainingError(_why(failures))
+    return good, tuple(f._replace(action=f.action or "left out") for f in failures)
+
+
+def _why(failures: Sequence[Failure]) -> str:
+    first = next(failure for failure in failures if not failure.action or failure.action == "left out")
+    text = (
+        f"{first.who}, round {first.round}: {first.reason}, so it was not averaged in and the run stops; lower the "
+        "learning rates, check the client's data, or go on without such clients by --on-failure skip"
+    )
+    return f"{text}\n{first.traceback}" if first.traceback else text
+
+
+def _scores(plan: Plan, server: Any, cohort: Cohort) -> Tensor | None:
+    """The score of every client that the selection policy asks for, [N], stage by stage."""
+    name, message = plan.selection.score, None
+    if name is None:
+        return None
+    for number, stage in enumerate(plan.algorithm.scores[name]):
+        replies = cohort.probe(name, number, plan.view(server), message)
+        message = stage.combine(plan.cfg.algorithm, plan.model, server, replies)
+    return message
+
+
+def _gather_stats(parts: Sequence[EvalStats | None]) -> EvalStats | None:
+    return None if parts[0] is None else trees.concatenate(parts)
+
+
+def _gather_spotlights(evals: Sequence[EvalReply]) -> tuple[Spotlight, ...]:
+    found = [reply.spotlight for reply in evals if reply.spotlight is not None]
+    if not found:
+        return ()
+    ids = tuple(i for spot in found for i in spot.ids)
+    labels, probs = torch.cat([spot.label for spot in found]), torch.cat([spot.probs for spot in found])
+    return (Spotlight(found[0].round, ids, labels, probs),)
+
+
+def _train_means(replies: Sequence[TrainReply]) -> Mapping[str, float]:
+    """Mean of every info scalar over participants and steps, and its value at the first and last step."""
+    means = {}
+    for name, values in trees.named_leaves(trees.concatenate([reply.info for reply in replies])):
+        values = values.double()
+        means |= {name: float(values.mean()), f"{name}_first": float(values[:, 0].mean()),
+                  f"{name}_last": float(values[:, -1].mean())}  # fmt: skip
+    return means

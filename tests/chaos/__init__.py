@@ -1,0 +1,1 @@
+"""Faults of every kind, injected into federations whose end must not show it."""

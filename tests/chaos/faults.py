@@ -1,0 +1,72 @@
+"""Clients that fail on demand: an algorithm is wrapped so that whoever finds a ticket in a folder fails with it."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import sys
+from pathlib import Path
+
+from ray import cloudpickle
+
+from fedray import trees
+from fedray.plan import Plan
+
+KINDS = ("exception", "nan", "exit", "hang", "memory")
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers know nothing of the tests
+
+
+def faulty(plan: Plan, tickets: Path) -> Plan:
+    """The same plan, whose clients fail once for every ticket; run it with the backend ``loop``."""
+    finish = plan.algorithm.finish
+
+    def failing(cfg, model, local, data):
+        client, up = finish(cfg, model, local, data)
+        kind = claim(tickets)
+        if kind == "exception":
+            raise RuntimeError("a fault was injected")
+        if kind == "memory":
+            raise MemoryError("a fault was injected")
+        if kind == "exit":
+            os._exit(1)
+        if kind == "hang":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return client, trees.tree_map(lambda leaf: leaf * math.nan, up) if kind == "nan" else up
+
+    return plan._replace(algorithm=plan.algorithm._replace(finish=failing))
+
+
+def always(plan: Plan, total: int, kind: str) -> Plan:
+    """The same plan, in which the clients with so many training examples always fail."""
+    finish = plan.algorithm.finish
+
+    def failing(cfg, model, local, data):
+        client, up = finish(cfg, model, local, data)
+        if int(data.total) != total:
+            return client, up
+        if kind == "exception":
+            raise RuntimeError("this client cannot")
+        return client, trees.tree_map(lambda leaf: leaf * math.nan, up)
+
+    return plan._replace(algorithm=plan.algorithm._replace(finish=failing))
+
+
+def issue(tickets: Path, kind: str, number: int) -> None:
+    """Lay out a ticket."""
+    tickets.mkdir(parents=True, exist_ok=True)
+    (tickets / f"{number:04d}.{kind}").touch()
+
+
+def claim(tickets: Path) -> str | None:
+    """Take a ticket, which nobody else then gets."""
+    for name in sorted(os.listdir(tickets)) if tickets.is_dir() else ():
+        if name.endswith(".taken"):
+            continue
+        try:
+            os.rename(tickets / name, tickets / f"{name}.taken")
+        except FileNotFoundError:
+            continue
+        return name.rpartition(".")[2]
+    return None
