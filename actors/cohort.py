@@ -104,6 +104,10 @@ class RayCohort:
             files += written
         return files
 
+    def pids(self) -> list[int]:
+        """The processes that host the clients, in client order; waits until all of them are up."""
+        return self._ask_all("pid")
+
     def take_failures(self) -> tuple[Failure, ...]:
         """What happened to actors since this was last asked."""
         taken, self._failures = tuple(self._failures), []

@@ -157,11 +157,11 @@ class RayFederation:
 
     def server_pid(self) -> int:
         """The process that hosts the server."""
-        return self._get(self.server.pid.remote())
+        return self._recovering(lambda: self._get(self.server.pid.remote()))
 
     def client_pids(self) -> list[int]:
         """The processes that host the clients, in client order."""
-        return self._get(self.server.client_pids.remote())
+        return self._recovering(lambda: self._get(self.server.client_pids.remote()))
 
     def close(self) -> None:
         """Stop the actors, free the reservation, and stop Ray if it was started here."""

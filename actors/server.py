@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import ray
-
 from actors.cohort import Policy, RayCohort
 from actors.placement import Layout
 from fedray import trees
@@ -56,9 +54,11 @@ class ServerActor:
 
     def client_pids(self) -> list[int]:
         """The processes that host the clients, in client order; waits until all of them are up."""
-        return ray.get([actor.pid.remote() for actor in self._cohort.actors])
+        return self._cohort.pids()
 
 
 def remote_options(**options: Any) -> Any:
     """The actor class with its placement; clients are captured by the placement group that it is put in."""
+    import ray
+
     return ray.remote(max_restarts=0, **options)(ServerActor)

@@ -126,7 +126,7 @@ class Block:
                 return [part for j, k in enumerate(index) for part in self._attempt(round, [k], down, first + j)]
             reason = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
             who = f"client {self.ids[index[0]]}"
-            return [_Part([], None, (Failure(round, who, "exception", reason, "", traceback.format_exc()),))]
+            return [_Part([], None, (Failure(round, who, "exception", reason, "", traceback.format_exc(chain=False)),))]
         bad = bad_rows(result[1])
         if not bad:
             return [_Part(index, result, ())]

@@ -8,6 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
+import torch
 from ray import cloudpickle
 
 from fedray import trees
@@ -44,11 +45,10 @@ def always(plan: Plan, total: int, kind: str) -> Plan:
 
     def failing(cfg, model, local, data):
         client, up = finish(cfg, model, local, data)
-        if int(data.total) != total:
-            return client, up
-        if kind == "exception":
+        ill = data.total == total
+        if kind == "exception" and bool(ill):
             raise RuntimeError("this client cannot")
-        return client, trees.tree_map(lambda leaf: leaf * math.nan, up)
+        return client, trees.tree_map(lambda leaf: torch.where(ill, math.nan, leaf), up)
 
     return plan._replace(algorithm=plan.algorithm._replace(finish=failing))
 

@@ -1,0 +1,137 @@
+"""Whatever is lost or fails on Ray, the federation ends with the bits of one that was left alone."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from actors.federation import RayFederation
+from fedray.checkpoint import Store
+from fedray.config import Execution
+from fedray.federation import LocalFederation
+from fedray.plan import Plan
+from fedray.rounds import Snapshot, TrainingError
+from fedray.types import Failure, RunError
+from tests.chaos.faults import always, faulty, issue
+from tests.helpers import differing, small_plan
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
+SETTINGS = {"rounds": 4, "clients_per_round": 6}
+TWO = Execution(clients_per_actor=3, backend="loop")
+
+
+@functools.cache
+def undisturbed() -> Snapshot:
+    with LocalFederation(small_plan("pfedbayes", SETTINGS), "loop") as federation:
+        list(federation)
+        return federation.snapshot()
+
+
+def ends_alike(federation: RayFederation, meddle: dict[int, str] | None = None, act=None) -> list[Failure]:
+    """Play to the end, acting after given rounds; the failures that were reported."""
+    failures: list[Failure] = []
+    with federation:
+        for metrics in federation:
+            failures += metrics.failures
+            if metrics.round in (meddle or {}):
+                act(meddle[metrics.round])
+        assert [row["round"] for row in federation.history().rows] == [1, 2, 3, 4]
+        assert differing(federation.snapshot(), undisturbed()) == []
+    return failures
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_lost_server_is_rebuilt_from_the_last_checkpoint_or_the_start(kept: bool, tmp_path: Path) -> None:
+    store = Store(str(tmp_path)) if kept else None
+    federation = RayFederation(small_plan("pfedbayes", SETTINGS), TWO, store)
+    # After the last round it is rebuilt for its snapshot.
+    moments = {2: "", 4: ""} if kept else {2: ""}
+    (failure,) = ends_alike(federation, moments, lambda _: os.kill(federation.server_pid(), signal.SIGKILL))
+    assert (failure.who, failure.kind) == ("server", "lost")
+    assert failure.action.startswith("rebuilt from round")
+    assert (failure.action == "rebuilt from round 0") == (not kept)
+
+
+def test_a_resumed_federation_may_have_other_actors_or_none(tmp_path: Path) -> None:
+    from fedray import checkpoint
+
+    plan, store = small_plan("pfedbayes", SETTINGS), Store(str(tmp_path))
+    with RayFederation(plan, Execution(clients_per_actor=1, backend="loop"), store) as first:
+        rounds = iter(first)
+        assert [next(rounds).round, next(rounds).round] == [1, 2]
+    begun = checkpoint.newest(store, plan, pytest.fail)
+    assert begun is not None
+    assert begun.state.round in (2, 3)  # the server is ahead of who listens
+    ends_alike(RayFederation(plan, TWO, store, begun))
+    with LocalFederation(plan, "vmap", begun=begun) as local:
+        list(local)
+    assert differing(local.snapshot(), undisturbed()) == []
+
+
+def test_clients_that_fail_or_hang_once_are_asked_again_in_a_new_process(tmp_path: Path) -> None:
+    patient = Execution(clients_per_actor=3, backend="loop", round_timeout=8.0)
+    kinds = {1: "exception", 3: "nan", 5: "exit", 7: "hang"}
+    rounds = {"rounds": 9}
+    ill = faulty(small_plan("pfedbayes", SETTINGS | rounds), tmp_path)
+    with LocalFederation(small_plan("pfedbayes", SETTINGS | rounds), "loop") as whole:
+        list(whole)
+    failures: list[Failure] = []
+    with RayFederation(ill, patient) as federation:
+        for metrics in federation:
+            failures += metrics.failures
+            if metrics.round in kinds:
+                issue(tmp_path, kinds[metrics.round], metrics.round)
+        assert differing(federation.snapshot(), whole.snapshot()) == []
+    assert [(failure.kind, failure.action) for failure in failures] == [
+        ("exception", "asked again"),
+        ("not finite", "asked again"),
+        ("lost", "replaced"),
+        ("late", "replaced"),
+    ]
+    assert failures[0].traceback.startswith("Traceback")
+    assert [failure.who.split()[0] for failure in failures] == ["client", "client", "actor", "actor"]
+
+
+def test_a_client_that_keeps_failing_stops_the_run_or_is_left_out() -> None:
+    ill = always(plan(), len(plan().partition.train[2]), "exception")
+    with (
+        pytest.raises(TrainingError, match=r"^client 2, round 1: RuntimeError: this client cannot"),
+        RayFederation(ill, TWO) as federation,
+    ):
+        list(federation)
+    skip = Execution(clients_per_actor=3, backend="loop", on_failure="skip")
+    with RayFederation(ill, skip) as federation, LocalFederation(ill, "loop", skip=True) as expected:
+        found = [metrics.participants for metrics in federation]
+        list(expected)
+        assert differing(federation.snapshot(), expected.snapshot()) == []
+    assert found == [(0, 1, 3, 4, 5)] * 4
+
+
+def test_nothing_is_tried_again_where_the_policy_is_abort(tmp_path: Path) -> None:
+    issue(tmp_path, "exit", 1)
+    abort = Execution(clients_per_actor=3, backend="loop", on_failure="abort")
+    with pytest.raises(RunError, match="given up after round 0"), RayFederation(faulty(plan(), tmp_path), abort) as run:
+        list(run)
+
+
+def test_many_kills_at_random_moments(tmp_path: Path) -> None:
+    """Server and client actors in turn, while rounds are under way."""
+    federation = RayFederation(plan(), TWO, Store(str(tmp_path)))
+    timers = []
+
+    def strike(who: str) -> None:
+        pid = federation.server_pid() if who == "server" else federation.client_pids()[int(who)]
+        timers.append(threading.Timer(0.05 * len(timers), os.kill, (pid, signal.SIGKILL)))
+        timers[-1].start()
+
+    failures = ends_alike(federation, {1: "1", 2: "server", 3: "0"}, strike)
+    assert len(failures) >= 1
+
+
+def plan() -> Plan:
+    return small_plan("pfedbayes", SETTINGS)
