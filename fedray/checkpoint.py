@@ -33,7 +33,7 @@ from fedray.rounds import State
 from fedray.types import Cohort, Failure, RunError, Spotlight
 
 FORMAT = 1
-FILE_BYTES = 2**28  # private states are written in pieces of this size, so that no process needs twice the memory
+FILE_BYTES = 2**28  # private states are written in files of this size: a reader holds one at a time
 
 
 class File(NamedTuple):
@@ -146,7 +146,7 @@ def write_clients(folder: str, ids: Sequence[int], states: Any) -> list[File]:
         some = tuple(ids[first : first + step])
         name = f"clients-{some[0]:06d}-{some[-1]:06d}.safetensors"
         part = trees.tree_map(lambda leaf, at=first, end=first + step: leaf[at:end], states)
-        files.append(_write(folder, name, tensors.pack(part), some))
+        files.append(_write(folder, name, tensors.pieces(tensors.named(part)), some))
     return files
 
 
@@ -154,9 +154,9 @@ def write(folder: str, plan: Plan, state: State, clients: Sequence[File]) -> Non
     """Write what the server knows beside the clients' files, then the manifest, which makes it a checkpoint."""
     files = [
         *clients,
-        _write(folder, "server.safetensors", tensors.pack(ServerPart(state.server, state.selection))),
-        _write(folder, "spotlights.safetensors", _pack_spotlights(state.spotlights)),
-        _write(folder, "history.json", json.dumps(list(state.rows)).encode()),
+        _write(folder, "server.safetensors", tensors.pieces(tensors.named(ServerPart(state.server, state.selection)))),
+        _write(folder, "spotlights.safetensors", _spotlight_pieces(state.spotlights)),
+        _write(folder, "history.json", [json.dumps(list(state.rows)).encode()]),
     ]
     body = {
         "format": FORMAT,
@@ -166,7 +166,7 @@ def write(folder: str, plan: Plan, state: State, clients: Sequence[File]) -> Non
     }
     manifest = body | {"crc32": _checksum(body)}
     fs, path = fsspec.url_to_fs(folder)
-    _write(folder, "manifest.part", json.dumps(manifest, indent=1).encode())
+    _write(folder, "manifest.part", [json.dumps(manifest, indent=1).encode()])
     fs.mv(f"{path}/manifest.part", f"{path}/manifest.json")
 
 
@@ -208,12 +208,12 @@ def _assemble(plan: Plan, round: int, files: dict[File, bytes]) -> Checkpoint:
     return Checkpoint(State(round, part.server, part.selection, rows, spotlights), trees.concatenate(parts))
 
 
-def _pack_spotlights(spotlights: Sequence[Spotlight]) -> bytes:
+def _spotlight_pieces(spotlights: Sequence[Spotlight]) -> list[bytes | memoryview]:
     arrays: dict[str, np.ndarray] = {}
     for number, spot in enumerate(spotlights):
         arrays |= {f"{number}.round": np.array(spot.round), f"{number}.ids": np.array(spot.ids)}
         arrays |= {f"{number}.label": spot.label.numpy(), f"{number}.probs": spot.probs.numpy()}
-    return tensors.pack_arrays(arrays)
+    return tensors.pieces(arrays)
 
 
 def _unpack_spotlights(content: bytes) -> tuple[Spotlight, ...]:
@@ -226,14 +226,17 @@ def _unpack_spotlights(content: bytes) -> tuple[Spotlight, ...]:
     return tuple(spotlight(number) for number in range(math.ceil(len(arrays) / 4)))
 
 
-def _write(folder: str, name: str, content: bytes, clients: tuple[int, ...] = ()) -> File:
+def _write(folder: str, name: str, content: Sequence[bytes | memoryview], clients: tuple[int, ...] = ()) -> File:
     fs, path = fsspec.url_to_fs(folder)
+    size = checksum = 0
     with fs.open(f"{path}/{name}", "wb") as file:
-        file.write(content)
+        for piece in content:
+            file.write(piece)
+            size, checksum = size + len(piece), zlib.crc32(piece, checksum)
         if isinstance(fs, LocalFileSystem):  # a local file: it shall survive the machine's own fall, too
             file.flush()
             os.fsync(file.fileno())
-    return File(name, len(content), zlib.crc32(content), clients)
+    return File(name, size, checksum, clients)
 
 
 def _content(folder: str, name: str) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import sys
 import threading
@@ -97,25 +98,32 @@ def run(request: Request, tags: Mapping[str, str] | None = None) -> dict[str, An
         say(f"warning: {plan.algorithm.presets[request.preset].warning}")
     note = runfolder.read(request.resume) if request.resume else None
     name = note.name if note else _name(plan, request.execution)
-    writer = Writer(request.resume or request.execution.output or Path("runs") / name, note is not None)
-    try:
-        with runfolder.locked(writer.destination):
+    folder = Path(os.path.abspath(request.resume or request.execution.output or Path("runs") / name))
+    with runfolder.locked(folder):
+        writer = Writer(folder, note is not None)
+        try:
             tracker = open_tracker(plan, request.execution, name, tags or {}, note)
-            at = runfolder.store(writer.destination, request.execution)
-            started = Run(plan, request, name, writer, tracker, at)
-            try:
-                finished = (writer.destination / runfolder.FINISHED).exists()
-                summary = _finish_again(started) if finished else _play(started)
-            except BaseException as error:
-                tracker.finish("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED", None)
-                if (writer.destination / runfolder.NOTE).exists():
-                    say(f"go on    python -m fedray.launch --resume {writer.destination}")
-                raise
-    finally:
-        writer.discard()
+            started = Run(plan, request, name, writer, tracker, runfolder.store(folder, request.execution))
+            summary = _guarded(started)
+        finally:
+            writer.discard()
     if not request.json:
         _show(plan, summary, tracker, writer.destination)
     return summary
+
+
+def _guarded(run: Run) -> dict[str, Any]:
+    """Play; where that ends early, say so in the store and tell the user how to go on."""
+    from fedray import runfolder
+
+    folder = run.writer.destination
+    try:
+        return _finish_again(run) if (folder / runfolder.FINISHED).exists() else _play(run)
+    except BaseException as error:
+        run.tracker.finish("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED", None)
+        if (folder / runfolder.NOTE).exists():
+            say(f"go on    python -m fedray.launch --resume {folder}")
+        raise
 
 
 def _play(run: Run) -> dict[str, Any]:

@@ -19,7 +19,6 @@ import json
 import math
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,8 +40,8 @@ from fedray.types import Batch, FedRayError, Spotlight, client_itself
 class Writer:
     """Collects a result in a hidden folder and moves it to its destination, where config.json appears last.
 
-    Raises FedRayError at construction where the destination is taken (unless it is that of the run that is
-    ``resumed``) or cannot be written.
+    One process at a time may have it. Raises FedRayError at construction where the destination is taken (unless it is
+    that of the run that is ``resumed``) or cannot be written.
     """
 
     def __init__(self, destination: Path, resumed: bool = False):
@@ -50,9 +49,10 @@ class Writer:
         taken = self.destination.exists() and (not self.destination.is_dir() or any(self.destination.iterdir()))
         if taken and not resumed:
             raise FedRayError(f"--output {destination}: already holds something; choose another --output or --name")
+        self.folder = self.destination.parent / f".{self.destination.name}.part"
+        shutil.rmtree(self.folder, ignore_errors=True)  # of a process that was killed
         try:
-            self.destination.parent.mkdir(parents=True, exist_ok=True)
-            self.folder = Path(tempfile.mkdtemp(prefix=f".{self.destination.name}-", dir=self.destination.parent))
+            self.folder.mkdir(parents=True)
         except OSError as error:
             raise FedRayError(
                 f"--output {destination}: cannot be written ({error.strerror}); choose a folder that you may write to"

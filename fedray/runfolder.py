@@ -91,10 +91,16 @@ def locked(folder: Path) -> Iterator[None]:
 
     lock = FileLock(folder.parent / f".{folder.name}.lock")
     try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
-    except Timeout:
+    except OSError as error:
+        if isinstance(error, Timeout) and Path(lock.lock_file).exists():
+            raise FedRayError(
+                f"--resume {folder}: this run is going on in another process; wait for it or stop it"
+            ) from None
+        reason = error.strerror or "permission denied"
         raise FedRayError(
-            f"--resume {folder}: this run is going on in another process; wait for it or stop it"
+            f"--output {folder}: cannot be written ({reason}); choose a folder that you may write to"
         ) from None
     try:
         yield

@@ -76,7 +76,7 @@ class Client(NamedTuple):
     q_mu: Moments  # Adam moments of q
     q_rho: Moments
     q_t: Tensor  # [] Adam steps of q so far
-    w_mu: Moments  # Adam moments of w_i; zeros unless keep_global_moments
+    w_mu: Moments  # Adam moments of w_i; between rounds empty unless keep_global_moments
     w_rho: Moments
     w_t: Tensor
 
@@ -103,7 +103,8 @@ def server_init(cfg: PFedBayes, model: Model, facts: Facts, rng: Stream) -> Gaus
 
 def client_init(cfg: PFedBayes, model: Model, server: Gaussian) -> Client:
     zero, t = zero_moments(server.mu), torch.zeros(())
-    return Client(server, zero, zero, t, zero, zero, t)
+    kept = zero if cfg.keep_global_moments else zero_moments(server.mu[:0])
+    return Client(server, zero, zero, t, kept, kept, t)
 
 
 def broadcast(cfg: PFedBayes, model: Model, server: Gaussian, ids: Sequence[int]) -> Gaussian:
@@ -191,7 +192,11 @@ def _add_kl_grad(
 
 def finish(cfg: PFedBayes, model: Model, local: Local, data: Batch) -> tuple[Client, Gaussian]:
     """Upload w_i, never q_i."""
-    return local.client, local.w
+    client = local.client
+    if not cfg.keep_global_moments:
+        empty = zero_moments(local.w.mu[:0])
+        client = client._replace(w_mu=empty, w_rho=empty)
+    return client, local.w
 
 
 def aggregate(cfg: PFedBayes, model: Model, server: Gaussian, ids: Sequence[int], ups: Gaussian, n: Tensor) -> Gaussian:

@@ -116,7 +116,7 @@ def test_without_a_step_the_upload_is_the_broadcast_and_the_posterior_stays():
     cfg, q, w, data = PFedBayes(), gaussian(0), gaussian(1), batch()
     kept, up = pfedbayes.finish(cfg, MODEL, pfedbayes.begin(cfg, MODEL, client(q), w, data), data)
     assert differing(up, w) == []
-    assert differing(kept, client(q)) == []
+    assert differing(kept, pfedbayes.client_init(cfg, MODEL, q)) == []
 
 
 @pytest.mark.parametrize("zeta", [1.0, 0.0])
