@@ -264,8 +264,9 @@ def _key(name: str) -> str:
 
 
 def shown(text: str) -> str:
-    """An address without its password."""
-    return re.sub(r"(://[^:/@\s]*):[^@/\s]*@", r"\1:***@", text)
+    """An address, or a text with addresses, without their passwords."""
+    text = re.sub(r"(://[^:/@\s]*):\S*@", r"\1:***@", text)  # up to the last @: a password may hold any sign
+    return re.sub(r"(?i)([?&;]\w*(?:password|passwd|token)=)[^&;\s]*", r"\1***", text)
 
 
 def reason(err: Exception) -> str:
