@@ -283,5 +283,6 @@ def remedy(uri: str) -> str:
     if uri.startswith("sqlite"):
         cure = "Choose a file that you can write"
     elif uri.startswith("http"):
-        cure = "Start the server (mlflow server --host HOST --port PORT)"
+        login = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD where it asks for them"
+        cure = f"Start the server (mlflow server --host HOST --port PORT), {login}"
     return f"{cure}, or --tracking.uri none"
