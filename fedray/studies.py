@@ -201,7 +201,7 @@ def conclude(study: str, options: Options, tally: Tally) -> None:
         launch.say(f"failed, tried again by the same command: {', '.join(tally.failed)}")
     track, default = options.execution.tracking, TrackingConfig()
     words = ["python", "-m", "fedray.compare", "--study", study]
-    words += ["--uri", track.uri] if track.uri != default.uri else []
+    words += ["--uri", tracking.shown(track.uri)] if track.uri != default.uri else []
     words += ["--experiment", track.experiment] if track.experiment != default.experiment else []
     launch.say(f"compare  {shlex.join(words)}")
 

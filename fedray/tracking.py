@@ -293,8 +293,9 @@ def _key(name: str) -> str:
 
 
 def shown(text: str) -> str:
-    """An address without its password."""
-    return re.sub(r"(://[^:/@\s]*):[^@/\s]*@", r"\1:***@", text)
+    """An address, or a text with addresses, without their passwords."""
+    text = re.sub(r"(://[^:/@\s]*):\S*@", r"\1:***@", text)  # up to the last @: a password may hold any sign
+    return re.sub(r"(?i)([?&;]\w*(?:password|passwd|token)=)[^&;\s]*", r"\1***", text)
 
 
 def reason(err: Exception) -> str:
@@ -311,5 +312,6 @@ def remedy(uri: str) -> str:
     if uri.startswith("sqlite"):
         cure = "Choose a file that you can write"
     elif uri.startswith("http"):
-        cure = "Start the server (mlflow server --host HOST --port PORT)"
+        login = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD where it asks for them"
+        cure = f"Start the server (mlflow server --host HOST --port PORT), {login}"
     return f"{cure}, or --tracking.uri none"

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 MATHS = "models posteriors likelihood fuse stein bregman optim aggregate metrics rng partition trees tensors"
 RUN_TIME = (
     "registry config data plan messages local rounds federation checkpoint runfolder tracking plots cli terminal "
-    "compare result report cells runs groups published tables compare_plots compare_html"
+    "compare result report cells runs groups published tables compare_plots compare_html status"
 )
 LAYERS = ("types", MATHS, "algorithms selection", RUN_TIME, "actors", "tune", "launch studies")  # from the bottom up
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names.split()}

@@ -9,9 +9,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fedray.types import Algorithm, FedRayError
+
+if TYPE_CHECKING:
+    from fedray.config import Execution
 
 NOTE = "sweep.json"
 
@@ -60,7 +63,8 @@ def read(argv: Sequence[str]) -> tuple[Any, bool]:
             f"--resume {folder}: holds no sweep ({error}); give the folder that `python -m tune` named"
         ) from None
     old = cli.parse(stored["argv"], "python -m tune", describe, more)
-    request = check(stored["name"], target, old.experiment, old.execution, old.more.sweep)
+    execution = _with_password(folder, old.execution, parsed.execution)
+    request = check(stored["name"], target, old.experiment, execution, old.more.sweep)
     if _more_than_resume(argv):
         asked = check(stored["name"], target, parsed.experiment, parsed.execution, parsed.more.sweep)
         other = differences(identity(asked), identity(request))
@@ -72,8 +76,23 @@ def read(argv: Sequence[str]) -> tuple[Any, bool]:
     return request, True
 
 
+def _with_password(folder: str, stored: Execution, given: Execution) -> Execution:
+    """The stored settings with the tracking address as it was given now, where its password was not stored."""
+    from fedray.tracking import shown
+
+    address = stored.tracking.uri
+    if "***" not in address:
+        return stored
+    if shown(given.tracking.uri) != address:
+        raise FedRayError(
+            f"--resume {folder}: the password of its store was not kept; add --tracking.uri {address} with the password"
+        )
+    return dataclasses.replace(stored, tracking=given.tracking)
+
+
 def _more_than_resume(argv: Sequence[str]) -> bool:
-    return len([word for word in argv if word.startswith("--") and not word.startswith("--resume")]) > 0
+    where = ("--resume", "--tracking.")
+    return any(word.startswith("--") and not word.startswith(where) for word in argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,10 +106,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         terminal.check_packages()
         request, resume = read(argv)
         from fedray.runfolder import write_json
+        from fedray.tracking import shown
         from tune import outcome, sweep
 
         if not resume:
-            write_json(request.folder / NOTE, {"name": request.name, "argv": list(argv)})
+            write_json(request.folder / NOTE, {"name": request.name, "argv": [shown(word) for word in argv]})
         with terminal.bar("trial", request.trials, "starting the first trials") as move:
             found = sweep.play(request, resume, terminal.say, move)
     except FedRayError as error:

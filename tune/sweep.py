@@ -19,7 +19,7 @@ from fedray import cli, data, registry
 from fedray.config import Execution, Experiment, flatten, override, to_dict
 from fedray.plan import make_plan
 from fedray.runfolder import write_json
-from fedray.tracking import MLflowTracker, NullTracker, Tracker, resolve
+from fedray.tracking import MLflowTracker, NullTracker, Tracker, resolve, shown
 from fedray.types import FedRayError
 from tune import outcome, search
 from tune.options import Sweep, complete
@@ -153,8 +153,10 @@ def _records(request: Request) -> tuple[Tracker, Store | None]:
     params = {"algorithm.name": algorithm} | flatten(to_dict(request.base)) | space
     params |= {f"sweep.{name}": value for name, value in options.items()}
     uri, run_id = known["uri"], known["run_id"]
+    given = resolve(where.uri)[0]
+    uri = given if uri == shown(given) else uri  # a password is not noted, but given again
     tracker = MLflowTracker(uri, where.experiment, request.name, {} if run_id else params, tags, run_id=run_id)
-    write_json(note, {"uri": uri, "run_id": tracker.run_id})
+    write_json(note, {"uri": shown(uri), "run_id": tracker.run_id})
     return tracker, Store(uri, where.experiment, tracker.run_id, request.name, algorithm)
 
 

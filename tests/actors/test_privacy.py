@@ -1,0 +1,212 @@
+"""What leaves an actor: nothing in which a private example can be read."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from actors.client import ClientActor
+from actors.server import ServerActor
+from fedray import data, trees
+from fedray.config import Execution
+from fedray.federation import LocalFederation
+from fedray.plan import Plan
+from fedray.types import Stage
+from tests.helpers import ALGORITHMS, small_plan
+
+IDS = (1, 2, 4)
+ALIKE = 0.9999  # correlation from which on an array holds an example, be it scaled, shifted or rounded
+LABELS_MIN = 50  # a shorter vector of labels may look like a row of counts
+
+
+def secrets(plan: Plan) -> list[np.ndarray]:
+    """All private examples [n, D] of all clients, and their label vectors [1, n_i]."""
+    shards = data.shards(data.load(plan.cfg.data), plan.partition, range(plan.clients))
+    x = np.concatenate([part.flatten(1).numpy() for shard in shards for part in (shard.train_x, shard.test_x)])
+    labels = [part.numpy()[None] for shard in shards for part in (shard.train_y, shard.test_y)]
+    return [x, *(y for y in labels if y.size >= LABELS_MIN)]
+
+
+NUMBERS = torch.Tensor | np.ndarray | np.generic | int | float
+
+
+def arrays(tree: Any, name: str = "") -> Iterator[tuple[str, np.ndarray]]:
+    """Every array in what was returned; numbers beside each other count as one. Refuses what it cannot look into."""
+    if isinstance(tree, NUMBERS):
+        yield name, np.asarray(tree)
+    elif isinstance(tree, Mapping | tuple | list):
+        items = dict(tree) if isinstance(tree, Mapping) else dict(enumerate(tree))
+        fields = getattr(tree, "_fields", items)
+        numbers = [float(value) for value in items.values() if isinstance(value, NUMBERS) and np.ndim(value) == 0]
+        yield name, np.array(numbers)
+        for field, value in zip(fields, items.values(), strict=True):
+            yield from arrays(value, f"{name}.{field}")
+    else:
+        assert tree is None, f"{name} is a {type(tree)}: look into it too"
+
+
+def unit(rows: np.ndarray) -> np.ndarray:
+    """Rows shifted and scaled to mean 0 and length 1; constant ones become 0."""
+    rows = rows - rows.mean(1, keepdims=True)
+    length = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.divide(rows, length, out=np.zeros_like(rows), where=length > 1e-6)
+
+
+def holds(array: np.ndarray, secret: np.ndarray) -> bool:
+    """Whether values one after the other, along any axis, are a row of ``secret`` up to scale and offset."""
+    known, width = unit(secret.astype(np.float32)), secret.shape[1]
+    for axis in range(array.ndim):
+        flat = np.nan_to_num(np.moveaxis(array, axis, -1).reshape(-1).astype(np.float32))
+        if flat.size >= width:
+            windows = np.lib.stride_tricks.sliding_window_view(flat, width)
+            pieces = np.array_split(windows, 1 + len(windows) // 10_000)
+            if any((unit(piece) @ known.T).max() > ALIKE for piece in pieces):
+                return True
+    return False
+
+
+def leaks(returned: Any, known: list[np.ndarray]) -> list[str]:
+    """Names of the arrays in which an example, or a client's labels, can be read."""
+    return [name for name, array in arrays(returned) if any(holds(array, secret) for secret in known)]
+
+
+def probed(plan: Plan) -> Plan:
+    """The plan with one score more, so that every algorithm can be probed."""
+    stage = Stage(lambda cfg, model, client, down, message, batch: batch.weight.sum(), lambda *args: args[-1])
+    return plan._replace(algorithm=plan.algorithm._replace(scores={**plan.algorithm.scores, "size": (stage,)}))
+
+
+def trained(actor: ClientActor, plan: Plan) -> Any:
+    server = plan.initial_server()
+    return actor.train(1, IDS, trees.to_numpy(plan.algorithm.broadcast(plan.cfg.algorithm, plan.model, server, IDS)))
+
+
+def evaluated(actor: ClientActor, plan: Plan) -> Any:
+    view = trees.to_numpy(plan.view(plan.initial_server()))
+    return [actor.evaluate(1, view, spotlight) for spotlight in (True, False)]
+
+
+def asked(actor: ClientActor, plan: Plan) -> Any:
+    server, replies = plan.initial_server(), []
+    for score, stages in plan.algorithm.scores.items():
+        message = None
+        for number, stage in enumerate(stages):
+            replies.append(actor.probe(score, number, trees.to_numpy(plan.view(server)), trees.to_numpy(message)))
+            message = stage.combine(plan.cfg.algorithm, plan.model, server, trees.to_torch(replies[-1]))
+    return replies
+
+
+# One case for every public method, called one after the other on the same actor.
+CLIENT_CASES: dict[str, Callable[[ClientActor, Plan], Any]] = {
+    "reset": lambda actor, plan: actor.reset(plan),
+    "train": lambda actor, plan: [trained(actor, plan), trained(actor, plan)],
+    "restore": lambda actor, plan: actor.restore(trained(actor, plan)[1]),
+    "evaluate": evaluated,
+    "probe": asked,
+    "snapshot": lambda actor, plan: actor.snapshot(),
+    "pid": lambda actor, plan: actor.pid(),
+}
+SERVER_CASES = {"play", "snapshot", "client_pids"}  # called without arguments
+
+
+def public(actor: type) -> set[str]:
+    return {name for name, _ in inspect.getmembers(actor, inspect.isfunction) if not name.startswith("_")}
+
+
+def test_every_method_of_an_actor_has_a_case_here() -> None:
+    assert public(ClientActor) == set(CLIENT_CASES)
+    assert public(ServerActor) == SERVER_CASES
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_no_reply_of_a_client_actor_holds_a_private_example(algorithm: str) -> None:
+    plan = probed(small_plan(algorithm))
+    actor, known, found = ClientActor(plan, IDS, "loop"), secrets(plan), []
+    for name, call in CLIENT_CASES.items():
+        found += [f"{name}{leak}" for leak in leaks(call(actor, plan), known)]
+    assert found == []
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_no_report_of_a_federation_holds_a_private_example(algorithm: str) -> None:
+    plan = small_plan(algorithm)
+    with LocalFederation(plan) as federation:
+        assert leaks([*federation, federation.snapshot()], secrets(plan)) == []
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+def test_no_message_of_the_server_actor_holds_a_private_example() -> None:
+    import ray
+
+    from actors.federation import RayFederation
+
+    plan = small_plan("pfedbayes")
+    with RayFederation(plan, Execution(clients_per_actor=3)) as federation:
+        known = secrets(plan)
+        for name in sorted(SERVER_CASES, key="play".__ne__):  # play first: a snapshot of trained clients says more
+            message = ray.get(getattr(federation.server, name).remote())
+            assert leaks(message, known) == [], name
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+@pytest.mark.parametrize("field", ["up", "info", "client"])
+def test_an_algorithm_that_gives_an_example_away_is_caught(part: str, field: str) -> None:
+    plan = small_plan("pfedbayes")
+    stolen = getattr(data.shards(data.load(plan.cfg.data), plan.partition, [2])[0], f"{part}_x")[3].flatten()
+
+    def hide(leaf: torch.Tensor) -> torch.Tensor:
+        return torch.cat([leaf[:101], 0.5 * stolen + 0.1, leaf[101 + len(stolen) :]])
+
+    def finish(*args: Any) -> Any:
+        client, up = plan.algorithm.finish(*args)
+        client = client._replace(q=client.q._replace(rho=hide(client.q.rho))) if field == "client" else client
+        return client, up._replace(mu=hide(up.mu)) if field == "up" else up
+
+    def step(*args: Any) -> Any:
+        local, info = plan.algorithm.step(*args)
+        return local, info._replace(nll=stolen) if field == "info" else info
+
+    leaky = plan._replace(algorithm=plan.algorithm._replace(step=step, finish=finish))
+    found = leaks(trained(ClientActor(leaky, IDS, "loop"), leaky), secrets(plan))
+    assert len(found) == 1
+    assert {"up": ".0.up.mu", "info": ".0.info.nll", "client": "rho"}[field] in found[0]
+
+
+HIDING: dict[str, Callable[[np.ndarray], Any]] = {
+    "as it is": lambda x: x,
+    "in raw units": lambda x: ((x + 1) * 8).astype(np.uint8),
+    "rounded": lambda x: x.astype(np.float16),
+    "negative": lambda x: -x,
+    "within a longer array": lambda x: np.concatenate([np.arange(7), x, np.arange(9)]),
+    "as a column": lambda x: np.stack([np.arange(64), x, np.ones(64)], 1),
+    "as a picture": lambda x: x.reshape(1, 8, 8),
+    "as numbers in a list": lambda x: {"a": [None, x.tolist()]},
+    "as named numbers": lambda x: {f"metric {i}": float(v) for i, v in enumerate(x)},
+    "as tensors without dimensions": lambda x: [torch.tensor(v) for v in x],
+}
+
+
+@pytest.mark.parametrize("how", HIDING)
+def test_the_detector_finds_an_example_however_it_is_hidden(how: str) -> None:
+    known = secrets(small_plan())
+    sample = known[0][11]
+    assert len(leaks([np.zeros(3), HIDING[how](-sample if how == "negative" else sample)], known)) == 1
+
+
+def test_the_detector_finds_labels_and_is_silent_about_noise() -> None:
+    known, rng = secrets(small_plan()), np.random.default_rng(0)
+    assert len(known) > 6
+    assert leaks({"y": known[1][0]}, known) == [".y"]
+    assert leaks({"y": rng.integers(0, 10, 3000), "x": rng.normal(size=(4, 640)), "one": np.ones(640)}, known) == []
+
+
+@pytest.mark.parametrize("odd", [b"bytes", "text", object(), {1, 2}])
+def test_what_the_detector_cannot_look_into_is_not_passed(odd: object) -> None:
+    with pytest.raises(AssertionError, match="look into it"):
+        leaks([np.zeros(3), {"a": odd}], [])
