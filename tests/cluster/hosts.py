@@ -12,7 +12,6 @@ from pathlib import Path
 from fedray.types import FedRayError
 
 SECONDS = 300
-NETWORK = "10.213.77"  # the launcher is .254
 TOOLS = ("ip", "unshare", "setpriv", "nsenter", "ssh", "ssh-keygen", "rsync", "sshd")
 SSHD = """
 HostKey {folder}/host_key
@@ -47,8 +46,8 @@ def why_not() -> str:
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if missing:
         return f"{', '.join(missing)} missing: apt-get install -y openssh-server rsync iproute2"
-    tried = subprocess.run(["unshare", "-n", "-p", "-m", "-u", "--fork", "true"], capture_output=True, text=True)
-    return tried.stderr.strip()
+    attempt = ["unshare", "-n", "-p", "-m", "-u", "--fork", "ip", "link", "add", "try", "type", "bridge"]
+    return subprocess.run(attempt, capture_output=True, text=True).stderr.strip()
 
 
 def run(*command: str, **options: object) -> str:
@@ -67,6 +66,9 @@ class Network:
 
     def __init__(self, work: Path):
         self.work, self.hosts = work, list[Host]()
+        taken = run("ip", "-brief", "-4", "addr")
+        free = (f"10.213.{(os.getpid() + i) % 256}" for i in range(256))
+        self.prefix = next(prefix for prefix in free if f" {prefix}." not in taken)
         self.bridge = f"fr{os.getpid() % 10**8}"
         self.key = work / "key"
 
@@ -75,7 +77,7 @@ class Network:
         Path("/run/sshd").mkdir(exist_ok=True)
         Path("/tmp/ray").mkdir(exist_ok=True)
         run("ip", "link", "add", self.bridge, "type", "bridge")
-        run("ip", "addr", "add", f"{NETWORK}.254/24", "dev", self.bridge)
+        run("ip", "addr", "add", f"{self.prefix}.254/24", "dev", self.bridge)
         run("ip", "link", "set", self.bridge, "up")
         return self
 
@@ -98,7 +100,7 @@ class Host:
 
     def __init__(self, network: Network, name: str, number: int):
         self.network, self.name = network, name
-        self.address = f"{NETWORK}.{number}"
+        self.address = f"{network.prefix}.{number}"
         self.folder = network.work / name
         self.home = self.folder / "home"
         self.link = f"{network.bridge}-{number}"
@@ -110,7 +112,7 @@ class Host:
             name=self.name,
             folder=self.folder,
             address=self.address,
-            gateway=f"{NETWORK}.254",
+            gateway=f"{self.network.prefix}.254",
             sshd=shutil.which("sshd"),
         )
         # With the first process of a PID namespace everything in it ends, Ray's daemons too; and it ends with us.
@@ -170,3 +172,5 @@ class Host:
         if self.process is not None:
             self.process.kill()
             self.process.wait()
+            with contextlib.suppress(FedRayError):  # the network may outlive the machine by a minute
+                run("ip", "link", "del", self.link)
