@@ -1,0 +1,146 @@
+"""The files for `ray up` against Ray's own schema and our rules for them; no network."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+CLUSTER = ROOT / "cluster"
+LAUNCHED = ("gpu", "gcp", "onprem")  # by `ray up`
+CLOUDS = ("gpu", "gcp")
+
+
+def read(name: str) -> dict[str, Any]:
+    return yaml.safe_load((CLUSTER / f"{name}.yaml").read_text())
+
+
+def starts(config: dict[str, Any], kind: str) -> str:
+    """The one `ray start` among the commands of the head or the workers."""
+    [command] = [line for line in config[f"{kind}_start_ray_commands"] if "ray start" in line]
+    return command
+
+
+@pytest.mark.parametrize("name", LAUNCHED)
+def test_ray_accepts_the_file(name):
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    validate_config(prepare_config(read(name)))
+
+
+@pytest.mark.parametrize("name", LAUNCHED)
+def test_the_token_is_on_in_both_start_commands_and_sent_to_every_machine(name):
+    config = read(name)
+    for kind in ("head", "worker"):
+        assert "RAY_AUTH_MODE=token " in starts(config, kind).split("ray start")[0]
+    assert config["file_mounts"]["~/.ray/auth_token"] == "~/.ray/auth_token"
+    assert any("chmod 600 ~/.ray/auth_token" in line for line in config["setup_commands"])
+    assert any("RAY_AUTH_MODE=token" in line and ".bashrc" in line for line in config["setup_commands"])
+
+
+@pytest.mark.parametrize("name", [*LAUNCHED, "kuberay"])
+def test_nothing_listens_to_the_world(name):
+    text = (CLUSTER / f"{name}.yaml").read_text()
+    assert "0.0.0.0" not in text
+    assert "::/0" not in text
+
+
+@pytest.mark.parametrize("name", LAUNCHED)
+def test_dashboard_and_mlflow_answer_on_the_head_only(name):
+    config = read(name)
+    assert "--dashboard-host=127.0.0.1" in starts(config, "head")
+    [mlflow] = [line for line in config["head_start_ray_commands"] if "mlflow server" in line]
+    assert "--host 127.0.0.1 --port 5000" in mlflow
+    assert "sqlite:///$HOME/" in mlflow
+    assert "--artifacts-destination $HOME/" in mlflow
+
+
+@pytest.mark.parametrize("name", LAUNCHED)
+def test_no_setting_that_ray_ignores_silently(name):
+    assert "min_workers" not in read(name)
+
+
+def test_ray_opens_nothing_but_ssh_on_aws():
+    assert read("gpu")["provider"]["security_group"].keys() == {"GroupName"}
+
+
+@pytest.mark.parametrize("name", CLOUDS)
+def test_workers_have_gpus_and_may_all_go_and_the_head_has_only_cpus(name):
+    config = read(name)
+    types = dict(config["available_node_types"])
+    head = types.pop(config["head_node_type"])
+    assert head["resources"]["CPU"] >= 1
+    assert head["resources"]["GPU"] == 0
+    for worker in types.values():
+        assert worker["min_workers"] == 0
+        assert worker["resources"]["GPU"] >= 1
+    assert any(worker["max_workers"] >= 1 for worker in types.values())
+    assert max(worker["max_workers"] for worker in types.values()) <= config["max_workers"]
+
+
+@pytest.mark.parametrize("name", CLOUDS)
+def test_a_federation_fits_as_soon_as_one_gpu_machine_is_there(name):
+    from actors.placement import Node, arrange
+
+    types = read(name)["available_node_types"]
+    nodes = {kind: Node(entry["resources"]["CPU"], entry["resources"]["GPU"]) for kind, entry in types.items()}
+    head = nodes.pop("head")
+    for worker in nodes.values():
+        for count in (1, 2, 4):
+            layout = arrange(10, [head] + [worker] * count)
+            actors = math.ceil(len(layout.blocks) / count)
+            assert actors * layout.gpus <= worker.gpus
+            assert actors * layout.cpus <= worker.cpus
+
+
+def test_spot_machines_are_an_explicit_choice():
+    aws = read("gpu")["available_node_types"]
+    assert [kind for kind, entry in aws.items() if "InstanceMarketOptions" in entry["node_config"]] == ["g5_spot"]
+    assert aws["g5_spot"]["max_workers"] == 0
+    google = read("gcp")["available_node_types"]
+    spot = [
+        kind for kind, entry in google.items() if entry["node_config"].get("scheduling", [{}])[0].get("preemptible")
+    ]
+    assert spot == ["l4_spot"]
+    assert google["l4_spot"]["max_workers"] == 0
+
+
+def test_own_machines_use_the_autoscaler_that_starts_all_of_them_and_placeholder_addresses():
+    config = read("onprem")
+    assert "RAY_enable_autoscaler_v2=0" in starts(config, "head")
+    addresses = [config["provider"]["head_ip"], *config["provider"]["worker_ips"]]
+    assert all(address.startswith("192.0.2.") for address in addresses)  # kept free for documentation
+
+
+@pytest.mark.parametrize("name", LAUNCHED)
+def test_the_checkout_is_installed_with_the_tested_versions(name):
+    config = read(name)
+    assert config["file_mounts"]["~/fedray"] == "."
+    assert {".git", ".venv", "runs"} <= set(config["rsync_exclude"])
+    assert any("pip install" in line and "-c cluster/constraints.txt" in line for line in config["setup_commands"])
+
+
+def test_all_launched_files_set_up_and_start_their_machines_alike():
+    gpu, gcp, onprem = (read(name) for name in LAUNCHED)
+    for key in ("file_mounts", "rsync_exclude", "setup_commands", "worker_start_ray_commands"):
+        assert gpu[key] == gcp[key] == onprem[key]
+    assert gpu["head_start_ray_commands"] == gcp["head_start_ray_commands"]
+    own = [line.replace(" RAY_enable_autoscaler_v2=0", "") for line in onprem["head_start_ray_commands"]]
+    assert own == gpu["head_start_ray_commands"]
+
+
+def test_the_constraints_name_every_dependency_at_one_version_that_is_allowed():
+    pinned = dict(line.split("==") for line in (CLUSTER / "constraints.txt").read_text().split() if "==" in line)
+    section = re.search(r"\ndependencies = \[\n(.*?)\n\]", (ROOT / "pyproject.toml").read_text(), re.DOTALL)
+    assert section is not None
+    wanted = [Requirement(text) for text in re.findall(r'"(.*)",', section[1])]
+    assert len(wanted) > 5
+    for requirement in wanted:
+        assert requirement.name in pinned
+        assert pinned[requirement.name] in requirement.specifier
