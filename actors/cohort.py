@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -57,6 +58,7 @@ class RayCohort:
         self._committed: list[Any] = [None] * len(layout.blocks)
         self._fresh = set(range(len(layout.blocks)))  # actors that have not answered yet
         self._failures: list[Failure] = []  # since they were last taken
+        self.lags: dict[str, float] = {}  # seconds that every actor's last training reply came after the first
         self.actors = [self._spawn(slot) for slot in range(len(layout.blocks))]
 
     def reset(self, plan: Plan) -> None:
@@ -132,6 +134,7 @@ class RayCohort:
         replies: dict[int, Any] = {}
         attempts = dict.fromkeys(calls, 1)
         pending = dict(self._submit(slot, method, calls[slot]) for slot in calls)
+        first = math.inf
         while pending:
             for reply, trouble in self._wait(pending):
                 call = pending.pop(reply)
@@ -139,7 +142,9 @@ class RayCohort:
                 if trouble is None:
                     answer, trouble = self._answer(reply, call, attempts[slot])
                 if trouble is None:
-                    replies[slot] = answer
+                    replies[slot], first = answer, min(first, time.monotonic())
+                    if method == "train":
+                        self.lags[self._named(slot)] = time.monotonic() - first
                     continue
                 leave = self._recover(slot, method, calls[slot], attempts[slot], trouble)
                 if leave is not None:

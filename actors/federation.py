@@ -178,7 +178,8 @@ class RayFederation:
         )
         remote = remote_options(num_cpus=self.layout.bundles[0]["CPU"], num_gpus=0, scheduling_strategy=strategy)
         policy = Policy(execution.on_failure, execution.round_timeout)
-        self.server = remote.remote(self.plan, self.layout, execution.backend, policy, self._store, begun)
+        name = execution.name or "fedray"
+        self.server = remote.remote(self.plan, self.layout, execution.backend, policy, self._store, begun, name)
         self._played, self._ahead = begun.state.round if begun else 0, None
 
     def _play(self) -> RoundMetrics:
@@ -265,7 +266,8 @@ def _say(text: str) -> None:
 
 
 def _reserve(layout: Layout) -> Any:
-    group = placement_group(layout.bundles, strategy="PACK")
+    server, *clients = layout.bundles
+    group = placement_group([server | _here(), *clients], strategy="PACK")
     if not group.wait(PLACEMENT_SECONDS):
         remove_placement_group(group)
         free = {name: amount for name, amount in ray.available_resources().items() if name in ("CPU", "GPU")}
@@ -274,6 +276,14 @@ def _reserve(layout: Layout) -> Any:
             f"{PLACEMENT_SECONDS:g} s, it has {free} free; wait for other jobs, or raise --clients-per-actor"
         )
     return group
+
+
+def _here() -> dict[str, float]:
+    """What ties a bundle to this machine, where checkpoints are kept by default; nothing if it offers no CPU."""
+    me = ray.get_runtime_context().get_node_id()
+    offered = next((node["Resources"] for node in ray.nodes() if node["NodeID"] == me), {})
+    names = [name for name in offered if name.startswith("node:") and name != "node:__internal_head__"]
+    return dict.fromkeys(names[:1], 0.001) if offered.get("CPU", 0.0) >= 1 else {}
 
 
 def announce(layout: Layout, clients: int) -> None:

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from actors.cohort import Policy, RayCohort
+from actors.gauges import Gauges
 from actors.placement import Layout
 from fedray import trees
 from fedray.checkpoint import Checkpoint, Store
@@ -27,18 +28,22 @@ class ServerActor:
         policy: Policy | None = None,
         store: Store | None = None,
         begun: Checkpoint | None = None,
+        name: str = "fedray",
     ):
         numerics().__enter__()  # for the life of the process
         self._plan, self._store, self._skip = plan, store, policy is not None and policy.on_failure == "skip"
         self._state = begun.state if begun else start(plan)
         self._cohort = RayCohort(plan, layout, backend, None, policy)
+        self._gauges = Gauges(name)
         if begun:
             self._cohort.restore(begun.state.round, begun.clients)
 
     def play(self) -> RoundMetrics:
         """Play the next round."""
         self._state, metrics = advance(self._plan, self._state, self._cohort, self._store, self._skip)
-        return trees.to_numpy(metrics._replace(failures=metrics.failures + self._cohort.take_failures()))
+        metrics = metrics._replace(failures=metrics.failures + self._cohort.take_failures())
+        self._report(metrics)
+        return trees.to_numpy(metrics)
 
     def snapshot(self) -> Snapshot:
         """The server's state and every client's, on explicit request."""
@@ -47,6 +52,13 @@ class ServerActor:
     def history(self) -> State:
         """The server's state with the measures of the rounds so far."""
         return trees.to_numpy(self._state)
+
+    def _report(self, metrics: RoundMetrics) -> None:
+        self._gauges.round(metrics)
+        for failure in metrics.failures:
+            self._gauges.failure(failure.kind)
+        for clients, seconds in self._cohort.lags.items():
+            self._gauges.lag(clients, seconds)
 
     def pid(self) -> int:
         """The process that hosts this actor."""

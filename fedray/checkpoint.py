@@ -32,7 +32,7 @@ from fedray.plan import Plan
 from fedray.rounds import State
 from fedray.types import Cohort, Failure, RunError, Spotlight
 
-FORMAT = 1
+FORMAT, KIND = 1, "checkpoint"  # KIND: of a failure to write one
 FILE_BYTES = 2**28  # private states are written in files of this size: a reader holds one at a time
 
 
@@ -94,7 +94,7 @@ def keep(store: Store, plan: Plan, state: State, cohort: Cohort) -> tuple[Failur
         reason = f"{folder} could not be written ({str(error) or type(error).__name__})"
         if store.stop:
             raise CheckpointError(f"round {state.round}: {reason}; free space or give --checkpoint.url") from None
-        return (Failure(state.round, "checkpoint", "checkpoint", reason, "went on without it"),)
+        return (Failure(state.round, "checkpoint", KIND, reason, "went on without it"),)
     return ()
 
 

@@ -16,9 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedray import registry
-from fedray.checkpoint import Store
+import fsspec
+
+from fedray import checkpoint, registry
+from fedray.checkpoint import Store, rounds
 from fedray.config import Execution, Experiment, differing, from_dict, to_dict
+from fedray.tracking import shown
 from fedray.types import FedRayError
 
 NOTE, FINISHED = "run.json", "config.json"
@@ -35,23 +38,78 @@ class Note(NamedTuple):
 
 def write(folder: Path, note: Note) -> None:
     """Make the folder with its note."""
-    content = {"name": note.name, "algorithm": registry.algorithm_name(note.experiment.algorithm)}
-    content |= {"experiment": to_dict(note.experiment), "execution": to_dict(note.execution), "run_id": note.run_id}
-    write_json(folder / NOTE, content)
+    write_json(folder / NOTE, _content(note))
 
 
-def read(folder: Path) -> Note:
-    """The note of a folder; raises FedRayError where there is none."""
+def claim(store: Store, note: Note, resumed: bool) -> None:
+    """Leave the note beside checkpoints that are kept elsewhere, so that the run survives the loss of its folder.
+
+    Raises FedRayError where nothing can be written there, or where another run's checkpoints are.
+    """
     try:
-        found = json.loads((folder / NOTE).read_text())
-        experiment = experiment_of(found["algorithm"], found["experiment"])
-        return Note(found["name"], experiment, from_dict(Execution, found["execution"]), found["run_id"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, FedRayError):
-            raise
+        taken = not resumed and rounds(store)
+        if not taken:
+            fs, path = fsspec.url_to_fs(store.url)
+            fs.makedirs(path, exist_ok=True)
+            fs.pipe_file(f"{path}/{NOTE}", json.dumps(_content(note), indent=2).encode())
+    except Exception as error:  # any of a storage library's
+        reason = str(error) or type(error).__name__
         raise FedRayError(
-            f"--resume {folder}: holds no run to go on with ({error}); give the folder of an interrupted run"
+            f"--checkpoint.url {store.url}: cannot be written ({reason}); check the address and your rights there"
         ) from None
+    if taken:
+        raise FedRayError(
+            f"--checkpoint.url {store.url}: holds the checkpoints of another run, up to round {taken[-1]}; go on with "
+            f"it by --resume {store.url}, or give an empty place"
+        )
+
+
+def clear(folder: Path, store: Store) -> None:
+    """Remove the checkpoints of a finished run, and its note beside them; what cannot be removed stays."""
+    with contextlib.suppress(Exception):
+        if elsewhere(folder, store):
+            fs, path = fsspec.url_to_fs(store.url)
+            fs.rm_file(f"{path}/{NOTE}")
+    checkpoint.clear(store)
+
+
+def elsewhere(folder: Path, store: Store) -> bool:
+    """Whether the checkpoints of a run are kept outside of its folder."""
+    return Path(store.url).parent != folder and Path(store.url) != folder
+
+
+def read(place: str) -> Note:
+    """The note of a run's folder, or of the URL of its checkpoints; raises FedRayError where there is none."""
+    try:
+        with fsspec.open(f"{place}/{NOTE}", "r") as file:
+            found = json.load(file)  # type: ignore[arg-type]
+        experiment = experiment_of(found["algorithm"], found["experiment"])
+        execution = from_dict(Execution, found["execution"])
+        if "://" in place:  # it may have moved
+            execution = replace(execution, checkpoint=replace(execution.checkpoint, url=place))
+        return Note(found["name"], experiment, execution, found["run_id"])
+    except FedRayError:
+        raise
+    except Exception as error:  # any of a storage library's
+        raise FedRayError(
+            f"--resume {place}: holds no run to go on with ({error}); give the folder of an interrupted run"
+        ) from None
+
+
+def _content(note: Note) -> dict[str, Any]:
+    content = {"name": note.name, "algorithm": registry.algorithm_name(note.experiment.algorithm)}
+    return content | {"experiment": to_dict(note.experiment), "execution": to_dict(note.execution)} | {
+        "run_id": note.run_id
+    }  # fmt: skip
+
+
+def holds(folder: Path, note: Note) -> bool:
+    """Whether a folder is that of the noted run."""
+    try:
+        found = read(str(folder))
+    except FedRayError:
+        return False
+    return (found.name, found.experiment, found.run_id) == (note.name, note.experiment, note.run_id)
 
 
 def experiment_of(algorithm: str, values: Mapping[str, Any]) -> Experiment:
@@ -60,28 +118,40 @@ def experiment_of(algorithm: str, values: Mapping[str, Any]) -> Experiment:
     return from_dict(Experiment, dict(values) | {"algorithm": from_dict(record.config, values["algorithm"])})
 
 
-def check_same(folder: Path, stored: Experiment, asked: Experiment) -> None:
-    """Raise FedRayError where the options beside --resume ask for another experiment; data may have moved."""
-    names = [name for name in differing(stored, asked) if name not in ("data.root", "data.download")]
+def check_same(place: str, note: Note, asked: Experiment, execution: Execution) -> None:
+    """Raise FedRayError where the options beside --resume ask for another experiment (data may have moved), or where
+    the password of the tracking store is missing."""
+    names = [name for name in differing(note.experiment, asked) if name not in ("data.root", "data.download")]
     if names:
         raise FedRayError(
-            f"--resume {folder}: is another experiment (it differs in {', '.join(names)}); leave these options out, or "
+            f"--resume {place}: is another experiment (it differs in {', '.join(names)}); leave these options out, or "
             "start a new run without --resume"
+        )
+    uri = execution.tracking.uri
+    if uri != "none" and uri == note.execution.tracking.uri and "***" in uri:
+        raise FedRayError(
+            f"--resume {place}: the password of its store was not kept; add --tracking.uri {uri} with the password"
         )
 
 
 def store(folder: Path, execution: Execution) -> Store:
-    """Where the checkpoints of a run go."""
+    """Where the checkpoints of a run go; raises FedRayError for an address with a password."""
     cfg = execution.checkpoint
-    url = cfg.url if "://" in cfg.url else os.path.abspath(cfg.url or folder / "checkpoints")
+    if shown(cfg.url) != cfg.url:
+        raise FedRayError(
+            f"--checkpoint.url {shown(cfg.url)}: its password would end up in files; give it to fsspec in the "
+            "environment of all machines (FSSPEC_<PROTOCOL>_PASSWORD)"
+        )
+    url = cfg.url.rstrip("/") if "://" in cfg.url else os.path.abspath(cfg.url or folder / "checkpoints")
     return Store(url, cfg.every, cfg.keep, cfg.on_error == "stop")
 
 
 def absolute(execution: Execution, uri: str) -> Execution:
-    """The execution without what belongs to the first start, and with addresses that hold in any folder."""
+    """The execution without what belongs to the first start or is secret, with addresses that hold in any folder."""
     url = execution.checkpoint.url
     cfg = replace(execution.checkpoint, url=url if not url or "://" in url else os.path.abspath(url))
-    return replace(execution, name=None, output=None, checkpoint=cfg, tracking=replace(execution.tracking, uri=uri))
+    tracking = replace(execution.tracking, uri=shown(uri))
+    return replace(execution, name=None, output=None, checkpoint=cfg, tracking=tracking)
 
 
 @contextlib.contextmanager

@@ -65,6 +65,12 @@ def write(folder: Path, status: Status) -> bool:
         return False
 
 
+def end(folder: Path, state: str) -> None:
+    """Say that a run ended, and how; nothing where it had not begun."""
+    with contextlib.suppress(ValueError):
+        write(folder, read(folder)._replace(state=state, updated=0.0))
+
+
 def read(folder: Path) -> Status:
     """The status of a run; its state is 'stopped' where it was running and its process on this machine is gone.
 

@@ -19,10 +19,11 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import tyro
 
-from fedray import launch, registry, tracking
+from fedray import play, registry, runfolder, tracking
 from fedray.cells import STUDIES, Cell
 from fedray.config import Execution, TrackingConfig, fingerprint, override
 from fedray.plan import make_plan, resolve
+from fedray.terminal import check_packages, say
 from fedray.types import FedRayError, check_choices, require
 
 
@@ -149,7 +150,6 @@ def run(study: str, options: Options) -> Tally:
     done = finished(study, track.uri, track.experiment)
     todo = [cell for cell in cells if identity(cell) not in done]
     chosen = todo[: options.limit]
-    say = launch.say
     say(f"{study}: {len(cells)} cells, {len(cells) - len(todo)} finished before, {len(chosen)} to run now")
     if chosen:
         make_plan(chosen[0].experiment)
@@ -157,7 +157,7 @@ def run(study: str, options: Options) -> Tally:
     for number, cell in enumerate(chosen, 1):
         say(f"[{number}/{len(chosen)}] {cell.name}")
         try:
-            say(f"  {_line(launch.run(request(study, cell, options), {'study': study}))}")
+            say(f"  {_line(play.run(request(study, cell, options), {'study': study}).summary)}")
             ran += 1
         except Exception as error:  # one bad cell must not cost the night
             if not isinstance(error, FedRayError):
@@ -172,13 +172,13 @@ def identity(cell: Cell) -> str:
     return fingerprint(resolve(cell.experiment))
 
 
-def request(study: str, cell: Cell, options: Options) -> launch.Request:
+def request(study: str, cell: Cell, options: Options) -> play.Request:
     """What launch is to run for a cell; its result goes to a folder that no other settings share."""
     parent = options.execution.output or Path("runs") / study
     output = parent / f"{cell.name}-{identity(cell)[:6]}"
-    return launch.Request(
-        cell.experiment, dataclasses.replace(options.execution, name=cell.name, output=output), "", True
-    )
+    begun = str(output) if (output / runfolder.NOTE).exists() else ""  # and was interrupted
+    execution = dataclasses.replace(options.execution, name=cell.name, output=output)
+    return play.Request(cell.experiment, execution, resume=begun)
 
 
 def _line(summary: dict[str, Any]) -> str:
@@ -196,14 +196,14 @@ def show(study: str, options: Options) -> None:
 
 def conclude(study: str, options: Options, tally: Tally) -> None:
     """Say how it went and what to type next."""
-    launch.say(f"{study}: {tally.ran} run, {tally.skipped} finished before, {len(tally.failed)} failed")
+    say(f"{study}: {tally.ran} run, {tally.skipped} finished before, {len(tally.failed)} failed")
     if tally.failed:
-        launch.say(f"failed, tried again by the same command: {', '.join(tally.failed)}")
+        say(f"failed, tried again by the same command: {', '.join(tally.failed)}")
     track, default = options.execution.tracking, TrackingConfig()
     words = ["python", "-m", "fedray.compare", "--study", study]
     words += ["--uri", tracking.shown(track.uri)] if track.uri != default.uri else []
     words += ["--experiment", track.experiment] if track.experiment != default.experiment else []
-    launch.say(f"compare  {shlex.join(words)}")
+    say(f"compare  {shlex.join(words)}")
 
 
 def _interrupt(*_: object) -> None:
@@ -215,17 +215,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _interrupt)  # a terminated study cleans up like an interrupted one
     try:
-        launch.check_packages()
+        check_packages()
         study, options = parse(sys.argv[1:] if argv is None else argv)
         if options.list:
             show(study, options)
             return 0
         tally = run(study, options)
     except FedRayError as error:
-        launch.say(f"error: {error}")
+        say(f"error: {error}")
         return 2
     except KeyboardInterrupt:
-        launch.say("interrupted: finished cells are kept, the same command goes on with the next")
+        say("interrupted: finished cells are kept, the same command goes on with the next")
         return 130
     conclude(study, options, tally)
     return 1 if tally.failed else 0

@@ -150,7 +150,7 @@ def test_a_damaged_result_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_preset_changes_the_defaults_and_yields_to_options(capfd: pytest.CaptureFixture[str]) -> None:
-    request = parse(["--preset", "a_parity", "--predict-samples", "3", "--zeta", "4"])
+    request = parse(["--preset", "a_parity", "--predict-samples", "3", "--zeta", "4"]).request
     assert request.experiment.algorithm.noise_sd == 0.001
     assert (request.experiment.predict_samples, request.experiment.algorithm.zeta) == (3, 4.0)
     assert main(["--preset=a_parity", *FAST]) == 0

@@ -11,7 +11,16 @@ RUN_TIME = (
     "registry config data plan messages local rounds federation checkpoint runfolder tracking plots cli terminal "
     "compare result report cells runs groups published tables compare_plots compare_html status"
 )
-LAYERS = ("types", MATHS, "algorithms selection", RUN_TIME, "actors", "tune", "launch studies")  # from the bottom up
+LAYERS = (
+    "types",
+    MATHS,
+    "algorithms selection",
+    RUN_TIME,
+    "actors",
+    "tune",
+    "play",
+    "launch studies",
+)  # from the bottom up
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names.split()}
 OURS = ("fedray", "actors", "tune")
 HEAVY = {"mlflow", "matplotlib", "sklearn", "torchvision"}
@@ -54,11 +63,11 @@ def rank(name):
 def test_arrows_point_down(path):
     for name, inside in imports(path):
         package = name.split(".")[0]
-        if package in OURS and module(path) != "fedray.launch":
+        if package in OURS and module(path) != "fedray.play":
             assert rank(name) <= rank(module(path)), f"{module(path)} imports {name}"
         if module(path).startswith("fedray.") and package in ("ray", "actors", "tune"):
-            assert module(path) == "fedray.launch", f"{module(path)} imports {name}"
-            assert inside, f"launch.py imports {name} outside of a function"
+            assert module(path) == "fedray.play", f"{module(path)} imports {name}"
+            assert inside, f"play.py imports {name} outside of a function"
         if module(path).startswith("fedray."):
             assert inside or package not in HEAVY, f"{module(path)} imports {name} at its top"
 

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import fedray
-from fedray import launch, runfolder
+from fedray import checkpoint, launch, play, runfolder, status
 from fedray.types import FedRayError
 from tests.helpers import small_plan
 
@@ -34,7 +35,7 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """Run a command line that is interrupted after a round."""
 
     def run(argv: list[str], after: int) -> int:
-        honest = launch.progress
+        honest = play.progress
 
         @contextlib.contextmanager
         def progress(plan, done):
@@ -51,7 +52,7 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
                 yield watched
 
         with monkeypatch.context() as patched:
-            patched.setattr(launch, "progress", progress)
+            patched.setattr(play, "progress", progress)
             return launch.main(argv)
 
     return run
@@ -195,8 +196,8 @@ def test_two_processes_do_not_go_on_with_the_same_run(
 def test_checkpoints_may_be_elsewhere_and_rarer(cut: Callable[..., int]) -> None:
     options = ["--checkpoint.url", "kept", "--checkpoint.every", "2", "--tracking.uri", "none"]
     assert cut([*FAST, *options, "--name", "cut"], 5) == 130
-    assert sorted(path.name for path in Path("kept").iterdir()) == ["round-000002", "round-000004"]
-    note = runfolder.read(Path("runs/cut"))
+    assert sorted(path.name for path in Path("kept").iterdir()) == ["round-000002", "round-000004", "run.json"]
+    note = runfolder.read("runs/cut")
     assert note.execution.checkpoint.url == str(Path("kept").absolute())
     assert launch.main(["--resume", "runs/cut"]) == 0
     assert not Path("kept").exists()
@@ -204,9 +205,61 @@ def test_checkpoints_may_be_elsewhere_and_rarer(cut: Callable[..., int]) -> None
     same_result("runs/whole", "runs/cut")
 
 
+@pytest.mark.parametrize("place", ["memory://kept", "kept"])
+def test_a_run_outlives_its_folder_where_its_checkpoints_are_elsewhere(
+    place: str, cut: Callable[..., int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--checkpoint.url", place, "--tracking.uri", "none"]
+    assert cut([*FAST, *options, "--name", "cut"], 4) == 130
+    shutil.rmtree("runs/cut")
+    assert launch.main([*FAST, *options, "--name", "another"]) == 2
+    assert "holds the checkpoints of another run, up to round 4" in capfd.readouterr().err
+    assert launch.main(["--resume", place]) == 0
+    assert launch.main([*FAST, "--tracking.uri", "none", "--name", "whole"]) == 0
+    same_result("runs/whole", "runs/cut" if "://" in place else place)
+    assert checkpoint.rounds(checkpoint.Store(place if "://" in place else str(Path(place).absolute()))) == []
+
+
+def test_a_url_is_not_resumed_into_the_folder_of_another_run(
+    cut: Callable[..., int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert cut([*FAST, "--checkpoint.url", "memory://other", "--tracking.uri", "none", "--name", "cut"], 4) == 130
+    shutil.rmtree("runs/cut")
+    assert launch.main([*FAST, "--seed", "4", "--tracking.uri", "none", "--name", "cut"]) == 0
+    assert launch.main(["--resume", "memory://other"]) == 2
+    assert "already holds something; choose another --output" in capfd.readouterr().err
+    assert launch.main(["--resume", "memory://other", "--output", "here"]) == 0
+    assert rows("here")
+
+
+def test_a_place_for_checkpoints_that_takes_nothing_is_refused_before_training(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    Path("file").write_text("")
+    for place, word in (("file", "file"), ("nosuch://x", "nosuch"), ("ftp://me:hunter2@host/x", "FSSPEC_")):
+        assert launch.main([*FAST, "--tracking.uri", "none", "--name", "x", "--checkpoint.url", place]) == 2
+        error = capfd.readouterr().err
+        assert "--checkpoint.url" in error
+        assert word in error
+        assert "hunter2" not in error
+    assert not Path("runs/x").exists()
+
+
+def test_the_status_follows_the_run(cut: Callable[..., int]) -> None:
+    assert cut([*FAST, "--tracking.uri", "none", "--name", "cut"], 4) == 130
+    found = status.read(Path("runs/cut"))
+    assert (found.state, found.round, found.rounds, found.checkpoint) == ("interrupted", 4, 6, 4)
+    assert found.command.endswith(f"--resume {Path('runs/cut').absolute()}")
+    assert 0 < found.measures["personal/accuracy"] <= 1
+    assert found.seconds > 0
+    assert launch.main(["--resume", "runs/cut"]) == 0
+    found = status.read(Path("runs/cut"))
+    assert (found.state, found.round, found.checkpoint) == ("finished", 6, 5)
+
+
 def test_a_note_gives_back_what_was_asked(tmp_path: Path) -> None:
     plan = small_plan("pfedbayes", {"data.labels_per_client": 3})
-    request = launch.parse(["--gpus-per-client", "0.25", "--round-timeout", "9", "--on-failure", "skip"])
+    request = launch.parse(["--gpus-per-client", "0.25", "--round-timeout", "9", "--on-failure", "skip"]).request
     note = runfolder.Note("x", plan.cfg, runfolder.absolute(request.execution, "sqlite:///x.db"), None)
     runfolder.write(tmp_path / "x", note)
-    assert runfolder.read(tmp_path / "x") == note
+    assert runfolder.read(str(tmp_path / "x")) == note

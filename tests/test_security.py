@@ -161,6 +161,26 @@ def test_a_run_leaves_no_password_in_its_output_result_or_store(
         assert database.execute("select count(*) from runs where status = 'FINISHED'").fetchone() == (1,)
 
 
+def test_a_run_that_is_resumed_asks_for_the_password(
+    elsewhere: Path, store: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from fedray import plots
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(plots, "draw_all", stop)
+        assert launch.main([*FAST, "--output", "r", "--tracking.uri", store]) == 130
+    assert holding(elsewhere, "hunter2") == []
+    assert launch.main(["--resume", "r"]) == 2
+    assert "password of its store was not kept; add --tracking.uri http://someone:***@" in capfd.readouterr().err
+    assert launch.main(["--resume", "r", "--tracking.uri", store]) == 0
+    with sqlite3.connect(elsewhere / "mlflow.db") as database:  # the same run
+        assert database.execute("select count(*), max(status) from runs").fetchone() == (1, "FINISHED")
+    assert holding(elsewhere, "hunter2") == []
+
+
 def test_a_study_says_what_to_type_next_without_the_password(capfd: pytest.CaptureFixture[str]) -> None:
     execution = Execution(tracking=TrackingConfig(uri=f"{USER}host"))
     studies.conclude("name", studies.Options(execution=execution), studies.Tally(1, 0, ()))

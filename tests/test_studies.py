@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from fedray import launch, registry, studies
+from fedray import play, registry, studies
 from fedray.cells import STUDIES, Cell, base, quick
 from fedray.config import Experiment, fingerprint, flatten, override, to_dict
 from fedray.plan import resolve
@@ -132,20 +133,20 @@ def test_a_cell_that_fails_does_not_stop_the_others(
 ) -> None:
     played = []
 
-    def run(request: launch.Request, tags: dict[str, str]) -> dict:
+    def run(request: play.Request, tags: dict[str, str]) -> SimpleNamespace:
         played.append((request.execution.name, tags))
         if request.execution.name == "fedavg-s0":
             raise launch_error()
         if request.execution.name == "pfedbayes-s0":
             raise RuntimeError("a bug")
-        return {"personal": None, "global": {"accuracy": 0.5}, "seconds": 1.0}
+        return SimpleNamespace(summary={"personal": None, "global": {"accuracy": 0.5}, "seconds": 1.0})
 
     def launch_error() -> Exception:
         from fedray.types import FedRayError
 
         return FedRayError("it diverged; lower --lr")
 
-    monkeypatch.setattr(launch, "run", run)
+    monkeypatch.setattr(play, "run", run)
     assert main(["quick", *FAST]) == 1
     assert played == [(f"{name}-s{seed}", {"study": "quick"}) for seed in (0, 1) for name in ("fedavg", "pfedbayes")]
     err = capfd.readouterr().err
@@ -158,10 +159,10 @@ def test_a_cell_that_fails_does_not_stop_the_others(
 
 
 def test_ctrl_c_ends_the_study(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    def run(request: launch.Request, tags: dict[str, str]) -> dict:
+    def run(request: play.Request, tags: dict[str, str]) -> SimpleNamespace:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(launch, "run", run)
+    monkeypatch.setattr(play, "run", run)
     assert main(["quick", *FAST]) == 130
     assert "the same command goes on" in capfd.readouterr().err
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from actors.client import ClientActor
 from actors.server import ServerActor
@@ -21,6 +23,7 @@ from tests.helpers import ALGORITHMS, small_plan
 
 IDS = (1, 2, 4)
 ALIKE = 0.9999  # correlation from which on an array holds an example, be it scaled, shifted or rounded
+WORD = 80  # signs of a file's or metric's name
 LABELS_MIN = 50  # a shorter vector of labels may look like a row of counts
 
 
@@ -46,6 +49,8 @@ def arrays(tree: Any, name: str = "") -> Iterator[tuple[str, np.ndarray]]:
         yield name, np.array(numbers)
         for field, value in zip(fields, items.values(), strict=True):
             yield from arrays(value, f"{name}.{field}")
+    elif isinstance(tree, str):
+        assert len(tree) <= WORD, f"{name} is a text of {len(tree)} signs: look into it too"
     else:
         assert tree is None, f"{name} is a {type(tree)}: look into it too"
 
@@ -101,6 +106,14 @@ def asked(actor: ClientActor, plan: Plan) -> Any:
     return replies
 
 
+def saved(actor: ClientActor, plan: Plan) -> Any:
+    """What is said about the files, and what is in them."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = actor.save(folder)
+        assert files
+        return [files, [dict(load_file(f"{folder}/{file.name}")) for file in files]]
+
+
 # One case for every public method, called one after the other on the same actor.
 CLIENT_CASES: dict[str, Callable[[ClientActor, Plan], Any]] = {
     "reset": lambda actor, plan: actor.reset(plan),
@@ -109,9 +122,10 @@ CLIENT_CASES: dict[str, Callable[[ClientActor, Plan], Any]] = {
     "evaluate": evaluated,
     "probe": asked,
     "snapshot": lambda actor, plan: actor.snapshot(),
+    "save": saved,
     "pid": lambda actor, plan: actor.pid(),
 }
-SERVER_CASES = {"play", "snapshot", "client_pids"}  # called without arguments
+SERVER_CASES = {"play", "snapshot", "history", "pid", "client_pids"}  # called without arguments
 
 
 def public(actor: type) -> set[str]:
@@ -206,7 +220,7 @@ def test_the_detector_finds_labels_and_is_silent_about_noise() -> None:
     assert leaks({"y": rng.integers(0, 10, 3000), "x": rng.normal(size=(4, 640)), "one": np.ones(640)}, known) == []
 
 
-@pytest.mark.parametrize("odd", [b"bytes", "text", object(), {1, 2}])
+@pytest.mark.parametrize("odd", [b"bytes", "text" * 30, object(), {1, 2}])
 def test_what_the_detector_cannot_look_into_is_not_passed(odd: object) -> None:
     with pytest.raises(AssertionError, match="look into it"):
         leaks([np.zeros(3), {"a": odd}], [])

@@ -103,7 +103,7 @@ def compare(folder: Path, rounds: int) -> Counter[str]:
     """Rounds that are missing or doubled, and tensors and measures that differ from those of an undisturbed run."""
     from mlflow.tracking import MlflowClient
 
-    plan = make_plan(launch.parse([*ARGV, "--rounds", str(rounds)]).experiment)
+    plan = make_plan(launch.parse([*ARGV, "--rounds", str(rounds)]).request.experiment)
     with LocalFederation(plan, "loop") as undisturbed:
         list(undisturbed)
         expected = undisturbed.snapshot()

@@ -64,7 +64,7 @@ def test_a_trial_that_ctrl_c_cut_off_is_not_taken_for_one_that_was_stopped(statu
 def test_the_launch_command_gives_back_the_experiment(experiment):
     words = shlex.split(cli.command(experiment))
     assert words[:3] == ["python", "-m", "fedray.launch"]
-    assert launch.parse(words[3:]).experiment == experiment
+    assert launch.parse(words[3:]).request.experiment == experiment
 
 
 def test_trials_are_counted_as_tune_makes_them():
