@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -66,7 +67,7 @@ def arrange(
         per_gpu = math.ceil(len(blocks) / gpus)
         share = 1.0 if per_gpu <= 1 else _floor(1 / per_gpu)
     _check_gpus(share, len(blocks), nodes)
-    cpu_share = min(1.0, _floor((cpus - SERVER_CPUS) / len(blocks)))
+    cpu_share = _cpu_share(len(blocks), share, nodes, 1)
     if cpu_share <= 0:
         raise FedRayError(
             f"{len(blocks)} client actors do not fit the {cpus:g} CPUs of the cluster; raise --clients-per-actor "
@@ -96,13 +97,13 @@ def arrange_trials(
         actors = max(1, math.floor((min(cpus, gpus) if use_gpus and gpus else cpus) / wanted))
         clients_per_actor = math.ceil(clients / min(actors, clients))
     blocks = _blocks(clients, clients_per_actor)
-    cpu_share = min(1.0, _floor((cpus - wanted * SERVER_CPUS) / (wanted * len(blocks))))
     share = 0.0
     if gpus_per_client:
         share = _whole_or_part(gpus_per_client * clients_per_actor, gpus_per_client, clients_per_actor)
     elif use_gpus and gpus:
         per_gpu = math.ceil(wanted * len(blocks) / gpus)
         share = 1.0 if per_gpu <= 1 else _floor(1 / per_gpu)
+    cpu_share = _cpu_share(wanted * len(blocks), share, nodes, wanted)
     layout = Layout(blocks, cpu_share, share)
     room = _room(layout, nodes, wanted) if cpu_share > 0 else 0
     if room < (concurrency or 1):
@@ -113,6 +114,27 @@ def arrange_trials(
             f"--gpus-per-client, or raise --clients-per-actor above {clients_per_actor}"
         )
     return layout, room
+
+
+def _cpu_share(actors: int, gpu_share: float, nodes: Sequence[Node], servers: int) -> float:
+    """The largest share of a CPU, at most 1, at which the machines one by one hold all actors; 0 where none does.
+
+    Each machine keeps room for the servers, since these may be on any.
+    """
+    free = [
+        (node.cpus - servers * SERVER_CPUS, _per_gpus(node.gpus, gpu_share) if gpu_share else math.inf)
+        for node in nodes
+    ]
+
+    def too_many(share: int) -> bool:
+        return sum(min(most, max(0, math.floor(cpus * RESOLUTION / share + 1e-9))) for cpus, most in free) < actors
+
+    return bisect.bisect_left(range(1, RESOLUTION + 1), True, key=too_many) / RESOLUTION
+
+
+def _per_gpus(gpus: float, share: float) -> int:
+    """How many actors with a share of a GPU, or with whole ones, the GPUs of one machine hold."""
+    return math.floor(gpus) * math.floor(1 / share) if share <= 1 else math.floor(math.floor(gpus) / share)
 
 
 def _room(layout: Layout, nodes: Sequence[Node], most: int) -> int:
@@ -163,8 +185,7 @@ def _check_gpus(share: float, actors: int, nodes: Sequence[Node]) -> None:
     """An actor's share never spans two GPUs, nor two nodes."""
     if share == 0:
         return
-    per_gpu = math.floor(1 / share) if share <= 1 else 1 / share
-    room = sum(math.floor(math.floor(node.gpus) * per_gpu) for node in nodes)
+    room = sum(_per_gpus(node.gpus, share) for node in nodes)
     if room < actors:
         raise FedRayError(
             f"{actors} client actors of {share:g} GPU each cannot be placed: the cluster has "

@@ -39,6 +39,30 @@ def test_one_client_per_actor_while_there_is_room() -> None:
     assert arrange(10, LAPTOP).blocks == (tuple(range(5)), tuple(range(5, 10)))
 
 
+@pytest.mark.parametrize("cpus", [[2, 2], [2, 2, 2], [1, 3], [4, 1, 1], [2.5, 2.5], [1, 1, 1, 1, 16]])
+@pytest.mark.parametrize("actors", [1, 2, 3, 4, 5, 7, 20])
+def test_actors_and_server_fit_machine_by_machine(cpus: list[float], actors: int) -> None:
+    """By the sum, 4 actors of 0.9975 and the server fit two machines of 2 CPUs; one by one they do not."""
+    nodes = [Node(n, 0) for n in cpus]
+    layout = arrange(actors, nodes, clients_per_actor=1)
+    for home in nodes:
+        room = [math.floor((node.cpus - SERVER_CPUS * (node is home)) / layout.cpus + 1e-9) for node in nodes]
+        assert sum(room) >= actors
+    more = layout.cpus + 0.001  # no share is wasted: a little more would not fit, or is a whole CPU
+    assert more > 1 or sum(math.floor((n - SERVER_CPUS) / more) for n in cpus) < actors
+
+
+def test_actors_with_gpus_get_the_cpus_of_the_machines_that_have_gpus() -> None:
+    layout = arrange(8, [Node(64, 0), Node(2, 1)])
+    assert (len(layout.blocks), layout.gpus) == (8, 0.125)
+    assert 8 * layout.cpus + SERVER_CPUS <= 2
+
+
+def test_one_trial_on_two_machines_fits_them_one_by_one() -> None:
+    layout, room = arrange_trials(10, 1, [Node(2, 0), Node(2, 0)])
+    assert (len(layout.blocks), room) == (4, 1)
+
+
 def test_packing_as_asked() -> None:
     assert [len(b) for b in arrange(10, LAPTOP, clients_per_actor=4).blocks] == [4, 4, 2]
     layout = arrange(10, LAPTOP, clients_per_actor=1)
