@@ -119,7 +119,7 @@ def compare(folder: Path, rounds: int) -> Counter[str]:
             float(row[key]) != value for key, value in other.items() if not key.startswith("time/")
         )
     client = MlflowClient(f"sqlite:///{folder.parent}/mlflow.db")
-    run_id = runfolder.read(folder).run_id
+    run_id = runfolder.read(str(folder)).run_id
     assert run_id is not None
     steps = [metric.step for metric in client.get_metric_history(run_id, "personal/accuracy")]
     trouble["lost"] += sorted(steps) != list(range(1, rounds + 1))

@@ -50,5 +50,5 @@ def test_every_launch_in_the_document_and_the_files_is_a_valid_request():
     launches = [found[1] for line in lines if (found := re.search(r"fedray\.launch((?: [^\s'\"]+)*)", line))]
     assert len(launches) >= 4
     for words in launches:
-        if "--checkpoint" not in words and "--resume" not in words:
+        if "--resume" not in words:
             parse(words.split())
