@@ -44,9 +44,12 @@ def main() -> None:
 
 def every_round(plan: Plan, folder: Path, rounds: int, repeats: int) -> None:
     """Print CPU and wall seconds of a round with and without a checkpoint, in this process and on Ray."""
+    import ray
+
     from actors.federation import RayFederation
 
-    two = Execution(clients_per_actor=-(-plan.clients // 2), address="local")
+    ray.init("local", num_cpus=6, include_dashboard=False, log_to_driver=False)  # room for both, which play in turn
+    two = Execution(clients_per_actor=-(-plan.clients // 2))
     with (
         RayFederation(plan, two) as bare,
         RayFederation(plan, two, Store(str(folder / "ray"))) as kept,

@@ -40,7 +40,8 @@ def main() -> None:
     total = 2 + args.repeats * (CALM + 6)
     plan = make_plan(Experiment(algorithm=PFedBayes(), data=DataConfig(name=args.data), rounds=total, eval_every=total))
     calm, starts, costs = list[float](), list[float](), list[float]()
-    with RayFederation(plan, Execution(clients_per_actor=-(-plan.clients // 2), address="local")) as federation:
+    ray.init("local", include_dashboard=False, log_to_driver=False)
+    with RayFederation(plan, Execution(clients_per_actor=-(-plan.clients // 2))) as federation:
         rounds = iter(federation)
         next(rounds)
         for repeat in range(args.repeats):
