@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import ray
 import torch
-from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError
+from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, RayTaskError
 
 from actors.client import ClientActor
 from actors.placement import Layout
@@ -99,7 +99,11 @@ class RayCohort:
     def save(self, folder: str) -> list[File]:
         """Every actor writes its own clients; those on machines that do not see the folder hand theirs over."""
         files: list[File] = []
-        for slot, written in enumerate(self._ask_all("save", folder)):
+        try:
+            replies = self._ask_all("save", folder)
+        except RayTaskError as error:
+            raise error.cause from None  # what the storage said, without the actor's trace
+        for slot, written in enumerate(replies):
             if written is None:
                 (states,) = self._ask("snapshot", {slot: ()})
                 written = checkpoint.write_clients(folder, self._layout.blocks[slot], states)

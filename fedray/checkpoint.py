@@ -83,19 +83,26 @@ def keep(store: Store, plan: Plan, state: State, cohort: Cohort) -> tuple[Failur
     """
     folder = f"{store.url}/round-{state.round:06d}"
     try:
+        _remove(folder)  # of a server that was lost after it
         fs, path = fsspec.url_to_fs(folder)
-        if fs.exists(path):  # of a server that was lost after it
-            fs.rm(path, recursive=True)
         fs.makedirs(path, exist_ok=True)
         write(folder, plan, state, cohort.save(folder))
         for round in rounds(store)[: -store.kept]:
-            fs.rm(f"{fs._parent(path)}/round-{round:06d}", recursive=True)
+            _remove(f"{store.url}/round-{round:06d}")
     except Exception as error:  # any of a storage library's
-        reason = f"{folder} could not be written ({str(error) or type(error).__name__})"
+        reason = f"{str(error) or type(error).__name__}, while writing {folder}"
+        with contextlib.suppress(Exception):  # a part of one only takes room
+            _remove(folder)
         if store.stop:
             raise CheckpointError(f"round {state.round}: {reason}; free space or give --checkpoint.url") from None
         return (Failure(state.round, "checkpoint", KIND, reason, "went on without it"),)
     return ()
+
+
+def _remove(folder: str) -> None:
+    fs, path = fsspec.url_to_fs(folder)
+    if fs.exists(path):
+        fs.rm(path, recursive=True)
 
 
 def rounds(store: Store) -> list[int]:
@@ -132,7 +139,7 @@ def clear(store: Store) -> None:
     with contextlib.suppress(Exception):
         fs, path = fsspec.url_to_fs(store.url)
         for round in rounds(store):
-            fs.rm(f"{path}/round-{round:06d}", recursive=True)
+            _remove(f"{store.url}/round-{round:06d}")
         if not fs.ls(path, detail=False):
             fs.rmdir(path)
 

@@ -81,9 +81,9 @@ def _failures(outcome: Outcome) -> Table:
 
     shown = Table(title=f"{len(outcome.failures)} failures", title_justify="left")
     for column in ("round", "who", "what", "reason", "then"):
-        shown.add_column(column)
+        shown.add_column(column, overflow="fold")
     for failure in outcome.failures:
-        shown.add_row(str(failure.round), failure.who, failure.kind, failure.reason[:80], failure.action)
+        shown.add_row(str(failure.round), failure.who, failure.kind, failure.reason[:160], failure.action)
     return shown
 
 

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -37,14 +38,14 @@ PER_RUN = 20
 TICKETS = ("exception", "nan", "memory", "exit", "hang")  # counted when a client has failed with them
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--faults", type=int, default=200, help="faults to inject, %(default)s by default")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--nodes", type=int, default=3, help="raylets of the cluster, %(default)s by default")
     parser.add_argument("--pace", type=float, default=0.3, help="seconds that every round is made longer by")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     began, counts, trouble = time.monotonic(), Counter[str](), Counter[str]()
     rng = random.Random(options.seed)
     kinds = [options.kinds[i % len(options.kinds)] for i in range(options.faults)]
