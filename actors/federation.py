@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-import os
-import socket
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -18,8 +14,9 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from actors.cluster import connect, here, nodes
 from actors.cohort import ATTEMPTS, ClientsLostError, Policy
-from actors.placement import Layout, Node, arrange
+from actors.placement import Layout, arrange
 from actors.server import remote_options
 from fedray import trees
 from fedray.checkpoint import Checkpoint, Store, newest
@@ -28,81 +25,10 @@ from fedray.plan import Plan
 from fedray.rounds import Snapshot, State
 from fedray.types import Failure, FedRayError, RoundMetrics, RunError
 
-START_ATTEMPTS = 3  # ray.init gives its own processes 30 s, too little on a machine that is busy
-KNOCK_SECONDS = 5.0
 PLACEMENT_SECONDS = 120.0  # how long a cluster in use may take to free what fits it
 WATCH_SECONDS = 5.0  # between two looks at a reservation
 HOMELESS_SECONDS = 30.0  # a reservation that lost a machine may look for another
 REBUILD_SECONDS = 900.0  # how long a cluster may take to replace what it lost
-
-
-def connect(address: str | None) -> bool:
-    """Join the cluster at the address, $RAY_ADDRESS or a running one, or start a local one; True if started here.
-
-    Raises FedRayError where a given address does not answer.
-    """
-    if ray.is_initialized():
-        return False
-    given = address or os.environ.get("RAY_ADDRESS")
-    address = given or _running()
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if address != "local":
-        try:
-            _knock(address)
-            ray.init(address=address, runtime_env={"py_modules": _packages()}, **options)
-            return False
-        except (OSError, RuntimeError, ValueError, RayError) as error:
-            if given:
-                raise FedRayError(
-                    f"--address {address}: no Ray cluster answers there ({str(error).strip().splitlines()[0]}); start "
-                    "one with 'ray start --head' or 'ray up', or leave the address out for a local one"
-                ) from None
-    for attempt in range(START_ATTEMPTS):
-        try:
-            ray.init(address="local", include_dashboard=False, **options)
-            return True
-        except Exception as error:
-            ray.shutdown()
-            if attempt + 1 == START_ATTEMPTS:
-                raise FedRayError(
-                    f"Ray did not start in {START_ATTEMPTS} attempts, last because: {str(error).splitlines()[0]}; free "
-                    "memory or CPUs, or use --runtime local"
-                ) from None
-            time.sleep(1 + attempt)
-    raise AssertionError
-
-
-def _running() -> str:
-    """Address of the cluster that `ray start` noted on this machine, or 'local'.
-
-    Not `auto`, which also finds the private cluster of another run, and would lose it when that run ends.
-    """
-    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
-    note = Path(folder) / "ray" / "ray_current_cluster"
-    try:
-        return note.read_text().strip() or "local"
-    except OSError:
-        return "local"
-
-
-def _knock(address: str) -> None:
-    """Raise ConnectionError where nothing listens at host:port, for which Ray itself would wait for minutes."""
-    host, _, port = address.rpartition(":")
-    if host and port.isdigit() and "/" not in host:
-        with contextlib.closing(socket.create_connection((host, int(port)), timeout=KNOCK_SECONDS)):
-            pass
-
-
-def _packages() -> list[str]:
-    """Our own packages, to be shipped to the nodes of a cluster that was not started here."""
-    root = Path(__file__).resolve().parent.parent
-    return [str(root / name) for name in ("fedray", "actors", "tune")]
-
-
-def nodes() -> list[Node]:
-    """What the machines of the cluster offer."""
-    resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    return [Node(r.get("CPU", 0.0), r.get("GPU", 0.0)) for r in resources]
 
 
 class LostError(Exception):
@@ -267,7 +193,7 @@ def _say(text: str) -> None:
 
 def _reserve(layout: Layout) -> Any:
     server, *clients = layout.bundles
-    group = placement_group([server | _here(), *clients], strategy="PACK")
+    group = placement_group([server | here(), *clients], strategy="PACK")
     if not group.wait(PLACEMENT_SECONDS):
         remove_placement_group(group)
         free = {name: amount for name, amount in ray.available_resources().items() if name in ("CPU", "GPU")}
@@ -276,14 +202,6 @@ def _reserve(layout: Layout) -> Any:
             f"{PLACEMENT_SECONDS:g} s, it has {free} free; wait for other jobs, or raise --clients-per-actor"
         )
     return group
-
-
-def _here() -> dict[str, float]:
-    """What ties a bundle to this machine, where checkpoints are kept by default; nothing if it offers no CPU."""
-    me = ray.get_runtime_context().get_node_id()
-    offered = next((node["Resources"] for node in ray.nodes() if node["NodeID"] == me), {})
-    names = [name for name in offered if name.startswith("node:") and name != "node:__internal_head__"]
-    return dict.fromkeys(names[:1], 0.001) if offered.get("CPU", 0.0) >= 1 else {}
 
 
 def announce(layout: Layout, clients: int) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import ray
 from ray import tune as ray_tune
 
-from actors.federation import connect, nodes
+from actors.cluster import connect, nodes
 from actors.placement import Layout, arrange_trials
 from fedray import cli, data, registry
 from fedray.config import Execution, Experiment, flatten, override, to_dict

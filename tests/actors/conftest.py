@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from actors.federation import connect
+from actors.cluster import connect
 
 
 @pytest.fixture(scope="module")

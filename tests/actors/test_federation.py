@@ -156,7 +156,7 @@ def test_only_a_cluster_of_ray_start_is_joined_unasked(noted: bool) -> None:
     """A private cluster ends with the run that started it, and would take guests with it."""
     import ray
 
-    code = "from actors.federation import connect; print('own' if connect(None) else 'joined')"
+    code = "from actors.cluster import connect; print('own' if connect(None) else 'joined')"
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # pytest's are too long for Ray's sockets
         (Path(folder) / "ray").mkdir()
         if noted:
