@@ -49,12 +49,13 @@ def kl(q: Gaussian, w: Gaussian) -> Tensor:
     return (torch.log(sw / sq) + (sq.square() + (q.mu - w.mu).square()) / (2 * sw.square()) - 0.5).sum(-1)
 
 
-def kl_and_grad_prior(q: Gaussian, w: Gaussian) -> tuple[Tensor, Gaussian]:
+def kl_and_grad_prior(q: Gaussian, w: Gaussian, known: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Gaussian]:
     """KL(q‖w) in nats and its gradient with respect to the prior's (μ_w, ρ_w).
 
     dμ_w = (μ_w - μ_q)/σ_w²; dσ_w = 1/σ_w - (σ_q² + (μ_q - μ_w)²)/σ_w³; dρ_w = dσ_w sigmoid(ρ_w).
+    ``known`` is :func:`sigma_and_slope` of ρ_w, where the caller has it.
     """
-    (sq, _), (sw, slope) = sigma_and_slope(q.rho), sigma_and_slope(w.rho)
+    (sq, _), (sw, slope) = sigma_and_slope(q.rho), known or sigma_and_slope(w.rho)
     inverse = sw.reciprocal()
     gap, ratio = (w.mu - q.mu) * inverse, sq / sw  # 0 and 1 exactly where q = w, so that rounding cannot move w
     spread = torch.addcmul(gap * gap, ratio, ratio)  # E_q[(θ - μ_w)²]/σ_w²

@@ -127,18 +127,19 @@ def noise_shape(cfg: PFedBayes, model: Model, facts: Facts) -> tuple[int, ...]:
 def step(cfg: PFedBayes, model: Model, local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
     """``personal_steps`` Adam steps of q_i on one minibatch, then one of w_i on KL(q_i‖w_i), in place."""
     client, w = local
-    prior = w.mu, prior_sd(w)
+    sd, slope = spread(w)
     nll = noise.new_zeros(())
     for eps in noise:
-        nll, t = personal_step_(cfg, model, client, prior, batch, eps)
+        nll, t = personal_step_(cfg, model, client, (w.mu, sd), batch, eps)
         client = client._replace(q_t=t)
-    divergence, t = global_step_(cfg, client, w)
+    divergence, t = global_step_(cfg, client, w, (sd, slope))
     return Local(client._replace(w_t=t), w), Info(nll, divergence)
 
 
 @fusable
-def prior_sd(w: Gaussian) -> Tensor:
-    return sigma_and_slope(w.rho)[0]
+def spread(w: Gaussian) -> tuple[Tensor, Tensor]:
+    """σ_w and dσ_w/dρ_w, which no personal step changes."""
+    return sigma_and_slope(w.rho)
 
 
 @fusable
@@ -151,9 +152,9 @@ def personal_step_(
 
 
 @fusable
-def global_step_(cfg: PFedBayes, client: Client, w: Gaussian) -> tuple[Tensor, Tensor]:
+def global_step_(cfg: PFedBayes, client: Client, w: Gaussian, spread: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """An Adam step of w_i on KL(q_i‖w_i) in place; the divergence before it and the steps so far."""
-    divergence, grad = kl_and_grad_prior(client.q, w)
+    divergence, grad = kl_and_grad_prior(client.q, w, spread)
     return divergence, adam_(w, grad, (client.w_mu, client.w_rho), client.w_t, cfg.lr_global)
 
 
