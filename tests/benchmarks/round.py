@@ -2,13 +2,15 @@
 
     python -m tests.benchmarks.round [--rounds 5] [--repeats 3] [--compiled] [--data mnist]
 
-All variants are measured in turn, A B C A B C, in one run; figures are medians. CPU seconds count every process that
-the variant started, Ray's own included; the floor is the matrix products and normals of the round, measured in between.
+All variants are measured in turn, A B C A B C, in one run; figures are medians. CPU seconds are those of this process
+in process, and on Ray of every process that was started, Ray's own included (which are not idle while others are
+measured); the floor is the matrix products and normals of the round, measured in between.
 """  # fmt: skip
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 import tempfile
@@ -40,19 +42,20 @@ class Variant:
         self._rounds: Iterator[RoundMetrics] = iter(federation)
         self._log = log
         self._settle = getattr(federation, "client_pids", lambda: None)
+        self._processes = [os.getpid()] if isinstance(federation, LocalFederation) else None
         next(self._rounds)  # start-up, first compilation and round-1 figures are not a round's cost
         self._settle()
 
     def play(self, rounds: int) -> Cost:
         from fedray.report import measures
 
-        cpu, wall = cpu_seconds(), time.perf_counter()
+        cpu, wall = cpu_seconds(self._processes), time.perf_counter()
         for _ in range(rounds):
             metrics = next(self._rounds)
             if self._log is not None:
                 self._log(metrics.round, measures(metrics))
         self._settle()  # Ray plays the next round ahead: wait for it, so that none is counted twice or never
-        return Cost((cpu_seconds() - cpu) / rounds, (time.perf_counter() - wall) / rounds)
+        return Cost((cpu_seconds(self._processes) - cpu) / rounds, (time.perf_counter() - wall) / rounds)
 
 
 def main() -> None:
