@@ -1,5 +1,8 @@
 """What a 10-client round costs: in-process loop, stacked, compiled, and Ray with 2 actors, over the machine's floor.
 
+Two processes that train half of the clients each, and do nothing else, show what two at a time cost this machine
+without Ray: cores share caches and memory.
+
     python -m tests.benchmarks.round [--rounds 5] [--repeats 3] [--compiled] [--data mnist]
 
 All variants are measured in turn, A B C A B C, in one run; figures are medians. CPU seconds are those of this process
@@ -10,22 +13,26 @@ measured); the floor is the matrix products and normals of the round, measured i
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedray import data
 from fedray.algorithms.pfedbayes import PFedBayes
 from fedray.config import DataConfig, Execution, Experiment
 from fedray.federation import LocalFederation
-from fedray.local import numerics
+from fedray.local import Block, numerics
 from fedray.plan import Plan, make_plan
 from fedray.types import RoundMetrics
 from tests.benchmarks.meter import cpu_seconds, floor_seconds
+
+PAIR, ON_RAY = "2 processes that only train", "Ray, 2 actors, with MLflow"
 
 
 class Cost(NamedTuple):
@@ -58,6 +65,47 @@ class Variant:
         return Cost((cpu_seconds(self._processes) - cpu) / rounds, (time.perf_counter() - wall) / rounds)
 
 
+def train_only(orders: Any, plan: Plan, ids: Sequence[int], backend: str) -> None:
+    """Train clients for as many rounds as asked, until asked for none; the life of a process."""
+    with numerics():
+        block = Block(plan, ids, data.shards(data.load(plan.cfg.data), plan.partition, ids), backend)
+        down = plan.algorithm.broadcast(plan.cfg.algorithm, plan.model, plan.initial_server(), ids)
+        round = 0
+        while rounds := orders.recv():
+            for _ in range(rounds):
+                round += 1
+                block.train(round, ids, down)
+            orders.send(round)
+
+
+class Pair:
+    """Two processes at a time, without server, Ray or tracking."""
+
+    def __init__(self, plan: Plan, backend: str):
+        context, half = multiprocessing.get_context("spawn"), plan.clients // 2
+        self._ends, self._processes = [], []
+        for ids in (range(half), range(half, plan.clients)):
+            end, other = context.Pipe()
+            process = context.Process(target=train_only, args=(other, plan, tuple(ids), backend), daemon=True)
+            process.start()
+            self._ends.append(end)
+            self._processes.append(process)
+        self.play(1)
+
+    def play(self, rounds: int) -> Cost:
+        pids = [process.pid for process in self._processes if process.pid]
+        cpu, wall = cpu_seconds(pids), time.perf_counter()
+        for end in self._ends:
+            end.send(rounds)
+        for end in self._ends:
+            end.recv()
+        return Cost((cpu_seconds(pids) - cpu) / rounds, (time.perf_counter() - wall) / rounds)
+
+    def close(self) -> None:
+        for end in self._ends:
+            end.send(0)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="rounds per measurement")
@@ -79,10 +127,11 @@ def measure(plan: Plan, local: list[str], rounds: int, repeats: int, folder: str
     from fedray.tracking import MLflowTracker
 
     tracker = MLflowTracker(f"sqlite:///{Path(folder)}/mlflow.db", "benchmark", "round", {}, {})
-    variants = {f"in-process {name}": Variant(LocalFederation(plan, name)) for name in local}
+    variants: dict[str, Variant | Pair] = {f"in-process {name}": Variant(LocalFederation(plan, name)) for name in local}
+    variants[PAIR] = pair = Pair(plan, local[-1])
     on_ray = Execution(clients_per_actor=5, address="local", backend=local[-1] if "compiled" in local else "auto")
     with RayFederation(plan, on_ray) as federation:
-        variants[f"Ray, 2 actors ({on_ray.backend}), with MLflow"] = Variant(federation, tracker.log)
+        variants[ON_RAY] = Variant(federation, tracker.log)
         costs: dict[str, list[Cost]] = {name: [] for name in variants}
         floors: list[float] = []
         for _ in range(repeats):
@@ -99,6 +148,9 @@ def measure(plan: Plan, local: list[str], rounds: int, repeats: int, folder: str
         for name, taken in costs.items():
             cpu, wall = (statistics.median(column) for column in zip(*taken, strict=True))
             print(f"{name:<40}{cpu:>12.2f}{cpu / base:>9.2f}{cpu / best:>14.2f}{wall:>14.2f}")
+        ray, two = (statistics.median(c.cpu for c in costs[name]) for name in (ON_RAY, PAIR))
+        print(f"\nRay, aggregation and MLflow over two processes that only train: {ray / two - 1:+.1%} CPU")
+    pair.close()
     tracker.finish("FINISHED")
 
 
