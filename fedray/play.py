@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedray import checkpoint, registry, report, runfolder, status, tracking
+from fedray import checkpoint, registry, report, runfolder, status, stores, tracking
 from fedray.checkpoint import Checkpoint, Store
 from fedray.config import Execution, Experiment, fingerprint, flatten, to_dict
 from fedray.federation import LocalFederation
@@ -221,7 +221,7 @@ def open_tracker(
         "git_commit": tracking.git_commit() or "unknown",
     }
     uri, experiment = execution.tracking.uri, execution.tracking.experiment
-    run_id = note.run_id if note and note.execution.tracking.uri == tracking.shown(uri) else None
+    run_id = note.run_id if note and note.execution.tracking.uri == stores.shown(uri) else None
     params = {"algorithm.name": algorithm} | flatten(to_dict(plan.cfg)) | {"runtime": execution.runtime}
     return tracking.MLflowTracker(
         uri, experiment, name, {} if run_id else params, tags, lambda text: say(f"warning: {text}"), run_id

@@ -21,7 +21,7 @@ import fsspec
 from fedray import checkpoint, registry
 from fedray.checkpoint import Store, rounds
 from fedray.config import Execution, Experiment, differing, from_dict, to_dict
-from fedray.tracking import shown
+from fedray.stores import shown
 from fedray.types import FedRayError
 
 NOTE, FINISHED = "run.json", "config.json"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from fedray import report, tracking
+from fedray import report, stores
 from fedray.types import FedRayError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Store:
 
     def __init__(self, uri: str):
         self.uri = _existing(uri)
-        self._client: MlflowClient = self._ask(lambda: tracking.connect(self.uri))
+        self._client: MlflowClient = self._ask(lambda: stores.connect(self.uri))
 
     def find(self, experiment: str, study: str | None, sweeps: bool) -> list[Run]:
         """The finished runs of an experiment, the newest first; of one study where it is named.
@@ -101,23 +101,23 @@ class Store:
     @property
     def where(self) -> str:
         """The address without a password."""
-        return tracking.shown(self.uri)
+        return stores.shown(self.uri)
 
     def _ask(self, question: Callable[[], T]) -> T:
         try:
             return question()
         except Exception as error:
             cure = "start the server or database, or give another --uri"
-            raise FedRayError(f"--uri {self.where}: {tracking.reason(error)}; {cure}") from None
+            raise FedRayError(f"--uri {self.where}: {stores.reason(error)}; {cure}") from None
 
 
 def _existing(uri: str) -> str:
     """The absolute address of a store; raises FedRayError where a SQLite file is none."""
     try:
-        address, _, database = tracking.resolve(uri)
+        address, _, database = stores.resolve(uri)
     except FedRayError:
         raise FedRayError(
-            f"--uri {tracking.shown(uri)}: not the address of a database or MLflow server; give sqlite:///FILE.db or "
+            f"--uri {stores.shown(uri)}: not the address of a database or MLflow server; give sqlite:///FILE.db or "
             "http://HOST:PORT"
         ) from None
     if database is None:

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import tyro
 
-from fedray import play, registry, runfolder, tracking
+from fedray import play, registry, runfolder, stores
 from fedray.cells import STUDIES, Cell
 from fedray.config import Execution, TrackingConfig, fingerprint, override
 from fedray.plan import make_plan, resolve
@@ -113,14 +113,14 @@ def runs(name: str, options: Options) -> list[Cell]:
 
 def finished(study: str, uri: str, experiment: str) -> set[str]:
     """Fingerprints of the finished runs of a study in the store; raises FedRayError where it cannot be read."""
-    address, _, database = tracking.resolve(uri)
+    address, _, database = stores.resolve(uri)
     if database is not None and not database.exists():
         return set()
     query = f"attributes.status = 'FINISHED' AND tags.study = '{study}'"
     done: set[str] = set()
     try:
-        with tracking.locked(database):
-            client = tracking.connect(address)
+        with stores.locked(database):
+            client = stores.connect(address)
         found = client.get_experiment_by_name(experiment)
         token = None
         while found is not None and token != "":
@@ -128,8 +128,8 @@ def finished(study: str, uri: str, experiment: str) -> set[str]:
             done |= {run.data.tags.get("config", "") for run in page}
             token = page.token or ""
     except Exception as error:
-        where = tracking.shown(address)
-        raise FedRayError(f"--tracking.uri {where}: {tracking.reason(error)}. {tracking.remedy(address)}") from None
+        where = stores.shown(address)
+        raise FedRayError(f"--tracking.uri {where}: {stores.reason(error)}. {stores.remedy(address)}") from None
     return done
 
 
@@ -201,7 +201,7 @@ def conclude(study: str, options: Options, tally: Tally) -> None:
         say(f"failed, tried again by the same command: {', '.join(tally.failed)}")
     track, default = options.execution.tracking, TrackingConfig()
     words = ["python", "-m", "fedray.compare", "--study", study]
-    words += ["--uri", tracking.shown(track.uri)] if track.uri != default.uri else []
+    words += ["--uri", stores.shown(track.uri)] if track.uri != default.uri else []
     words += ["--experiment", track.experiment] if track.experiment != default.experiment else []
     say(f"compare  {shlex.join(words)}")
 

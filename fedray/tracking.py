@@ -7,7 +7,6 @@ already (same name, step, timestamp, value), so a batch whose answer got lost is
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shlex
 import subprocess
@@ -17,6 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from fedray import stores
 from fedray.types import FedRayError
 
 if TYPE_CHECKING:
@@ -27,18 +27,6 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 FLUSH_SECONDS = 2.0
 PATIENCE = 10.0  # the pause after a failed delivery, in units of its duration: a hanging store costs <= 1/10
-LOCK_SECONDS = 60.0  # another process may be creating the tables: 1-8 s measured
-
-# Read by MLflow at each request; its own defaults retry for minutes. What the user has set stays.
-ENVIRONMENT = {
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-    "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # failures are reported here, in one line
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-}
 
 
 class Tracker(Protocol):
@@ -107,17 +95,17 @@ class MLflowTracker:
         warn: Callable[[str], object] = warnings.warn,
         run_id: str | None = None,
     ) -> None:
-        self._uri, artifacts, database = resolve(uri)
+        self._uri, artifacts, database = stores.resolve(uri)
         self._held: set[tuple[str, int]] = set()  # (metric, step) that a continued run holds already
-        self._where = shown(self._uri)
+        self._where = stores.shown(self._uri)
         self._warn, self._warned = warn, False
         self._buffer: list[Metric] = []
         self._next_flush = 0.0
         try:
             from mlflow.entities import Param
 
-            with locked(database):
-                self._client = connect(self._uri)
+            with stores.locked(database):
+                self._client = stores.connect(self._uri)
                 self._experiment = _experiment(self._client, experiment, artifacts)
                 if run_id is None:
                     run = self._client.create_run(self._experiment, run_name=run_name, tags=dict(tags))
@@ -130,7 +118,8 @@ class MLflowTracker:
         except FedRayError:
             raise
         except Exception as err:
-            raise FedRayError(f"--tracking.uri {self._where}: {reason(err)}. {remedy(self._uri)}") from None
+            why = f"{stores.reason(err)}. {stores.remedy(self._uri)}"
+            raise FedRayError(f"--tracking.uri {self._where}: {why}") from None
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of one round (step = round), each once; sends what is buffered every two seconds."""
@@ -162,7 +151,7 @@ class MLflowTracker:
             if not self._warned:
                 self._warned = True
                 kept = "training goes on, the metrics are kept and sent again later"
-                self._warn(f"MLflow at {self._where} failed ({reason(err)}); {kept}")
+                self._warn(f"MLflow at {self._where} failed ({stores.reason(err)}); {kept}")
         now = time.monotonic()
         self._next_flush = now + max(FLUSH_SECONDS, PATIENCE * (now - start) if self._buffer else 0.0)
         return not self._buffer
@@ -179,8 +168,8 @@ class MLflowTracker:
                 self._client.log_artifacts(self.run_id, str(artifacts))
         except Exception as err:
             kept = f"; it is complete in {artifacts}" if artifacts else ""
-            text = f"did not take all of the run ({reason(err)}){kept}"
-            self._warn(f"MLflow at {self._where} {text}. {remedy(self._uri)}")
+            text = f"did not take all of the run ({stores.reason(err)}){kept}"
+            self._warn(f"MLflow at {self._where} {text}. {stores.remedy(self._uri)}")
             return False
         return True
 
@@ -199,27 +188,6 @@ class MLflowTracker:
         self._buffer.clear()
 
 
-def resolve(uri: str) -> tuple[str, str | None, Path | None]:
-    """(absolute tracking URI, artifact location for a new experiment, SQLite file) of what the user wrote.
-
-    '' means runs/mlflow.db below the current folder; artifacts go beside a SQLite file, a server places them
-    itself. Raises FedRayError for what is not the address of a database or server.
-    """
-    uri = uri or "sqlite:///runs/mlflow.db"
-    scheme, _, rest = uri.partition("://")
-    if scheme == "sqlite" and rest.startswith("/") and rest not in ("/", "/:memory:"):
-        database = Path(rest[1:]).expanduser().absolute()
-        return f"sqlite:///{database}", (database.parent / "artifacts").as_uri(), database
-    if scheme in ("http", "https") and rest:
-        return uri.rstrip("/"), None, None
-    if re.fullmatch(r"(postgresql|mysql|mssql)(\+\w+)?", scheme) and rest:
-        return uri, Path("runs/artifacts").absolute().as_uri(), None
-    raise FedRayError(
-        f"--tracking.uri {shown(uri)}: not the address of a database or MLflow server, and MLflow 3 keeps "
-        "no runs in plain folders; give sqlite:///FILE.db, http://HOST:PORT, or none to switch tracking off"
-    )
-
-
 def git_commit() -> str | None:
     """The commit of the checkout of FedRay, else of the current folder, '+dirty' if changed; None outside."""
     root = Path(__file__).resolve().parents[1]
@@ -235,33 +203,6 @@ def git_commit() -> str | None:
 def _git(folder: Path, *args: str) -> str:
     command = ["git", "-C", str(folder), *args]
     return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
-
-
-def locked(database: Path | None) -> contextlib.AbstractContextManager[Any]:
-    """Hold a SQLite file that another process may be creating."""
-    if database is None:
-        return contextlib.nullcontext()
-    from filelock import FileLock
-
-    database.parent.mkdir(parents=True, exist_ok=True)
-    # Two processes that create the tables of a fresh file at once crash.
-    return FileLock(f"{database}.lock", timeout=LOCK_SECONDS)
-
-
-def connect(uri: str) -> MlflowClient:
-    """A client of an existing or empty store; fails in seconds where it is down."""
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    if not uri.startswith("http"):
-        import sqlalchemy
-
-        # One try of our own: MLflow retries a database that it cannot open for 101 s.
-        engine = sqlalchemy.create_engine(uri)
-        engine.connect().close()
-        engine.dispose()
-    from mlflow.tracking import MlflowClient
-
-    return MlflowClient(uri)
 
 
 def _history(client: MlflowClient, run: Any) -> set[tuple[str, int]]:
@@ -290,28 +231,3 @@ def _experiment(client: MlflowClient, name: str, artifacts: str | None) -> str:
 def _key(name: str) -> str:
     # MLflow would refuse a whole batch for one such name, at every try.
     return re.sub(r"[^\w\-. :/]", "_", name)[:250]
-
-
-def shown(text: str) -> str:
-    """An address, or a text with addresses, without their passwords."""
-    text = re.sub(r"(://[^:/@\s]*):\S*@", r"\1:***@", text)  # up to the last @: a password may hold any sign
-    return re.sub(r"(?i)([?&;]\w*(?:password|passwd|token)=)[^&;\s]*", r"\1***", text)
-
-
-def reason(err: Exception) -> str:
-    """What a store's error says, in one line."""
-    text = (str(err).strip() or type(err).__name__).splitlines()[0]
-    # The last of four nested network errors says it.
-    cause = re.search(r"Caused by .*?['\"](?:.*: )?(.*?)['\"]\)+$", text)
-    return shown(cause.group(1) if cause else text)[:300]
-
-
-def remedy(uri: str) -> str:
-    """What to do about a store that fails."""
-    cure = "Start the database (and install its Python driver)"
-    if uri.startswith("sqlite"):
-        cure = "Choose a file that you can write"
-    elif uri.startswith("http"):
-        login = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD where it asks for them"
-        cure = f"Start the server (mlflow server --host HOST --port PORT), {login}"
-    return f"{cure}, or --tracking.uri none"

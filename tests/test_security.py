@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from fedray import cli, launch, studies, tracking
+from fedray import cli, launch, stores, studies
 from fedray.config import Execution, TrackingConfig
-from fedray.tracking import shown
+from fedray.stores import shown
 from fedray.types import FedRayError
 
 ROOT = Path(__file__).parents[1]
@@ -143,8 +143,8 @@ def test_a_store_that_is_down_is_named_without_its_password(elsewhere: Path, cap
 @pytest.fixture
 def store(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The address, with a password, of a store that is really a file beside."""
-    honest = tracking.connect
-    monkeypatch.setattr(tracking, "connect", lambda uri: honest(f"sqlite:///{elsewhere}/mlflow.db"))
+    honest = stores.connect
+    monkeypatch.setattr(stores, "connect", lambda uri: honest(f"sqlite:///{elsewhere}/mlflow.db"))
     return f"{USER}tracking.example:5000"
 
 
@@ -238,5 +238,5 @@ def test_telemetry_is_off() -> None:
     """Ray is told on import of our actors, MLflow when a store is opened."""
     import actors  # noqa: F401
 
-    assert tracking.ENVIRONMENT["MLFLOW_DISABLE_TELEMETRY"] == "true"
+    assert stores.ENVIRONMENT["MLFLOW_DISABLE_TELEMETRY"] == "true"
     assert os.environ.get("RAY_USAGE_STATS_ENABLED") == "0"

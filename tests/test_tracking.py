@@ -13,8 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedray import tracking
-from fedray.tracking import MLflowTracker, NullTracker, Tracker, git_commit, resolve
+from fedray import stores, tracking
+from fedray.stores import resolve
+from fedray.tracking import MLflowTracker, NullTracker, Tracker, git_commit
 from fedray.types import FedRayError
 
 
@@ -28,7 +29,7 @@ def one_run(uri: str, name: str, together) -> None:
 @pytest.fixture(scope="module")
 def race(tmp_path_factory):
     """(URI, exit codes) of a fresh store that two processes created at once; every test reuses it."""
-    for name, value in tracking.ENVIRONMENT.items():
+    for name, value in stores.ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     import mlflow.store.tracking.sqlalchemy_store  # noqa: F401  (takes seconds: shared by the forked processes)
 

@@ -78,7 +78,7 @@ def read(argv: Sequence[str]) -> tuple[Any, bool]:
 
 def _with_password(folder: str, stored: Execution, given: Execution) -> Execution:
     """The stored settings with the tracking address as it was given now, where its password was not stored."""
-    from fedray.tracking import shown
+    from fedray.stores import shown
 
     address = stored.tracking.uri
     if "***" not in address:
@@ -106,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         terminal.check_packages()
         request, resume = read(argv)
         from fedray.runfolder import write_json
-        from fedray.tracking import shown
+        from fedray.stores import shown
         from tune import outcome, sweep
 
         if not resume:

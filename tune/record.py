@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from ray.tune import Callback
 
 from fedray.config import Experiment, flatten, override, to_dict
-from fedray.tracking import MLflowTracker, NullTracker, Tracker, connect
+from fedray.stores import connect
+from fedray.tracking import MLflowTracker, NullTracker, Tracker
 from tune.options import Sweep
 
 UNFINISHED = "unfinished"

@@ -19,7 +19,8 @@ from fedray import cli, data, registry
 from fedray.config import Execution, Experiment, flatten, override, to_dict
 from fedray.plan import make_plan
 from fedray.runfolder import write_json
-from fedray.tracking import MLflowTracker, NullTracker, Tracker, resolve, shown
+from fedray.stores import resolve, shown
+from fedray.tracking import MLflowTracker, NullTracker, Tracker
 from fedray.types import FedRayError
 from tune import outcome, search
 from tune.options import Sweep, complete
