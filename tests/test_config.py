@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedray import config, registry
-from fedray.config import DataConfig, Execution, Experiment, ModelConfig, TrackingConfig, override
+from fedray.config import CheckpointConfig, DataConfig, Execution, Experiment, ModelConfig, TrackingConfig, override
 from fedray.types import FedRayError, require
 from tests.helpers import ALGORITHMS, experiment, small_plan, undocumented
 
@@ -126,6 +126,7 @@ def test_plans_refuse_settings_with_value_reason_and_remedy(settings, match):
         small_plan("fedavg", settings)
 
 
-@pytest.mark.parametrize("kind", [DataConfig, ModelConfig, Experiment, Execution, TrackingConfig])
+@pytest.mark.parametrize("kind", [CheckpointConfig, DataConfig, ModelConfig, Experiment, Execution, TrackingConfig])
 def test_every_setting_has_a_help_text(kind):
-    assert set(undocumented(kind)) <= {"data", "model", "tracking", "algorithm"}  # nested configs explain themselves
+    nested = {"data", "model", "tracking", "checkpoint", "algorithm"}  # explain themselves
+    assert set(undocumented(kind)) <= nested
