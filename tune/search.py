@@ -17,6 +17,16 @@ from tune.space import Choice, Domain, Grid, show, to_tune
 REDUCTION = 3  # of the trials at a rung, one in three goes on (Li et al. 2020 use 4, for hundreds of trials)
 
 
+class Population(PopulationBasedTraining):
+    """Population based training that loses no trial: Tune's own ends one that it copies over while it is saved."""
+
+    def _exploit(self, tune_controller: Any, trial: Any, trial_to_clone: Any) -> None:
+        # Pausing a trial whose save is under way makes Tune's controller note a stop for it, which it executes after
+        # the trial's next round (seen with Ray 2.56). That save is of no more use: forget it before the pause.
+        trial.temporary_state.saving_to = None
+        super()._exploit(tune_controller, trial, trial_to_clone)
+
+
 def parameters(space: Mapping[str, Domain], search: str, seeds: Sequence[int]) -> dict[str, Any]:
     """What every trial's configuration is made of, in Tune's terms; several seeds repeat each configuration.
 
@@ -87,6 +97,4 @@ def scheduler(sweep: Sweep, space: Mapping[str, Domain]) -> Any:
         name: list(domain.values) if isinstance(domain, Choice | Grid) else to_tune(domain)
         for name, domain in space.items()
     }
-    return PopulationBasedTraining(
-        "round", metric, mode, perturbation_interval=grace, hyperparam_mutations=mutations, synch=True
-    )
+    return Population("round", metric, mode, perturbation_interval=grace, hyperparam_mutations=mutations, synch=True)

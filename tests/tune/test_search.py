@@ -1,0 +1,64 @@
+"""Schedulers that must neither lose a trial nor wait for ever."""
+
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+from ray import tune as ray_tune
+
+from fedray.types import LogUniform
+from tune import search
+from tune.options import Sweep
+
+
+def slow_to_save():
+    """A trainable, made here so that it travels by value: workers cannot import this file."""
+
+    class SlowToSave(ray_tune.Trainable):
+        """Counts rounds; saving takes longer than a round, so that others report while a trial is being saved."""
+
+        def setup(self, config):
+            self.round = 0
+
+        def reset_config(self, new_config):
+            return True
+
+        def step(self):
+            self.round += 1
+            time.sleep(0.05 * self.config["seed"])
+            return {"round": self.round, "score": -self.config["lr"], "done": self.round >= 6}
+
+        def save_checkpoint(self, checkpoint_dir):
+            time.sleep(0.4)
+            Path(checkpoint_dir, "round").write_text(str(self.round))
+
+        def load_checkpoint(self, checkpoint_dir):
+            self.round = int(Path(checkpoint_dir, "round").read_text())
+
+    return SlowToSave
+
+
+@pytest.mark.ray
+def test_a_trial_that_is_copied_over_while_it_is_saved_still_ends_its_rounds(tmp_path):
+    space = {"lr": LogUniform(1e-4, 0.5)}
+    sweep = Sweep(scheduler="pbt", metric="score", mode="max", max_rounds=6, grace_rounds=2)
+    random.seed(0)
+    np.random.seed(0)
+    ray.init(address="local", num_cpus=4, include_dashboard=False)
+    try:
+        found = ray_tune.run(
+            slow_to_save(),
+            config=search.parameters(space, "random", [0, 1, 2, 3]),
+            scheduler=search.scheduler(sweep, space),
+            reuse_actors=True,
+            checkpoint_config=ray_tune.CheckpointConfig(checkpoint_frequency=1),
+            storage_path=str(tmp_path),
+            verbose=0,
+            raise_on_failed_trial=False,
+        )
+    finally:
+        ray.shutdown()
+    assert [trial.last_result["round"] for trial in found.trials] == [6, 6, 6, 6]
