@@ -34,7 +34,7 @@ class Model:
     input_shape: tuple[int, ...]
     classes: int
     shapes: tuple[tuple[int, ...], ...] = field(init=False)
-    slices: dict[str, slice] = field(init=False)
+    slices: dict[str, slice] = field(init=False)  # layer1, layer2, ..., and the last one as head, the others as body
     size: int = field(init=False)  # parameters of the network
     padded: int = field(init=False)  # P: length of theta
     activations: int = field(init=False)  # pre-activations per example, for local reparameterization
@@ -42,9 +42,10 @@ class Model:
     def __post_init__(self) -> None:
         shapes: list[tuple[int, ...]] = []
         slices, start = {}, 0
-        for name, layer in self.layers.named_children():
+        for layer in self.layers:
             if not isinstance(layer, nn.Linear | nn.Conv2d):
                 continue
+            name = f"layer{len(slices) + 1}"
             _check_plain(name, layer)
             weight = (layer.in_features, layer.out_features) if isinstance(layer, nn.Linear) else layer.weight.shape
             shapes += [tuple(weight), (weight[-1] if isinstance(layer, nn.Linear) else weight[0],)]
@@ -123,6 +124,26 @@ class Model:
             bound = 1 / math.sqrt(weight[0] if len(weight) == 2 else math.prod(weight[1:]))
             parts += [(2 * rng.uniform(shape) - 1) * bound for shape in (weight, bias)]
         return self.join(parts)
+
+    def part(self, names: Sequence[str]) -> Tensor:
+        """Where the parameters of the named layers (or of head, body) lie in theta: ascending indices [k].
+
+        Raises FedRayError for a name that the network does not have.
+        """
+        known = ", ".join(self.slices)
+        for name in names:
+            if name not in self.slices:
+                raise FedRayError(f"layer {name!r}: the network has none of that name; choose from {known}")
+        inside = torch.zeros(self.padded, dtype=torch.bool)
+        for name in names:
+            inside[self.slices[name]] = True
+        return inside.nonzero().flatten()
+
+    def rest(self, names: Sequence[str]) -> Tensor:
+        """Where the parameters of all other layers lie in theta: ascending indices [size - k]."""
+        outside = torch.ones(self.size, dtype=torch.bool)
+        outside[self.part(names)] = False
+        return outside.nonzero().flatten()
 
     def pad(self, theta: Tensor) -> Tensor:
         """Zero the padding of a vector [P], so that it cannot enter a norm or a divergence."""

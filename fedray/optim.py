@@ -1,4 +1,4 @@
-"""Adam on vectors, in one pass over memory."""
+"""Adam on vectors, in one pass over memory, and local descent by it or by plain SGD."""
 
 from __future__ import annotations
 
@@ -22,6 +22,26 @@ class Moments(NamedTuple):
 def zero_moments(like: Tensor) -> Moments:
     """The moments before the first step."""
     return Moments(torch.zeros_like(like), torch.zeros_like(like))
+
+
+class Descent(NamedTuple):
+    """What an optimizer remembers of its steps on one vector; of SGD, nothing."""
+
+    moments: Moments  # [P], or [0] of SGD
+    t: Tensor  # [] steps so far
+
+
+def descent(optimizer: str, like: Tensor) -> Descent:
+    """The memory of ``sgd`` or ``adam`` before the first step on a vector [P]."""
+    return Descent(zero_moments(like if optimizer == "adam" else like[:0]), torch.zeros_like(like[0]))
+
+
+def descend(optimizer: str, lr: float, theta: Tensor, grad: Tensor, memory: Descent) -> tuple[Tensor, Descent]:
+    """One step of ``sgd``, θ - lr g, or of ``adam``, which overwrites theta [P] and its moments."""
+    if optimizer == "sgd":
+        return theta - lr * grad, memory
+    t = adam_([theta], [grad], [memory.moments], memory.t, lr)
+    return theta, memory._replace(t=t)
 
 
 def adam_(

@@ -156,6 +156,7 @@ class Algorithm(NamedTuple):
     noise_shape: Callable[..., tuple[int, ...]] = no_noise  # cfg, model, facts      -> shape of step's noise
     personal_noise: Callable[..., tuple[int, ...]] = no_noise  # cfg, model, facts   -> shape of personalize's noise
     predict_noise: Callable[..., tuple[int, ...]] = one_draw  # cfg, model, samples  -> shape of predict's noise
+    adapt: Callable[..., Any] | None = None  # as step, of the personal factors alone: how a newcomer trains
     minibatches: Callable[..., int] = one  # cfg -> J: step's batch is J minibatches, one after the other
     down_per_client: bool = False  # True: broadcast returns one row per client of ids (FedAMP)
     scores: Mapping[str, tuple[Stage, ...]] = {}  # what a selection policy can ask for

@@ -1,4 +1,4 @@
-"""FedAvg: local SGD on the global model, averaged by shard size.
+"""FedAvg: local descent from the global model, averaged by shard size.
 
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017, Algorithm 1;
 learning rate as tuned by pFedBayes (Table 3). There is no personal model.
@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
 from fedray.aggregate import weighted_mean
 from fedray.likelihood import log_probs, nll_and_grad
 from fedray.models import Model
+from fedray.optim import Descent, descend, descent
 from fedray.rng import Stream
-from fedray.types import Algorithm, Batch, Facts, LogUniform, require
+from fedray.types import Algorithm, Batch, Facts, LogUniform, check_choices, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +25,12 @@ class FedAvg:
     """Settings of FedAvg."""
 
     lr: float = 0.01
-    """Learning rate of local SGD on the mean cross-entropy of a minibatch."""
+    """Learning rate of local descent on the mean cross-entropy of a minibatch."""
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    """Local optimizer, begun anew in every round."""
 
     def __post_init__(self) -> None:
+        check_choices(self)
         require(self.lr > 0, "lr", self.lr, "a learning rate is positive", "try 0.01")
 
 
@@ -45,6 +49,7 @@ class Local(NamedTuple):
 
     theta: Tensor  # [P]
     start: Tensor  # [P] the broadcast weights
+    memory: Descent  # of the optimizer
 
 
 class Info(NamedTuple):
@@ -66,13 +71,19 @@ def broadcast(cfg: FedAvg, model: Model, server: Point, ids: Sequence[int]) -> P
 
 
 def begin(cfg: FedAvg, model: Model, client: Nothing, down: Point, data: Batch) -> Local:
-    return Local(down.theta, down.theta)
+    return Local(down.theta, down.theta, descent(cfg.optimizer, down.theta))
 
 
 def step(cfg: FedAvg, model: Model, local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
-    """One SGD step on the mean cross-entropy."""
+    """One step on the mean cross-entropy."""
     nll, grad = gradient(model, local.theta, batch)
-    return local._replace(theta=local.theta - cfg.lr * grad), Info(nll)
+    return descended(cfg, local, grad), Info(nll)
+
+
+def descended(cfg: FedAvg, local: Local, grad: Tensor) -> Local:
+    """The client after a step of its optimizer along a gradient [P]; Adam's overwrites ``local``."""
+    theta, memory = descend(cfg.optimizer, cfg.lr, local.theta, grad, local.memory)
+    return local._replace(theta=theta, memory=memory)
 
 
 def gradient(model: Model, theta: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -94,7 +105,7 @@ def predict_global(cfg: FedAvg, model: Model, view: Point, x: Tensor, noise: Ten
 
 
 ALGORITHM = Algorithm(
-    summary="local SGD, averaged; one global model",
+    summary="local descent, averaged; one global model",
     config=FedAvg,
     server_init=server_init,
     client_init=client_init,

@@ -30,10 +30,10 @@ class FedProx(fedavg.FedAvg):
 def step(
     cfg: FedProx, model: Model, local: fedavg.Local, batch: Batch, noise: Tensor
 ) -> tuple[fedavg.Local, fedavg.Info]:
-    """One SGD step on the mean cross-entropy plus (μ/2)‖w - w^t‖²."""
+    """One step on the mean cross-entropy plus (μ/2)‖w - w^t‖²."""
     nll, grad = fedavg.gradient(model, local.theta, batch)
     pull = cfg.mu * (local.theta - local.start)
-    return local._replace(theta=local.theta - cfg.lr * (grad + pull)), fedavg.Info(nll)
+    return fedavg.descended(cfg, local, grad + pull), fedavg.Info(nll)
 
 
 ALGORITHM = fedavg.ALGORITHM._replace(

@@ -20,7 +20,16 @@ from fedray.fuse import fusable
 from fedray.likelihood import log_probs, nll_and_grad, nll_and_grad_local
 from fedray.models import Model
 from fedray.optim import Moments, adam_, zero_moments
-from fedray.posteriors import Gaussian, draw, inverse_sigma, kl_and_grad_prior, moment_match, sigma, sigma_and_slope
+from fedray.posteriors import (
+    Gaussian,
+    draw,
+    inverse_sigma,
+    kl,
+    kl_and_grad_prior,
+    moment_match,
+    sigma,
+    sigma_and_slope,
+)
 from fedray.rng import Stream
 from fedray.types import Algorithm, Batch, Choice, Facts, LogUniform, Preset, check_choices, require
 
@@ -126,19 +135,41 @@ def noise_shape(cfg: PFedBayes, model: Model, facts: Facts) -> tuple[int, ...]:
 
 def step(cfg: PFedBayes, model: Model, local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
     """``personal_steps`` Adam steps of q_i on one minibatch, then one of w_i on KL(q_i‖w_i), in place."""
+    return train(cfg, model, local, local.w, batch, noise)
+
+
+def train(
+    cfg: PFedBayes, model: Model, local: Local, prior: Gaussian, batch: Batch, noise: Tensor
+) -> tuple[Local, Info]:
+    """The same with q_i held to any prior, which no step of q_i changes."""
     client, w = local
-    sd, slope = spread(w)
+    around = spread(prior)
+    client, nll = personal_steps(cfg, model, client, (prior.mu, around[0]), batch, noise)
+    divergence, t = global_step_(cfg, client, w, around if prior is w else spread(w))
+    return Local(client._replace(w_t=t), w), Info(nll, divergence)
+
+
+def adapt(cfg: PFedBayes, model: Model, local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
+    """The steps of q_i alone: a newcomer's, who leaves the global distribution as it is."""
+    sd, _ = spread(local.w)
+    client, nll = personal_steps(cfg, model, local.client, (local.w.mu, sd), batch, noise)
+    return Local(client, local.w), Info(nll, kl(client.q, local.w))
+
+
+def personal_steps(
+    cfg: PFedBayes, model: Model, client: Client, prior: tuple[Tensor, Tensor], batch: Batch, noise: Tensor
+) -> tuple[Client, Tensor]:
+    """One Adam step of q_i for each row of noise, in place; the nll before the last."""
     nll = noise.new_zeros(())
     for eps in noise:
-        nll, t = personal_step_(cfg, model, client, (w.mu, sd), batch, eps)
+        nll, t = personal_step_(cfg, model, client, prior, batch, eps)
         client = client._replace(q_t=t)
-    divergence, t = global_step_(cfg, client, w, (sd, slope))
-    return Local(client._replace(w_t=t), w), Info(nll, divergence)
+    return client, nll
 
 
 @fusable
 def spread(w: Gaussian) -> tuple[Tensor, Tensor]:
-    """σ_w and dσ_w/dρ_w, which no personal step changes."""
+    """σ_w and dσ_w/dρ_w."""
     return sigma_and_slope(w.rho)
 
 
@@ -248,6 +279,7 @@ ALGORITHM = Algorithm(
     aggregate=aggregate,
     predict_global=predict_global,
     predict_personal=predict_personal,
+    adapt=adapt,
     noise_shape=noise_shape,
     predict_noise=predict_noise,
     space={

@@ -1,0 +1,101 @@
+"""FedPer: the layers of the body are averaged, those of the head stay with their client.
+
+Arivazhagan et al., "Federated Learning with Personalization Layers", arXiv:1912.00818, Algorithms 1 and 2: both parts
+descend together. Without personal layers it is FedAvg; with all of them, every client for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fedray.aggregate import weighted_mean
+from fedray.algorithms import fedavg
+from fedray.likelihood import log_probs
+from fedray.models import Model
+from fedray.types import Algorithm, Batch, LogUniform
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedPer(fedavg.FedAvg):
+    """Settings of FedPer."""
+
+    personal: tuple[str, ...] = ("head",)
+    """Layers that stay with their client: head, body, or single ones: layer1, layer2, ..."""
+
+
+class Part(NamedTuple):
+    """The parameters of some layers: the personal ones at their client, the shared ones on their way."""
+
+    theta: Tensor  # [k]
+
+
+def client_init(cfg: FedPer, model: Model, server: fedavg.Point) -> Part:
+    """Everyone's personal layers start where the server's initial ones lie."""
+    return Part(server.theta[model.part(cfg.personal)])
+
+
+def broadcast(cfg: FedPer, model: Model, server: fedavg.Point, ids: Sequence[int]) -> Part:
+    return Part(server.theta[model.rest(cfg.personal)])
+
+
+def whole(cfg: FedPer, model: Model, client: Part, shared: Part) -> Tensor:
+    """A client's network [P]: its own layers and the shared ones."""
+    theta = client.theta.new_zeros(model.padded).index_copy(0, model.part(cfg.personal), client.theta)
+    return theta.index_copy(0, model.rest(cfg.personal), shared.theta)
+
+
+def begin(cfg: FedPer, model: Model, client: Part, down: Part, data: Batch) -> fedavg.Local:
+    return fedavg.begin(cfg, model, fedavg.Nothing(), fedavg.Point(whole(cfg, model, client, down)), data)
+
+
+def adapt(
+    cfg: FedPer, model: Model, local: fedavg.Local, batch: Batch, noise: Tensor
+) -> tuple[fedavg.Local, fedavg.Info]:
+    """A step of the personal layers alone."""
+    shared = model.rest(cfg.personal)
+    frozen = local.theta[shared]
+    local, info = fedavg.step(cfg, model, local, batch, noise)
+    return local._replace(theta=local.theta.index_copy(0, shared, frozen)), info
+
+
+def finish(cfg: FedPer, model: Model, local: fedavg.Local, data: Batch) -> tuple[Part, Part]:
+    """Keep the personal layers, upload the shared ones."""
+    return Part(local.theta[model.part(cfg.personal)]), Part(local.theta[model.rest(cfg.personal)])
+
+
+def aggregate(
+    cfg: FedPer, model: Model, server: fedavg.Point, ids: Sequence[int], ups: Part, n: Tensor
+) -> fedavg.Point:
+    """Shared layers ← Σ_k n_k θ_k / Σ_k n_k; the server's initial personal layers stay as they were."""
+    return fedavg.Point(server.theta.index_copy(0, model.rest(cfg.personal), weighted_mean(ups.theta, n)))
+
+
+def personalize(cfg: FedPer, model: Model, client: Part, view: Part, data: Batch, noise: Tensor) -> fedavg.Point:
+    """The client's own layers under the latest average of the shared ones."""
+    return fedavg.Point(whole(cfg, model, client, view))
+
+
+def predict_personal(cfg: FedPer, model: Model, personal: fedavg.Point, x: Tensor, noise: Tensor) -> Tensor:
+    return log_probs(model, personal.theta[None], x)
+
+
+ALGORITHM = Algorithm(
+    summary="the body is averaged, the head stays with its client",
+    config=FedPer,
+    server_init=fedavg.server_init,
+    client_init=client_init,
+    broadcast=broadcast,
+    begin=begin,
+    step=fedavg.step,
+    finish=finish,
+    aggregate=aggregate,
+    predict_global=None,
+    predict_personal=predict_personal,
+    personalize=personalize,
+    adapt=adapt,
+    space={"lr": LogUniform(1e-4, 1e-1)},
+)

@@ -1,0 +1,89 @@
+"""FedRep: FedPer whose client first trains its head under the frozen body, then the body under the new head.
+
+Collins et al., "Exploiting Shared Representations for Personalized Federated Learning", ICML 2021, Algorithm 1. Every
+phase has an optimizer of its own. The authors' code takes 10 epochs on the head and 1 to 5 on the body, and adds
+momentum and weight decay, which are not here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedray.algorithms import fedavg, fedper
+from fedray.models import Model
+from fedray.optim import Descent
+from fedray.rng import Stream
+from fedray.trees import tree_map
+from fedray.types import Batch, Facts, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedRep(fedper.FedPer):
+    """Settings of FedRep."""
+
+    head_steps: int = 4
+    """Local steps on the personal layers; what is left of --local-steps goes to the shared ones."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.head_steps >= 1, "head_steps", self.head_steps, "the head has to be trained", "try 4")
+
+
+class Local(NamedTuple):
+    """A client in local training."""
+
+    net: fedavg.Local
+    r: Tensor  # [] steps so far
+
+
+def server_init(cfg: FedRep, model: Model, facts: Facts, rng: Stream) -> fedavg.Point:
+    """FedAvg's start; refuses a round without a step for the shared layers."""
+    reason = f"--local-steps {facts.local_steps} leaves no step to the shared layers"
+    require(cfg.head_steps < facts.local_steps, "head_steps", cfg.head_steps, reason, "lower it")
+    return fedavg.server_init(cfg, model, facts, rng)
+
+
+def begin(cfg: FedRep, model: Model, client: fedper.Part, down: fedper.Part, data: Batch) -> Local:
+    return Local(fedper.begin(cfg, model, client, down, data), torch.zeros_like(down.theta.sum()))
+
+
+def step(cfg: FedRep, model: Model, local: Local, batch: Batch, noise: Tensor) -> tuple[Local, fedavg.Info]:
+    """A step of the personal layers while r < ``head_steps``, then of the shared ones, under a fresh optimizer."""
+    personal = torch.zeros(model.padded, dtype=torch.bool).index_fill(0, model.part(cfg.personal), True)
+    moving = torch.where(local.r < cfg.head_steps, personal, ~personal)
+    return _masked_step(cfg, model, local, batch, moving, local.r != cfg.head_steps)
+
+
+def adapt(cfg: FedRep, model: Model, local: Local, batch: Batch, noise: Tensor) -> tuple[Local, fedavg.Info]:
+    """A step of the personal layers alone."""
+    net, info = fedper.adapt(cfg, model, local.net, batch, noise)
+    return local._replace(net=net), info
+
+
+def _masked_step(
+    cfg: FedRep, model: Model, local: Local, batch: Batch, moving: Tensor, remember: Tensor
+) -> tuple[Local, fedavg.Info]:
+    """FedAvg's step on the parameters in ``moving`` [P]; the optimizer starts anew unless it is to remember."""
+    before, net = local.net.theta.clone(), local.net
+    net = net._replace(memory=Descent(*tree_map(lambda past: past * remember, net.memory)))
+    net, info = fedavg.step(cfg, model, net, batch, torch.zeros(0))
+    return Local(net._replace(theta=torch.where(moving, net.theta, before)), local.r + 1), info
+
+
+def finish(cfg: FedRep, model: Model, local: Local, data: Batch) -> tuple[fedper.Part, fedper.Part]:
+    return fedper.finish(cfg, model, local.net, data)
+
+
+ALGORITHM = fedper.ALGORITHM._replace(
+    summary="first the head, then the body, which alone is averaged",
+    config=FedRep,
+    server_init=server_init,
+    begin=begin,
+    step=step,
+    finish=finish,
+    adapt=adapt,
+)
