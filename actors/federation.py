@@ -67,7 +67,7 @@ class RayFederation:
 
     def __iter__(self) -> Iterator[RoundMetrics]:
         """Rounds as they end; the next one is already under way while the caller deals with the last."""
-        while self._reached < self.plan.cfg.rounds:
+        while self._reached < self.plan.rounds:
             metrics = self._recovering(self._play)
             self._reached, self._rebuilt = metrics.round, 0
             failures, self._failures = tuple(self._failures), []
@@ -113,7 +113,7 @@ class RayFederation:
         ahead, self._ahead = self._ahead or self.server.play.remote(), None
         metrics = trees.to_torch(self._get(ahead))
         self._played = metrics.round
-        self._ahead = self.server.play.remote() if self._played < self.plan.cfg.rounds else None
+        self._ahead = self.server.play.remote() if self._played < self.plan.rounds else None
         return metrics
 
     def _recovering(self, act: Callable[[], Any]) -> Any:

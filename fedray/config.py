@@ -82,6 +82,10 @@ class Experiment:
     """Number of clients; by default the paper's for the dataset (10; 20 for cifar10)."""
     clients_per_round: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """Clients that train in a round; by default the paper's for the dataset (all; 10 of 20 for cifar10)."""
+    novel_clients: int = 0
+    """Clients held out of the federation, the last ones; after its rounds they adapt their personal factors alone."""
+    adapt_rounds: int = 10
+    """Rounds of local training of the clients that were held out."""
     selection: str = "uniform"
     """Policy that picks the clients of a round."""
     seed: int = 0
@@ -100,6 +104,9 @@ class Experiment:
             value = getattr(self, name)
             ok = value is None or (isinstance(value, int) and value >= 1)
             require(ok, name, value, "at least one is needed", "give a positive whole number")
+        reason, remedy = "newcomers take a round or more to adapt", "give a positive whole number"
+        require(self.adapt_rounds >= 1, "adapt_rounds", self.adapt_rounds, reason, remedy)
+        require(self.novel_clients >= 0, "novel_clients", self.novel_clients, "a number of clients", "use 0 for none")
         draws = self.predict_samples
         require(draws >= 0, "predict_samples", draws, "a number of draws is not negative", "use 0 for the mean weights")
         require(0 <= self.seed < 2**63, "seed", self.seed, "a seed lies in [0, 2^63)", "use 0")

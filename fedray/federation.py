@@ -82,7 +82,7 @@ class LocalFederation:
         pass
 
     def __iter__(self) -> Iterator[RoundMetrics]:
-        while self.state.round < self.plan.cfg.rounds:
+        while self.state.round < self.plan.rounds:
             with numerics():
                 self.state, metrics = advance(self.plan, self.state, self.cohort, self._store, self._skip)
             yield metrics

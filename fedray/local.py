@@ -84,7 +84,7 @@ class Block:
         if self.backend == "compiled":
             check_compiler()
         self.chunk = 1 if self.backend != "vmap" else len(ids) if self.device.type == "cuda" else CHUNK
-        self._functions = _stacked(plan) if self.backend == "vmap" else _plain(plan)
+        self._functions = _stacked(plan) if self.backend == "vmap" else _plain(plan)  # begin, step, finish, adapt
         self._facts = plan.facts
         self.n = [len(shard.train_y) for shard in shards]
         cfg = plan.cfg
@@ -113,6 +113,7 @@ class Block:
             return TrainReply(round, (), None, None, None, failures)
         index = [k for part in done for k in part.rows]
         clients, ups, infos = (trees.concatenate([part.result[i] for part in done]) for i in range(3))
+        ups = None if self.plan.adapting(round) else ups  # nobody else learns from a newcomer
         self.states = trees.replace_rows(self.states, index, clients)
         n = torch.tensor([self.n[k] for k in index])
         return TrainReply(round, tuple(self.ids[k] for k in index), ups, n, infos, failures)
@@ -143,10 +144,15 @@ class Block:
         if self.backend != "vmap":
             down = trees.row(down, 0) if self.plan.algorithm.down_per_client else down
             one = (trees.row(draw, 0) for draw in draws)
-            result = _local_round(self._functions, trees.row(states, 0), down, trees.row(data, 0), one)
+            result = _local_round(self._steps(round), trees.row(states, 0), down, trees.row(data, 0), one)
             return trees.tree_map(lambda leaf: leaf[None], result)
-        clients, ups, infos = _local_round(self._functions, states, down, data, draws)
+        clients, ups, infos = _local_round(self._steps(round), states, down, data, draws)
         return clients, ups, trees.tree_map(lambda leaf: leaf.transpose(0, 1), infos)
+
+    def _steps(self, round: int) -> tuple[Callable[..., Any], ...]:
+        """begin, step and finish of a round; a newcomer's step is of its personal factors alone."""
+        begin, step, finish, adapt = self._functions
+        return begin, adapt if self.plan.adapting(round) else step, finish
 
     def _draws(self, round: int, index: Sequence[int]) -> Iterator[tuple[Batch, Tensor]]:
         """Minibatches and noise of every local step, stacked over the given rows."""
@@ -186,7 +192,9 @@ class Block:
         )
         # One stream for all clients: the global model is one predictor.
         shared = self.plan.prediction_noise(samples, "predict-global", 0, round).to(self.device)
-        for k in range(len(self.ids)):
+        present = self.plan.novel if self.plan.adapting(round) else self.plan.members
+        rows = [k for k, i in enumerate(self.ids) if i in present]
+        for k in rows:
             if algorithm.predict_global is not None:
                 overall.append(self._sums(k, self._predictor(algorithm.predict_global, view, shared)))
             if algorithm.predict_personal is not None:
@@ -195,8 +203,9 @@ class Block:
                 personal.append(self._sums(k, self._predictor(algorithm.predict_personal, model, own)))
                 looks += [self._look(k, round, model)] if spotlight else []
         sums = [trees.tree_map(Tensor.cpu, trees.stack(stats)) if stats else None for stats in (personal, overall)]
-        look = Spotlight(round, self.ids, *map(torch.stack, zip(*looks, strict=True))) if looks else None
-        return EvalReply(round, self.ids, sums[0], sums[1], look)
+        ids = tuple(self.ids[k] for k in rows)
+        look = Spotlight(round, ids, *map(torch.stack, zip(*looks, strict=True))) if looks else None
+        return EvalReply(round, ids, sums[0], sums[1], look)
 
     def probe(self, score: str, stage: int, view: Any, message: Any) -> Tensor:
         """The replies of the hosted clients in a stage of a score, [K, ...]."""
@@ -246,13 +255,14 @@ def padded(shard: Shard, size: int) -> Batch:
 
 def _plain(plan: Plan) -> tuple[Callable[..., Any], ...]:
     algorithm, fixed = plan.algorithm, (plan.cfg.algorithm, plan.model)
-    return tuple(partial(f, *fixed) for f in (algorithm.begin, algorithm.step, algorithm.finish))
+    adapt = algorithm.adapt or algorithm.step  # a plan does not hold clients out where there is nothing to adapt
+    return tuple(partial(f, *fixed) for f in (algorithm.begin, algorithm.step, algorithm.finish, adapt))
 
 
 def _stacked(plan: Plan) -> tuple[Callable[..., Any], ...]:
-    begin, step, finish = _plain(plan)
+    begin, step, finish, adapt = _plain(plan)
     down_axis = 0 if plan.algorithm.down_per_client else None
-    return torch.vmap(begin, in_dims=(0, down_axis, 0)), torch.vmap(step), torch.vmap(finish)
+    return torch.vmap(begin, in_dims=(0, down_axis, 0)), torch.vmap(step), torch.vmap(finish), torch.vmap(adapt)
 
 
 def _local_round(

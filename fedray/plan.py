@@ -32,11 +32,30 @@ class Plan(NamedTuple):
         return len(self.partition.train)
 
     @property
+    def members(self) -> range:
+        """The clients of the federation; those after them are held out."""
+        return range(self.clients - self.cfg.novel_clients)
+
+    @property
+    def novel(self) -> range:
+        """The clients that are held out, and adapt after the federation's rounds."""
+        return range(len(self.members), self.clients)
+
+    @property
+    def rounds(self) -> int:
+        """The last round: of the federation or, with clients held out, of their adaptation."""
+        return self.cfg.rounds + (self.cfg.adapt_rounds if self.novel else 0)
+
+    def adapting(self, round: int) -> bool:
+        """Whether a round is one of the clients that were held out."""
+        return round > self.cfg.rounds
+
+    @property
     def facts(self) -> Facts:
         """What the algorithm may know of this federation."""
         cfg, shard = self.cfg, max(len(indices) for indices in self.partition.train)
         assert cfg.clients_per_round is not None
-        return Facts(self.clients, cfg.clients_per_round, cfg.rounds, cfg.local_steps, cfg.batch_size, shard)
+        return Facts(len(self.members), cfg.clients_per_round, cfg.rounds, cfg.local_steps, cfg.batch_size, shard)
 
     @property
     def personal(self) -> bool:
@@ -67,7 +86,8 @@ def resolve(cfg: Experiment) -> Experiment:
     """Fill in what is left to the dataset's paper protocol: clients, clients per round, network, data root."""
     protocol = data.protocol(cfg.data.name)
     clients = protocol.clients if cfg.clients is None else cfg.clients
-    per_round = min(protocol.clients_per_round, clients) if cfg.clients is None else clients
+    members = clients - cfg.novel_clients
+    per_round = min(protocol.clients_per_round, members) if cfg.clients is None else members
     return override(
         cfg,
         {
@@ -77,6 +97,20 @@ def resolve(cfg: Experiment) -> Experiment:
             "model.name": protocol.model if cfg.model.name == "auto" else cfg.model.name,
         },
     )
+
+
+def _check_clients(cfg: Experiment, algorithm: Algorithm) -> None:
+    """Raise FedRayError for more clients in a round, or held out of them all, than there are."""
+    novel, chosen, clients = cfg.novel_clients, cfg.clients_per_round, cfg.clients
+    assert chosen is not None
+    assert clients is not None
+    reason = f"it leaves none of {clients} clients to the federation"
+    require(novel < clients, "novel_clients", novel, reason, "lower it or raise --clients")
+    reason = f"a round needs between 1 and all {clients - novel} clients"
+    require(1 <= chosen <= clients - novel, "clients_per_round", chosen, reason, "lower it or raise --clients")
+    able = ", ".join(name for name, record in registry.algorithms().items() if record.adapt is not None)
+    reason = f"{registry.algorithm_name(cfg.algorithm)} has no personal factors that a newcomer could adapt"
+    require(novel == 0 or algorithm.adapt is not None, "novel_clients", novel, reason, f"choose {able}")
 
 
 def make_plan(cfg: Experiment, dataset: Dataset | None = None) -> Plan:
@@ -100,15 +134,7 @@ def make_plan(cfg: Experiment, dataset: Dataset | None = None) -> Plan:
         f"{registry.algorithm_name(cfg.algorithm)} offers no {selection.score} score",
         "choose --selection uniform",
     )
-    assert cfg.clients is not None
-    assert cfg.clients_per_round is not None
-    require(
-        1 <= cfg.clients_per_round <= cfg.clients,
-        "clients_per_round",
-        cfg.clients_per_round,
-        f"a round needs between 1 and all {cfg.clients} clients",
-        "lower it or raise --clients",
-    )
+    _check_clients(cfg, algorithm)
     dataset = data.load(cfg.data) if dataset is None else dataset
     rng = Stream(cfg.seed, "partition").numpy
     partition = data.partition_for(cfg, dataset.y, dataset.classes, rng)

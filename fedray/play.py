@@ -109,9 +109,7 @@ def _play(run: Run) -> Outcome:
     begun = checkpoint.newest(run.store, plan, lambda text: say(f"warning: {text}")) if request.resume else None
     before = begun.state.rows if begun else ()
     evaluated: RoundMetrics | None = None
-    news = Status(
-        run.name, "running", len(before), plan.cfg.rounds, {}, 0.0, 0, len(before) or None, _go_on(run.folder)
-    )
+    news = Status(run.name, "running", len(before), plan.rounds, {}, 0.0, 0, len(before) or None, _go_on(run.folder))
     with (
         open_federation(plan, request.execution, run.name, run.store, begun) as federation,
         progress(plan, len(before)) as advance,
@@ -127,6 +125,8 @@ def _play(run: Run) -> Outcome:
             failures += metrics.failures
             times = [*times, metrics.seconds["round"]][-RECENT_ROUNDS:]
             evaluated = metrics if metrics.personal is not None or metrics.global_ is not None else evaluated
+            if evaluated is not None and metrics.novel is not None:
+                evaluated = evaluated._replace(novel=metrics.novel)
             tracker.log(metrics.round, values)
             news = _news(run, news, metrics, values, times)
             status.write(run.folder, news)
@@ -142,7 +142,7 @@ def _play(run: Run) -> Outcome:
 def _news(run: Run, last: Status, metrics: RoundMetrics, values: Mapping[str, float], times: Sequence[float]) -> Status:
     """The status after one round more."""
     saved = run.store.wants(run.plan, metrics.round) and all(f.kind != checkpoint.KIND for f in metrics.failures)
-    measures = {name: value for name, value in values.items() if name.startswith(("personal/", "global/"))}
+    measures = {name: value for name, value in values.items() if name.startswith(("personal/", "global/", "novel/"))}
     return last._replace(
         round=metrics.round,
         measures=measures or last.measures,
@@ -231,13 +231,13 @@ def open_tracker(
 @contextlib.contextmanager
 def progress(plan: Plan, done: int) -> Iterator[Any]:
     """A progress bar on stderr; yields a function that takes the measures of a finished round."""
-    with bar("round", plan.cfg.rounds, "starting the clients") as move:
+    with bar("round", plan.rounds, "starting the clients") as move:
         move(done, "")
 
         def advance(values: dict[str, float]) -> None:
             nonlocal done
             done += 1
-            shown = [f"{kind} {values[f'{kind}/accuracy']:.1%}" for kind in ("personal", "global")
+            shown = [f"{kind} {values[f'{kind}/accuracy']:.1%}" for kind in ("personal", "global", "novel")
                      if f"{kind}/accuracy" in values]  # fmt: skip
             move(done, "  ".join(shown))
 

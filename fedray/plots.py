@@ -15,9 +15,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito's palette: told apart with any kind of colour vision. A model has one colour in every figure.
-COLOURS = {"personal": "#0072B2", "global": "#D55E00"}
+COLOURS = {"personal": "#0072B2", "global": "#D55E00", "novel": "#009E73"}
 GREY = "#8C8C8C"
-LINES = {"personal": ("-", "o"), "global": ("--", "s")}  # tell the models apart in black and white
+LINES = {
+    "personal": ("-", "o"),
+    "global": ("--", "s"),
+    "novel": ("-.", "^"),
+}  # tell the models apart in black and white
 STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.titlesize": 10,

@@ -40,7 +40,7 @@ class TrainingError(RunError):
 
 def start(plan: Plan) -> State:
     """The state before the first round."""
-    return State(0, plan.initial_server(), plan.selection.init(plan.clients))
+    return State(0, plan.initial_server(), plan.selection.init(len(plan.members)))
 
 
 def play_round(plan: Plan, state: State, cohort: Cohort, skip: bool = False) -> tuple[State, RoundMetrics]:
@@ -48,12 +48,14 @@ def play_round(plan: Plan, state: State, cohort: Cohort, skip: bool = False) -> 
 
     Raises TrainingError for a client that failed, naming it; with ``skip`` only where no client succeeded.
     """
+    if plan.adapting(state.round + 1):
+        return _play_adaptation(plan, state, cohort, skip)
     cfg, algorithm, began = plan.cfg, plan.algorithm, time.perf_counter()
     round = state.round + 1
     spotlights = _gather_spotlights(cohort.evaluate(0, plan.view(state.server), True)) if round == 1 else ()
     scores = _scores(plan, state.server, cohort)
     ids, selection = plan.selection.select(
-        state.selection, scores, plan.clients, cfg.clients_per_round, plan.stream("select", 0, round)
+        state.selection, scores, len(plan.members), cfg.clients_per_round, plan.stream("select", 0, round)
     )
     down = algorithm.broadcast(cfg.algorithm, plan.model, state.server, ids)
     replies, failures = _checked(ids, cohort.train(round, ids, down), skip)
@@ -84,6 +86,31 @@ def play_round(plan: Plan, state: State, cohort: Cohort, skip: bool = False) -> 
     )  # fmt: skip
     row = {"round": round} | report.measures(metrics)
     return State(round, server, selection, (*state.rows, row), state.spotlights + spotlights), metrics
+
+
+def _play_adaptation(plan: Plan, state: State, cohort: Cohort, skip: bool) -> tuple[State, RoundMetrics]:
+    """Local training of the clients that were held out, of their personal factors alone; the server stays as it is."""
+    round, ids, began = state.round + 1, plan.novel, time.perf_counter()
+    down = plan.algorithm.broadcast(plan.cfg.algorithm, plan.model, state.server, ids)
+    replies, failures = _checked(ids, cohort.train(round, ids, down), skip)
+    trained, novel = time.perf_counter(), None
+    if round % plan.cfg.eval_every == 0 or round == plan.rounds:
+        novel = _gather_stats([reply.personal for reply in cohort.evaluate(round, plan.view(state.server), False)])
+    now = time.perf_counter()
+    metrics = RoundMetrics(
+        round=round,
+        participants=tuple(i for reply in replies for i in reply.ids),
+        train=_train_means(replies),
+        personal=None,
+        global_=None,
+        novel=novel,
+        seconds={"train": trained - began, "evaluate": now - trained, "round": now - began},
+        bytes_up=0,
+        bytes_down=payload_bytes(down, plan) * (1 if plan.algorithm.down_per_client else len(ids)),
+        failures=failures,
+    )
+    row = {"round": round} | report.measures(metrics)
+    return state._replace(round=round, rows=(*state.rows, row)), metrics
 
 
 def _checked(
@@ -117,12 +144,13 @@ def _scores(plan: Plan, server: Any, cohort: Cohort) -> Tensor | None:
         return None
     for number, stage in enumerate(plan.algorithm.scores[name]):
         replies = cohort.probe(name, number, plan.view(server), message)
-        message = stage.combine(plan.cfg.algorithm, plan.model, server, replies)
+        message = stage.combine(plan.cfg.algorithm, plan.model, server, replies[: len(plan.members)])
     return message
 
 
 def _gather_stats(parts: Sequence[EvalStats | None]) -> EvalStats | None:
-    return None if parts[0] is None else trees.concatenate(parts)
+    there = [part for part in parts if part is not None]
+    return trees.concatenate(there) if there else None
 
 
 def _gather_spotlights(evals: Sequence[EvalReply]) -> tuple[Spotlight, ...]:

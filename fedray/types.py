@@ -193,7 +193,7 @@ class TrainReply(NamedTuple):
 
     round: int
     ids: tuple[int, ...]  # K clients, ascending
-    up: Any  # the algorithm's upload, stacked [K, ...]
+    up: Any  # the algorithm's upload, stacked [K, ...]; None in a round of adaptation
     examples: Tensor | None  # [K] n_i
     info: Any  # the scalars of step, stacked [K, R]
     failures: tuple[Failure, ...] = ()  # clients that were asked too, and why they are not among ids
@@ -219,7 +219,7 @@ class EvalReply(NamedTuple):
 
 
 class RoundMetrics(NamedTuple):
-    """All that one round reports. Rows of the evaluation sums are clients 0..N-1."""
+    """All that one round reports. Rows of the evaluation sums are the clients of the federation, in order."""
 
     round: int
     participants: tuple[int, ...]
@@ -231,6 +231,7 @@ class RoundMetrics(NamedTuple):
     bytes_down: int
     spotlights: tuple[Spotlight, ...] = ()
     failures: tuple[Failure, ...] = ()
+    novel: EvalStats | None = None  # rows are the clients that were held out
 
 
 class Cohort(Protocol):
@@ -244,7 +245,10 @@ class Cohort(Protocol):
         ...
 
     def evaluate(self, round: int, view: Any, spotlight: bool) -> list[EvalReply]:
-        """Evaluate every client's personal model and the global model on its own test shard."""
+        """Evaluate every client's personal model and the global model on its own test shard.
+
+        In a round of the federation, of its clients; in one of adaptation, of those that were held out.
+        """
         ...
 
     def probe(self, score: str, stage: int, view: Any, message: Any) -> Tensor:

@@ -16,7 +16,8 @@ from fedray.aggregate import weighted_mean
 from fedray.algorithms import fedavg
 from fedray.likelihood import log_probs
 from fedray.models import Model
-from fedray.types import Algorithm, Batch, LogUniform
+from fedray.rng import Stream
+from fedray.types import Algorithm, Batch, Facts, LogUniform
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,12 @@ class Part(NamedTuple):
     """The parameters of some layers: the personal ones at their client, the shared ones on their way."""
 
     theta: Tensor  # [k]
+
+
+def server_init(cfg: FedPer, model: Model, facts: Facts, rng: Stream) -> fedavg.Point:
+    """FedAvg's start; refuses layers that the network does not have."""
+    model.part(cfg.personal)
+    return fedavg.server_init(cfg, model, facts, rng)
 
 
 def client_init(cfg: FedPer, model: Model, server: fedavg.Point) -> Part:
@@ -86,7 +93,7 @@ def predict_personal(cfg: FedPer, model: Model, personal: fedavg.Point, x: Tenso
 ALGORITHM = Algorithm(
     summary="the body is averaged, the head stays with its client",
     config=FedPer,
-    server_init=fedavg.server_init,
+    server_init=server_init,
     client_init=client_init,
     broadcast=broadcast,
     begin=begin,

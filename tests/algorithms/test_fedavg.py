@@ -9,6 +9,7 @@ from fedray import data, trees
 from fedray.algorithms import fedavg
 from fedray.algorithms.fedavg import FedAvg, Local, Point
 from fedray.federation import LocalFederation
+from fedray.optim import descent
 from fedray.rng import Passes, Stream
 from tests.helpers import NETS, block, differing, examples, small_plan
 
@@ -60,5 +61,5 @@ def test_clients_start_from_the_broadcast_and_keep_nothing():
     plan = small_plan()
     server = plan.initial_server()
     local = fedavg.begin(plan.cfg.algorithm, plan.model, fedavg.Nothing(), server, examples(3))
-    assert differing(local, Local(server.theta, server.theta)) == []
+    assert differing(local, Local(server.theta, server.theta, descent("sgd", server.theta))) == []
     assert trees.leaves(block(plan).states) == []
