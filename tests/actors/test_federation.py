@@ -135,6 +135,21 @@ def test_train_is_idempotent_and_copies_what_it_receives() -> None:
         assert (theirs == ours).all()
 
 
+def test_newcomers_adapt_as_they_do_in_process() -> None:
+    plan = small(clients_per_round=6, novel_clients=3, adapt_rounds=2)
+    local = LocalFederation(plan, "loop")
+    expected = list(local)
+    with RayFederation(plan, Execution(clients_per_actor=5)) as federation:
+        found = list(federation)
+        snapshot = federation.snapshot()
+    assert_same(snapshot, local.snapshot())
+    assert [m.novel is not None for m in found] == [False, False, True, True]
+    for ours, theirs in zip(found[2:], expected[2:], strict=True):
+        assert ours.novel is not None
+        assert theirs.novel is not None
+        assert torch.equal(ours.novel.nll, theirs.novel.nll)
+
+
 def test_methods_without_private_state_run_too() -> None:
     plan = make_plan(Experiment(algorithm=FedAvg(lr=0.1), rounds=2, local_steps=3))
     snapshot, nll = played(RayFederation(plan, Execution(clients_per_actor=5)))

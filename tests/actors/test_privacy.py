@@ -132,6 +132,28 @@ def public(actor: type) -> set[str]:
     return {name for name, _ in inspect.getmembers(actor, inspect.isfunction) if not name.startswith("_")}
 
 
+PERSONAL = {
+    "bpfed": lambda plan, states: states.q.mu[:, plan.model.part(plan.cfg.algorithm.personal).numpy()],
+    "pfedbayes": lambda plan, states: states.q.mu[:, : plan.model.size],
+    "fedper": lambda plan, states: states.theta,
+    "fedrep": lambda plan, states: states.theta,
+    "lg_fedavg": lambda plan, states: states.theta,
+}  # of the private states, what is a client's alone
+
+
+@pytest.mark.parametrize("algorithm", PERSONAL)
+def test_no_personal_parameter_leaves_its_actor(algorithm: str) -> None:
+    """Its numbers are in no reply of training, evaluation or scoring; a few may coincide to the bit."""
+    plan = small_plan(algorithm)
+    actor = ClientActor(plan, IDS, "loop")
+    reply, (_, states) = trained(actor, plan)
+    start = np.concatenate([leaf.flatten() for leaf in trees.leaves(trees.to_numpy(plan.initial_server()))])
+    secret = np.setdiff1d(PERSONAL[algorithm](plan, states), start)
+    assert len(secret) > 100
+    told = [array.flatten() for _, array in arrays([reply, evaluated(actor, plan), asked(actor, plan)])]
+    assert np.intersect1d(secret, np.concatenate(told)).size < 0.01 * len(secret)
+
+
 def test_every_method_of_an_actor_has_a_case_here() -> None:
     assert public(ClientActor) == set(CLIENT_CASES)
     assert public(ServerActor) == SERVER_CASES

@@ -125,3 +125,19 @@ def test_a_personal_model_is_the_own_part_under_the_latest_average():
     theta = fedper.personalize(cfg, model, client, plan.view(server), None, torch.zeros(0)).theta
     assert torch.equal(theta[model.part(("head",))], client.theta)
     assert torch.equal(theta[model.part(("body",))], server.theta[model.part(("body",))])
+
+
+@pytest.mark.parametrize(("name", "personal"), PARTS.items())
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_newcomer_moves_its_own_part_alone(name, personal, optimizer):
+    plan = small_plan(name, {"algorithm.optimizer": optimizer})
+    cfg, model, algorithm, host = plan.cfg.algorithm, plan.model, plan.algorithm, block(plan, [1])
+    data = trees.row(host.data, 0)
+    batch = trees.tree_map(lambda leaf: leaf[:48] if leaf.ndim else leaf, data)
+    down = algorithm.broadcast(cfg, model, plan.initial_server(), [1])
+    local = algorithm.begin(cfg, model, trees.row(host.states, 0), down, data)
+    for _ in range(7):
+        local, _ = algorithm.adapt(cfg, model, trees.tree_map(torch.clone, local), batch, torch.zeros(0))
+    theta = local.net.theta if name == "fedrep" else local.theta
+    assert torch.equal(theta[model.rest(personal)], down.theta)
+    assert (theta - plan.initial_server().theta)[model.part(personal)].abs().max() > 1e-3
