@@ -27,12 +27,10 @@ def advance(
 
 
 class LocalCohort:
-    """All clients in this process."""
+    """All clients in this process: those of a block, or of the plan's dataset."""
 
-    def __init__(self, plan: Plan, backend: str = "auto", device: str = "cpu"):
-        ids = range(plan.clients)
-        shards = data.shards(data.load(plan.cfg.data), plan.partition, ids)
-        self.block = Block(plan, ids, shards, backend, device)
+    def __init__(self, plan: Plan, backend: str = "auto", device: str = "cpu", block: Block | None = None):
+        self.block = block or _hosted(plan, backend, device)
 
     def train(self, round: int, ids: Sequence[int], down: Any) -> list[TrainReply]:
         return [self.block.train(round, ids, down)]
@@ -51,6 +49,11 @@ class LocalCohort:
 
     def save(self, folder: str) -> list[File]:
         return checkpoint.write_clients(folder, self.block.ids, self.block.states)
+
+
+def _hosted(plan: Plan, backend: str, device: str) -> Block:
+    ids = range(plan.clients)
+    return Block(plan, ids, data.shards(data.load(plan.cfg.data), plan.partition, ids), backend, device)
 
 
 class LocalFederation:

@@ -55,7 +55,9 @@ class Plan(NamedTuple):
         """What the algorithm may know of this federation."""
         cfg, shard = self.cfg, max(len(indices) for indices in self.partition.train)
         assert cfg.clients_per_round is not None
-        return Facts(len(self.members), cfg.clients_per_round, cfg.rounds, cfg.local_steps, cfg.batch_size, shard)
+        return Facts(
+            len(self.members) or self.clients, cfg.clients_per_round, cfg.rounds, cfg.local_steps, cfg.batch_size, shard
+        )
 
     @property
     def personal(self) -> bool:

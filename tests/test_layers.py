@@ -19,7 +19,7 @@ LAYERS = (
     "actors",
     "tune",
     "play",
-    "launch studies",
+    "launch studies newcomers",
 )  # from the bottom up
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names.split()}
 OURS = ("fedray", "actors", "tune")
