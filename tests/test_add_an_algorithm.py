@@ -27,4 +27,4 @@ def test_the_file_of_the_guide_is_an_algorithm(tmp_path):
         timeout=300,
     )
     assert found.returncode == 0, found.stdout + found.stderr
-    assert int(re.search(r"(\d+) passed", found.stdout)[1]) > 10
+    assert int(re.search(r"(\d+) passed", found.stdout)[1]) >= 10
