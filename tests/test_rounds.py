@@ -69,10 +69,10 @@ def test_a_federation_does_not_depend_on_where_its_clients_live(name):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_algorithm_learns_within_three_rounds(name):
-    plan = make_plan(Experiment(algorithm=registry.algorithms()[name].config(), rounds=3))
+def test_every_algorithm_learns_within_six_rounds(name):
+    plan = make_plan(Experiment(algorithm=registry.algorithms()[name].config(), rounds=6))
     found = list(LocalFederation(plan))
-    assert [r.round for r in found] == [1, 2, 3]
+    assert [r.round for r in found] == [1, 2, 3, 4, 5, 6]
     for kind, chance in (("personal", 0.2), ("global_", 0.1)):
         if getattr(found[-1], kind) is not None:
             accuracy = [metrics.summarize(metrics.pooled(getattr(r, kind))).accuracy for r in found]
