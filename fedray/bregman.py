@@ -113,8 +113,9 @@ def proximal(
         value, slope = gradient(theta)
         first = value if first is None else first
         own = family.dual(theta)
-        slope = torch.add(slope, own - natural, alpha=lam)
-        theta = family.mean(own.sub(slope, alpha=rate)) if dual else theta.sub(slope, alpha=rate)
+        # One vector written twice, as these passes over memory are what a step costs beside the gradient.
+        moved = (own if dual else theta).sub(slope, alpha=rate).sub_(own - natural, alpha=rate * lam)
+        theta = family.mean(moved) if dual else moved
     assert first is not None
     return theta, first
 

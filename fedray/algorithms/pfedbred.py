@@ -148,11 +148,12 @@ def mean(cfg: PFedBreD, gradient: Gradient, local: Local, batches: tuple[Batch, 
     """
     w = start = local.w
     if cfg.strategy in ("fo", "mg"):
-        start = w - cfg.eta_a * gradient(w, batches[-1])[1]
+        start = w.sub(gradient(w, batches[-1])[1], alpha=cfg.eta_a)
     if cfg.strategy in ("mg_c4", "mh"):
         ahead = cfg.eta_a if cfg.eta_tilde is None else cfg.eta_tilde
-        start = w - cfg.eta_a * gradient(w - ahead * gradient(w, batches[0])[1], batches[-1])[1]
-    mu = start if cfg.strategy == "fo" else start - cfg.eta * (local.w_mem - local.theta)
+        probe = w.sub(gradient(w, batches[0])[1], alpha=ahead)
+        start = w.sub(gradient(probe, batches[-1])[1], alpha=cfg.eta_a)
+    mu = start if cfg.strategy == "fo" else start.sub(local.w_mem - local.theta, alpha=cfg.eta)
     w = start if cfg.strategy == "mh" else w
     return Mean(w, start, mu, mu if cfg.residual == "mu" else w)
 
@@ -168,7 +169,7 @@ def iterate(
         lambda at: gradient(at, batch), prior, cfg.lam, start, place.mu, cfg.alpha, cfg.inner_steps,
         cfg.coordinates == "dual",
     )  # fmt: skip
-    w = place.w - cfg.alpha_m * envelope_gradient(prior, cfg.lam, place.anchor, theta)
+    w = place.w.sub(envelope_gradient(prior, cfg.lam, place.anchor, theta), alpha=cfg.alpha_m)
     return Local(w, theta, local.w_mem, local.r + 1), Info(nll)
 
 
