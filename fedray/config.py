@@ -81,7 +81,11 @@ class Experiment:
     clients: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """Number of clients; by default the paper's for the dataset (10; 20 for cifar10)."""
     clients_per_round: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """Clients that train in a round; by default the paper's for the dataset (all; 10 of 20 for cifar10)."""
+    """Clients that train in a round and are averaged; by default the paper's for the dataset (all; 10 of 20 for
+    cifar10)."""
+    train_all: bool = False
+    """Train every client in every round; only the uploads of those selected are averaged. For methods that keep
+    something on the client (pFedBreD's tables); for others it changes nothing but the time."""
     novel_clients: int = 0
     """Clients held out of the federation, the last ones; after its rounds they adapt their personal factors alone."""
     adapt_rounds: int = 10

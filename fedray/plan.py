@@ -127,7 +127,7 @@ def make_plan(cfg: Experiment, dataset: Dataset | None = None) -> Plan:
             f"fedray.algorithms ({', '.join(registry.algorithms())})"
         )
     cfg = resolve(cfg)
-    algorithm = registry.algorithms()[registry.algorithm_name(cfg.algorithm)]
+    algorithm = registry.algorithm_of(cfg.algorithm)
     selection = registry.pick(registry.selections(), "--selection", cfg.selection)
     require(
         selection.score is None or selection.score in algorithm.scores,

@@ -96,12 +96,13 @@ def _average(kind: str, rows: Sequence[Mapping[str, float]]) -> dict[str, float]
 def protocol(plan: Plan, rounds: Sequence[int]) -> dict[str, Any]:
     """What the numbers mean: which models, rounds, clients, draws and data."""
     cfg, samples = plan.cfg, plan.cfg.predict_samples
+    trained = f"all trained, {cfg.clients_per_round} averaged" if cfg.train_all else f"{cfg.clients_per_round} trained"
     span = f"round {rounds[0]}" if len(rounds) == 1 else f"mean of {len(rounds)} evaluations"
     return {
         "rounds": f"{span}, rounds {rounds[0]}-{rounds[-1]}" if len(rounds) > 1 else span if rounds else "none",
-        "personal": "each client's own model after local training, on its own test shard" if plan.personal else None,
+        "personal": f"{plan.algorithm.personal}, on its own test shard" if plan.personal else None,
         "global": "the aggregated model on every client's test shard" if plan.algorithm.predict_global else None,
-        "clients": f"all {len(plan.members)} evaluated, {cfg.clients_per_round} trained per round",
+        "clients": f"all {len(plan.members)} evaluated, {trained} per round",
         **({"novel": _held_out(plan)} if plan.novel else {}),
         "prediction": f"average of {samples} posterior draws" if samples else "mean weights",
         "pooling": "sums over all test examples of all clients",

@@ -196,13 +196,13 @@ def load(folder: str | Path) -> Predictor:
     try:
         described = json.loads((folder / "config.json").read_text())
         name, shape = described["algorithm"], described["data"]
-        algorithm = registry.pick(registry.algorithms(), "algorithm", name)
         cfg = experiment_of(name, described["experiment"])
     except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise FedRayError(
             f"{folder / 'config.json'} cannot be read ({error}); give the folder of a finished run"
         ) from None
     model = models.build(cfg.model.name, cfg.model.hidden, tuple(shape["input_shape"]), shape["classes"])
+    algorithm = registry.algorithm_of(cfg.algorithm)
     selection = registry.pick(registry.selections(), "--selection", cfg.selection)
     plan = Plan(cfg, algorithm, selection, model, partition.load(folder / "partition.npz"), shape["scale"])
     server = plan.initial_server()

@@ -57,12 +57,14 @@ def play_round(plan: Plan, state: State, cohort: Cohort, skip: bool = False) -> 
     ids, selection = plan.selection.select(
         state.selection, scores, len(plan.members), cfg.clients_per_round, plan.stream("select", 0, round)
     )
-    down = algorithm.broadcast(cfg.algorithm, plan.model, state.server, ids)
-    replies, failures = _checked(ids, cohort.train(round, ids, down), skip)
+    asked = tuple(plan.members) if cfg.train_all else ids
+    down = algorithm.broadcast(cfg.algorithm, plan.model, state.server, asked)
+    replies, failures = _checked(asked, cohort.train(round, asked, down), skip)
     trained = time.perf_counter()
-    ids = tuple(i for reply in replies for i in reply.ids)
-    ups = trees.concatenate([reply.up for reply in replies])
-    n = torch.cat([reply.examples for reply in replies if reply.examples is not None])
+    chosen = _only(ids, replies, failures)
+    ids = tuple(i for reply in chosen for i in reply.ids)
+    ups = trees.concatenate([reply.up for reply in chosen])
+    n = torch.cat([reply.examples for reply in chosen if reply.examples is not None])
     server = algorithm.aggregate(cfg.algorithm, plan.model, state.server, ids, ups, n)
     aggregated = time.perf_counter()
     personal = global_ = None
@@ -73,14 +75,14 @@ def play_round(plan: Plan, state: State, cohort: Cohort, skip: bool = False) -> 
     now = time.perf_counter()
     metrics = RoundMetrics(
         round=round,
-        participants=tuple(ids),
+        participants=ids,
         train=_train_means(replies),
         personal=personal,
         global_=global_,
         seconds={"train": trained - began, "aggregate": aggregated - trained, "evaluate": now - aggregated,
                  "round": now - began},
         bytes_up=payload_bytes(ups, plan),
-        bytes_down=payload_bytes(down, plan) * (1 if algorithm.down_per_client else len(ids)),
+        bytes_down=payload_bytes(down, plan) * (1 if algorithm.down_per_client else sum(len(r.ids) for r in replies)),
         spotlights=spotlights,
         failures=failures,
     )  # fmt: skip
@@ -128,6 +130,19 @@ def _checked(
     return good, tuple(f._replace(action=f.action or "left out") for f in failures)
 
 
+def _only(ids: Sequence[int], replies: Sequence[TrainReply], failures: Sequence[Failure]) -> list[TrainReply]:
+    """The replies of the selected clients alone, where others were trained too."""
+    kept = []
+    for reply in replies:
+        index = [row for row, i in enumerate(reply.ids) if i in ids]
+        if index:
+            up, examples, info = trees.rows((reply.up, reply.examples, reply.info), index)
+            kept.append(TrainReply(reply.round, tuple(reply.ids[row] for row in index), up, examples, info))
+    if not kept:
+        raise TrainingError(_why(failures))
+    return kept
+
+
 def _why(failures: Sequence[Failure]) -> str:
     first = next(failure for failure in failures if not failure.action or failure.action == "left out")
     text = (
@@ -163,7 +178,7 @@ def _gather_spotlights(evals: Sequence[EvalReply]) -> tuple[Spotlight, ...]:
 
 
 def _train_means(replies: Sequence[TrainReply]) -> Mapping[str, float]:
-    """Mean of every info scalar over participants and steps, and its value at the first and last step."""
+    """Mean of every info scalar over clients and steps, and its value at the first and last step."""
     means = {}
     for name, values in trees.named_leaves(trees.concatenate([reply.info for reply in replies])):
         values = values.double()

@@ -14,6 +14,7 @@ import pytest
 
 import fedray
 from fedray.launch import main, parse
+from tests.helpers import ALGORITHMS
 
 FAST = ["--runtime", "local", "--rounds", "2", "--local-steps", "2", "--tracking.uri", "none"]
 
@@ -38,7 +39,7 @@ def refused(argv: list[str], capfd: pytest.CaptureFixture[str]) -> str:
 
 
 BAD = {
-    "algorithm": (["pfedbayess"], ["pfedbayess", "fedavg, fedprox, pfedbayes"]),
+    "algorithm": (["pfedbayess"], ["pfedbayess", *ALGORITHMS]),
     "option": (["--zetta", "3"], ["--zetta", "--zeta"]),
     "option of another algorithm": (["fedavg", "--zeta", "3"], ["--zeta"]),
     "value": (["--rounds", "ten"], ["rounds", "ten"]),
