@@ -19,13 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedray import evaluation, trees
-from fedray.data import Shard
+from fedray import deviation, evaluation, trees
+from fedray.data import Dataset, Shard
 from fedray.fuse import check_compiler, fusing
 from fedray.messages import bad_rows, not_finite
 from fedray.plan import Plan
 from fedray.rng import Passes
-from fedray.types import Batch, EvalReply, Failure, TrainReply, require
+from fedray.types import Batch, ClassLosses, EvalReply, Failure, TrainReply, require
 
 BACKENDS = ("auto", "loop", "vmap", "compiled")
 SMALL = 40_000  # parameters: on CPU, stacking saves the calls of small networks and loses the cache for larger ones
@@ -176,6 +176,10 @@ class Block:
     def evaluate(self, round: int, view: Any, spotlight: bool) -> EvalReply:
         """Evaluation sums of every hosted client; with ``spotlight`` also one image's draws for the figure."""
         return evaluation.evaluate(self, round, view, spotlight)
+
+    def class_losses(self, round: int, view: Any, dataset: Dataset) -> ClassLosses:
+        """Sums by class of every hosted client's personal model, on its own test shard and on those of all clients."""
+        return deviation.class_losses(self, round, view, dataset)
 
     def probe(self, score: str, stage: int, view: Any, message: Any) -> Tensor:
         """The replies of the hosted clients in a stage of a score, [K, ...]."""
