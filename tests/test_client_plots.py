@@ -116,8 +116,9 @@ def test_the_loss_deviation_of_a_client_stands_over_its_test_examples():
     assert [bar.get_height() for bar in mine] == [20, 0, 5]
     assert bars.get_yscale() == "log"
     assert lines.get_zorder() > bars.get_zorder()
-    (second, _) = drawn(deviation_figure([Curve("", deviations(), looks[0])], client=1))
+    (second, bars) = drawn(deviation_figure([Curve("", deviations(), looks[0])], client=1))
     np.testing.assert_allclose(second.lines[0].get_ydata(), [1, 2, 3])
+    assert [bar.get_height() for bar in bars.containers[1]] == [10, 30, 0]
 
 
 def test_every_figure_is_drawn_and_none_from_nothing(tmp_path: Path):
