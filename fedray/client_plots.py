@@ -24,7 +24,7 @@ LIGHT, DARK = "#E2E2E2", "#BDBDBD"
 Rows = Sequence[Mapping[str, str]]  # of a CSV file
 
 
-class Curve(NamedTuple):
+class DeviationCurve(NamedTuple):
     """The loss deviation of a run, and how its lines look."""
 
     name: str
@@ -38,7 +38,7 @@ def draw_all(folder: Path) -> list[Path]:
         "reliability_clients": lambda path: reliability_figure(table(path / "client_calibration.csv")),
         "uncertainty_clients": lambda path: uncertainty_figure(table(path / "clients.csv")),
         "loss_deviation": lambda path: deviation_figure(
-            [Curve("", table(path / TABLE), {"color": COLOURS["personal"], "marker": "o"})]
+            [DeviationCurve("", table(path / TABLE), {"color": COLOURS["personal"], "marker": "o"})]
         ),
     }
     paths = [save(folder, f"{name}.png", make) for name, make in makers.items()]
@@ -152,7 +152,7 @@ def _draw_uncertainty(ax: Axes, models: Sequence[str], values: Sequence[np.ndarr
     ax.grid(visible=False, axis="x")
 
 
-def deviation_figure(curves: Sequence[Curve], client: int = 0) -> Figure | None:
+def deviation_figure(curves: Sequence[DeviationCurve], client: int = 0) -> Figure | None:
     """ΔG and ΔL (nats) of one client by class, a pair of lines per run, over its and all clients' test examples."""
     curves = [curve for curve in curves if curve.rows]
     if not curves:

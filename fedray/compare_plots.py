@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fedray import client_plots, plots, report
-from fedray.client_plots import Curve as Deviation
+from fedray.client_plots import DeviationCurve
 from fedray.runs import DOWN, SECONDS, UP
 
 if TYPE_CHECKING:
@@ -180,7 +180,9 @@ def deviation_figure(series: Sequence[Series]) -> Figure | None:
         look = _look(index)
         rows = next((table for table in each.deviation if table), [])
         if rows and (not curves or _examples(rows) == _examples(curves[0].rows)):
-            curves.append(Deviation(each.name, rows, {key: look[key] for key in ("color", "marker", "markersize")}))
+            curves.append(
+                DeviationCurve(each.name, rows, {key: look[key] for key in ("color", "marker", "markersize")})
+            )
     return client_plots.deviation_figure(curves)
 
 

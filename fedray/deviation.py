@@ -12,7 +12,6 @@ and returns sums. Where clients own their data there is no such union, and no su
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -78,13 +77,16 @@ def deviations(losses: ClassLosses) -> Deviations:
 
 
 def rows(losses: ClassLosses) -> list[dict[str, Any]]:
-    """One row per client and class for loss_deviation.csv; what a client or the federation lacks is empty."""
-    found, (clients, classes) = deviations(losses), losses.own.shape
+    """One row per client and class for loss_deviation.csv; what a client or the federation lacks is empty.
+
+    A model that diverged shows as nan.
+    """
+    (clients, classes), examples = losses.own.shape, (losses.own, losses.union) * 2
+    columns = list(zip(COLUMNS, deviations(losses), examples, strict=True))
     table = []
     for i in range(clients):
         for c in range(classes):
             counts = {"train_examples": int(losses.train[i, c]), "test_examples": int(losses.own[i, c])}
-            values = {name: float(field[i, c]) for name, field in zip(COLUMNS, found, strict=True)}
-            shown = {name: "" if math.isnan(value) else value for name, value in values.items()}
-            table.append({"client": i, "class": c} | counts | shown)
+            values = {name: float(value[i, c]) if count[i, c] else "" for name, value, count in columns}
+            table.append({"client": i, "class": c} | counts | values)
     return table

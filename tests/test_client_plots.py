@@ -10,7 +10,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 from fedray import client_plots, plots, report
-from fedray.client_plots import Curve, deviation_figure, reliability_figure, uncertainty_figure
+from fedray.client_plots import DeviationCurve, deviation_figure, reliability_figure, uncertainty_figure
 from fedray.federation import LocalFederation
 from tests.helpers import small_plan
 
@@ -103,7 +103,9 @@ def deviations(offset=0.0):
 
 def test_the_loss_deviation_of_a_client_stands_over_its_test_examples():
     looks = [{"color": "#0072B2", "marker": "o"}, {"color": "#D55E00", "marker": "s"}]
-    figure = deviation_figure([Curve("a", deviations(), looks[0]), Curve("b", deviations(0.5), looks[1])])
+    figure = deviation_figure(
+        [DeviationCurve("a", deviations(), looks[0]), DeviationCurve("b", deviations(0.5), looks[1])]
+    )
     lines, bars = drawn(figure)
     curves = {line.get_label(): line for line in lines.lines}
     for name, offset in (("a", 0.0), ("b", 0.5)):
@@ -116,7 +118,7 @@ def test_the_loss_deviation_of_a_client_stands_over_its_test_examples():
     assert [bar.get_height() for bar in mine] == [20, 0, 5]
     assert bars.get_yscale() == "log"
     assert lines.get_zorder() > bars.get_zorder()
-    (second, bars) = drawn(deviation_figure([Curve("", deviations(), looks[0])], client=1))
+    (second, bars) = drawn(deviation_figure([DeviationCurve("", deviations(), looks[0])], client=1))
     np.testing.assert_allclose(second.lines[0].get_ydata(), [1, 2, 3])
     assert [bar.get_height() for bar in bars.containers[1]] == [10, 30, 0]
 

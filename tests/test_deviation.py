@@ -60,6 +60,9 @@ def test_two_clients_by_hand():
                      "L": 1, "G": 2, "dL": -0.75, "dG": -0.5}  # fmt: skip
     assert list(last.values()) == [1, 2, 0, 0, "", "", "", ""]
     assert list(rows(TOY)[4].values()) == [1, 1, 0, 0, "", 2.5, "", 1]
+    diverged = rows(TOY._replace(own_nll=table([nan, 2, 0], [12, 0, 0])))
+    assert all(math.isnan(value) for value in (diverged[0]["L"], diverged[0]["dL"], diverged[3]["dL"]))
+    assert (diverged[0]["G"], diverged[1]["L"], diverged[4]["L"]) == (2, 0.5, "")
 
 
 def test_what_is_above_and_below_the_mean_cancels(plan, played):
