@@ -23,7 +23,7 @@ from fedray.checkpoint import Checkpoint, Store, newest
 from fedray.config import Execution
 from fedray.plan import Plan
 from fedray.rounds import Snapshot, State
-from fedray.types import Failure, FedRayError, RoundMetrics, RunError
+from fedray.types import ClassLosses, Failure, FedRayError, RoundMetrics, RunError
 
 PLACEMENT_SECONDS = 120.0  # how long a cluster in use may take to free what fits it
 WATCH_SECONDS = 5.0  # between two looks at a reservation
@@ -76,6 +76,10 @@ class RayFederation:
     def snapshot(self) -> Snapshot:
         """The server's and the clients' states now."""
         return trees.to_torch(self._recovering(lambda: self._get(self.server.snapshot.remote())))
+
+    def class_losses(self) -> ClassLosses:
+        """What the loss deviation is made of, of the personal models now."""
+        return trees.to_torch(self._recovering(lambda: self._get(self.server.class_losses.remote())))
 
     def history(self) -> State:
         """The server's state with the measures of the rounds so far."""

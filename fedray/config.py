@@ -60,13 +60,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         check_choices(self)
         remedy = "use --model.name mclr for a network without hidden layers"
-        require(
-            all(isinstance(width, int) and width >= 1 for width in self.hidden),
-            "model.hidden",
-            self.hidden,
-            "a layer has units",
-            remedy,
-        )
+        ok = all(isinstance(width, int) and width >= 1 for width in self.hidden)
+        require(ok, "model.hidden", self.hidden, "a layer has units", remedy)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +165,10 @@ class Execution:
     stops the run, or is left out of the round (skip), which changes the numbers; abort stops at once."""
     round_timeout: Annotated[float | None, tyro.conf.arg(metavar="SECONDS")] = None
     """Seconds after which an actor that has not answered counts as hanging; by default it is waited for."""
+    loss_deviation: bool = False
+    """After the last round, write the loss deviation of the personal models by class (pFedBreD). For simulations only:
+    every process reads the test examples of all clients from the dataset's files. Costs as much as evaluating the
+    personal models as many times as there are clients."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 

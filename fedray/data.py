@@ -115,10 +115,11 @@ def partition_for(cfg: Experiment, labels: np.ndarray, classes: int, rng: np.ran
 
 def shards(dataset: Dataset, partition: parts.Partition, ids: Sequence[int]) -> list[Shard]:
     """The shards of the clients ``ids``; x = (v/scale - 0.5)/0.5, constants, so that no test data leak."""
-    return [Shard(*_examples(dataset, partition.train[i]), *_examples(dataset, partition.test[i])) for i in ids]
+    return [Shard(*examples(dataset, partition.train[i]), *examples(dataset, partition.test[i])) for i in ids]
 
 
-def _examples(dataset: Dataset, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+def examples(dataset: Dataset, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+    """The examples of the given positions, x normalised."""
     x = torch.from_numpy(dataset.x[indices]).float()  # advanced indexing copies: the dataset stays as it is
     if dataset.scale is not None:
         x.div_(dataset.scale).sub_(0.5).div_(0.5)

@@ -12,7 +12,7 @@ from fedray.checkpoint import Checkpoint, File, Store
 from fedray.local import Block, numerics
 from fedray.plan import Plan
 from fedray.rounds import Snapshot, State, play_round, start
-from fedray.types import Cohort, EvalReply, RoundMetrics, TrainReply
+from fedray.types import ClassLosses, Cohort, EvalReply, RoundMetrics, TrainReply
 
 
 def advance(
@@ -37,6 +37,9 @@ class LocalCohort:
 
     def evaluate(self, round: int, view: Any, spotlight: bool) -> list[EvalReply]:
         return [self.block.evaluate(round, view, spotlight)]
+
+    def class_losses(self, round: int, view: Any) -> ClassLosses:
+        return self.block.class_losses(round, view, data.load(self.block.plan.cfg.data))
 
     def probe(self, score: str, stage: int, view: Any, message: Any) -> Tensor:
         return self.block.probe(score, stage, view, message)
@@ -93,6 +96,11 @@ class LocalFederation:
     def snapshot(self) -> Snapshot:
         """The server's and the clients' states now."""
         return Snapshot(self.state.server, self.cohort.snapshot())
+
+    def class_losses(self) -> ClassLosses:
+        """What the loss deviation is made of, of the personal models now."""
+        with numerics():
+            return self.cohort.class_losses(self.state.round, self.plan.view(self.state.server))
 
     def history(self) -> State:
         """The server's state with the measures of the rounds so far."""

@@ -19,20 +19,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedray import metrics, trees
-from fedray.data import Shard
+from fedray import deviation, evaluation, trees
+from fedray.data import Dataset, Shard
 from fedray.fuse import check_compiler, fusing
 from fedray.messages import bad_rows, not_finite
 from fedray.plan import Plan
 from fedray.rng import Passes
-from fedray.types import Batch, EvalReply, EvalStats, Failure, Spotlight, TrainReply, require
+from fedray.types import Batch, ClassLosses, EvalReply, Failure, TrainReply, require
 
 BACKENDS = ("auto", "loop", "vmap", "compiled")
 SMALL = 40_000  # parameters: on CPU, stacking saves the calls of small networks and loses the cache for larger ones
 CHUNK = 32  # clients stacked at a time on CPU
-EVAL_ROWS = 1000  # test examples predicted at a time
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
-SPOTLIGHT_DRAWS = 100  # posterior draws of the uncertainty figure
 
 
 @contextlib.contextmanager
@@ -183,29 +181,11 @@ class Block:
 
     def evaluate(self, round: int, view: Any, spotlight: bool) -> EvalReply:
         """Evaluation sums of every hosted client; with ``spotlight`` also one image's draws for the figure."""
-        algorithm, samples, personal, overall, looks = (
-            self.plan.algorithm,
-            self.plan.cfg.predict_samples,
-            [],
-            [],
-            [],
-        )
-        # One stream for all clients: the global model is one predictor.
-        shared = self.plan.prediction_noise(samples, "predict-global", 0, round).to(self.device)
-        present = self.plan.novel if self.plan.adapting(round) else self.plan.members
-        rows = [k for k, i in enumerate(self.ids) if i in present]
-        for k in rows:
-            if algorithm.predict_global is not None:
-                overall.append(self._sums(k, self._predictor(algorithm.predict_global, view, shared)))
-            if algorithm.predict_personal is not None:
-                model = self._personalize(k, round, view)
-                own = self._prediction_noise(k, round, samples)
-                personal.append(self._sums(k, self._predictor(algorithm.predict_personal, model, own)))
-                looks += [self._look(k, round, model)] if spotlight else []
-        sums = [trees.tree_map(Tensor.cpu, trees.stack(stats)) if stats else None for stats in (personal, overall)]
-        ids = tuple(self.ids[k] for k in rows)
-        look = Spotlight(round, ids, *map(torch.stack, zip(*looks, strict=True))) if looks else None
-        return EvalReply(round, ids, sums[0], sums[1], look)
+        return evaluation.evaluate(self, round, view, spotlight)
+
+    def class_losses(self, round: int, view: Any, dataset: Dataset) -> ClassLosses:
+        """Sums by class of every hosted client's personal model, on its own test shard and on those of all clients."""
+        return deviation.class_losses(self, round, view, dataset)
 
     def probe(self, score: str, stage: int, view: Any, message: Any) -> Tensor:
         """The replies of the hosted clients in a stage of a score, [K, ...]."""
@@ -215,32 +195,6 @@ class Block:
             probe = plan.algorithm.scores[score][stage].probe
             replies.append(probe(plan.cfg.algorithm, plan.model, client, view, message, data))
         return torch.stack(replies).cpu()
-
-    def _personalize(self, k: int, round: int, view: Any) -> Any:
-        plan = self.plan
-        shape = plan.algorithm.personal_noise(plan.cfg.algorithm, plan.model, self._facts)
-        noise = plan.stream("personalize", self.ids[k], round).normal(shape).to(self.device)
-        client, data = trees.row(self.states, k), trees.row(self.data, k)
-        return plan.algorithm.personalize(plan.cfg.algorithm, plan.model, client, view, data, noise)
-
-    def _prediction_noise(self, k: int, round: int, samples: int) -> Tensor:
-        return self.plan.prediction_noise(samples, "predict", self.ids[k], round).to(self.device)
-
-    def _predictor(self, function: Callable[..., Tensor], model: Any, noise: Tensor) -> Callable[[Tensor], Tensor]:
-        return lambda x: function(self.plan.cfg.algorithm, self.plan.model, model, x, noise)
-
-    def _sums(self, k: int, predict: Callable[[Tensor], Tensor]) -> EvalStats:
-        x, y = self.test[k]
-        pieces = zip(x.split(EVAL_ROWS), y.split(EVAL_ROWS), strict=True)
-        return metrics.pooled(trees.stack([metrics.evaluate(predict(a), b) for a, b in pieces]))
-
-    def _look(self, k: int, round: int, model: Any) -> tuple[Tensor, Tensor]:
-        """Label and predictive draws [M, C] of the client's first test example."""
-        x, y = self.test[k]
-        predict = self.plan.algorithm.predict_personal
-        assert predict is not None
-        noise = self._prediction_noise(k, round, SPOTLIGHT_DRAWS)
-        return y[0].cpu(), self._predictor(predict, model, noise)(x[:1])[:, 0].exp().cpu()
 
 
 def padded(shard: Shard, size: int) -> Batch:

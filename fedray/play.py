@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedray import checkpoint, registry, report, runfolder, status, stores, tracking
+from fedray import checkpoint, deviation, registry, report, runfolder, status, stores, tracking
 from fedray.checkpoint import Checkpoint, Store
 from fedray.config import Execution, Experiment, fingerprint, flatten, to_dict
 from fedray.federation import LocalFederation
@@ -71,6 +71,8 @@ def run(request: Request, tags: Mapping[str, str] | None = None) -> Outcome:
     """
     check_packages()
     plan = make_plan(request.experiment)
+    if request.execution.loss_deviation:
+        deviation.check(plan)
     if request.preset:
         say(f"warning: {plan.algorithm.presets[request.preset].warning}")
     note = runfolder.read(request.resume) if request.resume else None
@@ -133,6 +135,9 @@ def _play(run: Run) -> Outcome:
             advance(values)
         seconds = time.perf_counter() - began + sum(row["time/round_seconds"] for row in before)
         snapshot, history = federation.snapshot(), federation.history()
+        if request.execution.loss_deviation:
+            say("loss deviation: every personal model predicts the test examples of all clients")
+            run.writer.table(deviation.TABLE, deviation.rows(federation.class_losses()))
     summary = report.summarize(plan, history.rows, tracker.run_id, seconds)
     _write(run, summary, snapshot, history, evaluated, failures)
     tracker.finish("FINISHED", run.folder)
@@ -161,7 +166,7 @@ def _write(
     failures: Sequence[Failure],
 ) -> None:
     """The result in the run's folder, instead of its checkpoints."""
-    from fedray import plots
+    from fedray import client_plots, plots
 
     writer = run.writer
     writer.run(run.plan, snapshot, history.spotlights)
@@ -170,10 +175,12 @@ def _write(
     if evaluated is not None:
         writer.table("clients.csv", report.client_rows(evaluated, run.plan))
         writer.table("calibration.csv", report.calibration_rows(evaluated))
+        writer.table("client_calibration.csv", report.client_calibration_rows(evaluated))
     if failures:
         writer.table("failures.csv", [failure._asdict() for failure in failures])
     try:
         plots.draw_all(writer.folder)
+        client_plots.draw_all(writer.folder)
     except Exception as error:  # a figure must not cost the result
         say(f"warning: the figures could not be drawn ({error}); the data for them are in the result")
     run.tracker.flush()

@@ -46,14 +46,26 @@ def client_rows(round: RoundMetrics, plan: Plan) -> list[dict[str, Any]]:
 
 def calibration_rows(round: RoundMetrics) -> list[dict[str, Any]]:
     """Count, mean confidence and accuracy of every confidence bin, pooled over clients; empty bins have no means."""
+    pooled = [(kind, metrics.pooled(stats)) for kind, stats in _kinds(round) if stats is not None]
+    return [{"model": kind} | row for kind, stats in pooled for row in _bins(stats)]
+
+
+def client_calibration_rows(round: RoundMetrics) -> list[dict[str, Any]]:
+    """The same of every client by itself."""
+    by_client = [
+        (kind, i, EvalStats(*fields))
+        for kind, stats in _kinds(round)
+        if stats is not None
+        for i, fields in enumerate(zip(*stats, strict=True))
+    ]
+    return [{"model": kind, "client": i} | row for kind, i, stats in by_client for row in _bins(stats)]
+
+
+def _bins(stats: EvalStats) -> list[dict[str, Any]]:
     rows = []
-    for kind, stats in _kinds(round):
-        if stats is None:
-            continue
-        pooled = metrics.pooled(stats)
-        for b, n in enumerate(pooled.bin_count.tolist()):
-            means = (float(pooled.bin_confidence[b]) / n, float(pooled.bin_correct[b]) / n) if n else ("", "")
-            rows.append({"model": kind, "bin": b, "count": int(n), "confidence": means[0], "accuracy": means[1]})
+    for b, n in enumerate(stats.bin_count.tolist()):
+        means = (float(stats.bin_confidence[b]) / n, float(stats.bin_correct[b]) / n) if n else ("", "")
+        rows.append({"bin": b, "count": int(n), "confidence": means[0], "accuracy": means[1]})
     return rows
 
 

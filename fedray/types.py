@@ -225,6 +225,16 @@ class EvalReply(NamedTuple):
     spotlight: Spotlight | None
 
 
+class ClassLosses(NamedTuple):
+    """Of each client and class, what the loss deviation is made of: numbers of examples, and NLL in nats."""
+
+    train: Tensor  # [K, C] the client's training examples
+    own: Tensor  # [K, C] its test examples
+    own_nll: Tensor  # [K, C] Σ -log p̄(y) of its personal model over them
+    union: Tensor  # [K, C] the test examples of all clients, the same in every row
+    union_nll: Tensor  # [K, C] Σ -log p̄(y) of its personal model over those
+
+
 class RoundMetrics(NamedTuple):
     """All that one round reports. Rows of the evaluation sums are the clients of the federation, in order."""
 
@@ -256,6 +266,10 @@ class Cohort(Protocol):
 
         In a round of the federation, of its clients; in one of adaptation, of those that were held out.
         """
+        ...
+
+    def class_losses(self, round: int, view: Any) -> ClassLosses:
+        """The sums of every client's personal model, by class, on its own test shard and on those of all, [N, C]."""
         ...
 
     def probe(self, score: str, stage: int, view: Any, message: Any) -> Tensor:

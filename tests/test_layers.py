@@ -10,8 +10,9 @@ MATHS = (
     "models posteriors likelihood minibatches fuse stein bregman optim aggregate metrics rng partition trees tensors"
 )
 RUN_TIME = (
-    "registry config data plan messages local rounds federation checkpoint runfolder stores tracking plots cli "
-    "terminal compare result report cells runs groups published tables compare_plots compare_html status"
+    "registry config data plan messages evaluation deviation local rounds federation checkpoint runfolder stores "
+    "tracking plots client_plots cli terminal compare result report cells runs groups published tables compare_plots "
+    "compare_html status"
 )
 LAYERS = (
     "types",

@@ -96,6 +96,10 @@ def evaluated(actor: ClientActor, plan: Plan) -> Any:
     return [actor.evaluate(1, view, spotlight) for spotlight in (True, False)]
 
 
+def compared(actor: ClientActor, plan: Plan) -> Any:
+    return actor.class_losses(1, trees.to_numpy(plan.view(plan.initial_server()))) if plan.personal else None
+
+
 def asked(actor: ClientActor, plan: Plan) -> Any:
     server, replies = plan.initial_server(), []
     for score, stages in plan.algorithm.scores.items():
@@ -120,12 +124,13 @@ CLIENT_CASES: dict[str, Callable[[ClientActor, Plan], Any]] = {
     "train": lambda actor, plan: [trained(actor, plan), trained(actor, plan)],
     "restore": lambda actor, plan: actor.restore(trained(actor, plan)[1]),
     "evaluate": evaluated,
+    "class_losses": compared,
     "probe": asked,
     "snapshot": lambda actor, plan: actor.snapshot(),
     "save": saved,
     "pid": lambda actor, plan: actor.pid(),
 }
-SERVER_CASES = {"play", "snapshot", "history", "pid", "client_pids"}  # called without arguments
+SERVER_CASES = {"play", "snapshot", "class_losses", "history", "pid", "client_pids"}  # called without arguments
 
 
 def public(actor: type) -> set[str]:
@@ -172,7 +177,8 @@ def test_no_reply_of_a_client_actor_holds_a_private_example(algorithm: str) -> N
 def test_no_report_of_a_federation_holds_a_private_example(algorithm: str) -> None:
     plan = small_plan(algorithm)
     with LocalFederation(plan) as federation:
-        assert leaks([*federation, federation.snapshot()], secrets(plan)) == []
+        reports = [*federation, federation.snapshot(), federation.class_losses() if plan.personal else None]
+        assert leaks(reports, secrets(plan)) == []
 
 
 @pytest.mark.ray
