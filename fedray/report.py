@@ -8,7 +8,7 @@ from typing import Any
 
 from fedray import metrics, registry
 from fedray.plan import Plan
-from fedray.types import EvalStats, RoundMetrics
+from fedray.types import EvalStats, RoundMetrics, one_draw
 
 WINDOW = 10  # evaluations averaged at the end, of runs that are long enough: a tenth of the evaluations, at most ten
 MEASURES = ("accuracy", "nll", "ece", "mce", "brier", "entropy", "mutual_information", "worst_decile")
@@ -108,6 +108,7 @@ def _average(kind: str, rows: Sequence[Mapping[str, float]]) -> dict[str, float]
 def protocol(plan: Plan, rounds: Sequence[int]) -> dict[str, Any]:
     """What the numbers mean: which models, rounds, clients, draws and data."""
     cfg, samples = plan.cfg, plan.cfg.predict_samples
+    drawn = f"average of {samples} posterior draws" if samples else "mean weights"
     trained = f"all trained, {cfg.clients_per_round} averaged" if cfg.train_all else f"{cfg.clients_per_round} trained"
     span = f"round {rounds[0]}" if len(rounds) == 1 else f"mean of {len(rounds)} evaluations"
     return {
@@ -116,7 +117,7 @@ def protocol(plan: Plan, rounds: Sequence[int]) -> dict[str, Any]:
         "global": "the aggregated model on every client's test shard" if plan.algorithm.predict_global else None,
         "clients": f"all {len(plan.members)} evaluated, {trained} per round",
         **({"novel": _held_out(plan)} if plan.novel else {}),
-        "prediction": f"average of {samples} posterior draws" if samples else "mean weights",
+        "prediction": "one prediction, without draws" if plan.algorithm.predict_noise is one_draw else drawn,
         "pooling": "sums over all test examples of all clients",
         "dataset": cfg.data.name,
         "partition": describe_partition(plan),

@@ -80,6 +80,8 @@ def test_without_fine_tuning_there_is_no_personal_model():
         assert not plan.personal
         assert next(iter(LocalFederation(plan))).personal is None
         assert report.protocol(plan, [1])["personal"] is None
+        assert report.protocol(plan, [1])["prediction"] == "one prediction, without draws"
+    assert report.protocol(small_plan("pfedbayes"), [1])["prediction"] == "average of 3 posterior draws"
 
 
 def test_fine_tuned_the_global_model_is_personal():

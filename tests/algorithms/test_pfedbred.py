@@ -102,6 +102,16 @@ def test_c4_that_looks_nowhere_ahead_is_mg_on_its_second_minibatch():
     assert differing(run(again, kept(), stream), run(b, kept(), stream)) == []
 
 
+def test_one_minibatch_for_both_gradients_is_two_that_are_the_same():
+    batch = examples(9)
+    for strategy in ("mg_c4", "mh"):
+        one, two = (PFedBreD(strategy=strategy, same_batch=same) for same in (True, False))
+        assert (pfedbred.minibatches(one), pfedbred.minibatches(two)) == (1, 2)
+        a = pfedbred.step(one, MODEL, kept(), batch, NO_NOISE)
+        assert differing(a, pfedbred.step(two, MODEL, kept(), joined(batch, batch), NO_NOISE)) == []
+        assert differing(a, pfedbred.step(two, MODEL, kept(), joined(batches(2)[1], batch), NO_NOISE))
+
+
 def test_by_default_c4_looks_ahead_by_the_step_of_the_gradient():
     for strategy in ("mg_c4", "mh"):
         a, b = (PFedBreD(strategy=strategy, eta_a=0.3, eta_tilde=tilde) for tilde in (None, 0.3))
@@ -246,6 +256,14 @@ def test_a_gaussian_of_unit_variance_is_spherical_bit_for_bit_also_on_networks()
         a, b = (PFedBreD(prior=prior, **more) for prior, more in
                 (("gaussian", {"variance": variance}), ("spherical", {})))  # fmt: skip
         assert differing(run(a, kept(), batches(3)), run(b, kept(), batches(3))) == []
+
+
+def test_dual_steps_multiply_the_gradient_by_the_variances():
+    cfg = PFedMe(prior="gaussian", variance=(0.25,), coordinates="dual", inner_steps=1, alpha=0.2)
+    ((_, theta, _),) = run(cfg, fresh(weights("w")), batches(1))
+    ((_, plain, _),) = run(PFedMe(inner_steps=1, alpha=0.2 * 0.25), fresh(weights("w")), batches(1))
+    assert_close(theta, plain)
+    assert not torch.allclose(theta, weights("w"))
 
 
 def test_variances_belong_to_layers():
