@@ -52,10 +52,11 @@ class DataConfig:
 class ModelConfig:
     """The network."""
 
-    name: Literal["auto", "mlp", "mclr", "vgg"] = "auto"
-    """auto: the paper's network for the dataset (mlp; vgg for cifar10); mclr is multinomial logistic regression."""
+    name: Literal["auto", "mlp", "mclr", "dnn", "cnn", "vgg"] = "auto"
+    """auto: the paper's network for the dataset (mlp; vgg for cifar10); mclr is multinomial logistic regression, dnn
+    the mlp with leaky ReLUs, cnn two convolutions and three linear layers (BPFed; pFedBreD's CifarNet)."""
     hidden: tuple[int, ...] = (100,)
-    """Widths of the hidden layers of the mlp."""
+    """Widths of the hidden layers of the mlp or dnn."""
 
     def __post_init__(self) -> None:
         check_choices(self)

@@ -6,7 +6,6 @@ or stacked with others: the results are then bitwise equal on CPU. The padding h
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,6 @@ from fedray.rng import Stream
 from fedray.types import FedRayError
 
 ALIGN = 64
-VGG_WIDTHS = (16, 32, 64, 128, 128)  # pFedBayes: cfg [16, M, 32, M, 64, M, 128, M, 128, M]
 
 
 @dataclass(frozen=True)
@@ -159,37 +157,3 @@ def _affine(layer: nn.Linear | nn.Conv2d, x: Tensor, weight: Tensor, bias: Tenso
     if isinstance(layer, nn.Linear):
         return x @ weight + bias
     return torch.nn.functional.conv2d(x, weight, bias, layer.stride, layer.padding)  # type: ignore[arg-type]
-
-
-def mlp(input_shape: tuple[int, ...], hidden: Sequence[int], classes: int) -> Model:
-    """Fully connected ReLU network, 784-100-10 in the papers; no hidden layer makes it logistic regression."""
-    sizes = [math.prod(input_shape), *hidden, classes]
-    layers: list[nn.Module] = [nn.Flatten()]
-    with torch.device("meta"):  # the modules describe shapes; they hold no memory
-        for i, (a, b) in enumerate(itertools.pairwise(sizes)):
-            layers += [nn.ReLU(), nn.Linear(a, b)] if i else [nn.Linear(a, b)]
-    return Model(nn.Sequential(*layers), input_shape, classes)
-
-
-def vgg(input_shape: tuple[int, ...], classes: int) -> Model:
-    """pFedBayes's VGG: five 3x3 convolutions, each with ReLU and 2x2 pooling, and one linear layer.
-
-    No batch normalization: its running statistics would escape both the posterior and the aggregation.
-    """
-    if len(input_shape) != 3 or min(input_shape[1:]) < 32:
-        raise FedRayError(f"--model.name vgg: inputs of shape {input_shape} are too small; use images of at least "
-                          "32 x 32, or --model.name mlp")  # fmt: skip
-    widths, layers = [input_shape[0], *VGG_WIDTHS], []
-    pixels = (input_shape[1] // 32) * (input_shape[2] // 32)
-    with torch.device("meta"):
-        for before, after in itertools.pairwise(widths):
-            layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
-        head = nn.Linear(widths[-1] * pixels, classes)
-    return Model(nn.Sequential(*layers, nn.Flatten(), head), input_shape, classes)
-
-
-def build(name: str, hidden: Sequence[int], input_shape: tuple[int, ...], classes: int) -> Model:
-    """The model of a configuration: mlp, mclr or vgg."""
-    if name == "vgg":
-        return vgg(input_shape, classes)
-    return mlp(input_shape, hidden if name == "mlp" else (), classes)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedray import data, models, registry
+from fedray import data, networks, registry
 from fedray.config import Experiment, override
 from fedray.data import Dataset
 from fedray.models import Model
@@ -112,7 +112,7 @@ def make_plan(cfg: Experiment, dataset: Dataset | None = None) -> Plan:
     dataset = data.load(cfg.data) if dataset is None else dataset
     rng = Stream(cfg.seed, "partition").numpy
     partition = data.partition_for(cfg, dataset.y, dataset.classes, rng)
-    model = models.build(cfg.model.name, cfg.model.hidden, tuple(dataset.x.shape[1:]), dataset.classes)
+    model = networks.build(cfg.model.name, cfg.model.hidden, tuple(dataset.x.shape[1:]), dataset.classes)
     plan = Plan(cfg, algorithm, selection, model, partition, dataset.scale)
     plan.initial_server()  # the algorithm refuses here what it cannot run
     return plan

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedray import data, models, partition, registry, trees
+from fedray import data, networks, partition, registry, trees
 from fedray.config import to_dict
 from fedray.local import padded
 from fedray.plan import Plan
@@ -202,7 +202,7 @@ def load(folder: str | Path) -> Predictor:
         raise FedRayError(
             f"{folder / 'config.json'} cannot be read ({error}); give the folder of a finished run"
         ) from None
-    model = models.build(cfg.model.name, cfg.model.hidden, tuple(shape["input_shape"]), shape["classes"])
+    model = networks.build(cfg.model.name, cfg.model.hidden, tuple(shape["input_shape"]), shape["classes"])
     selection = registry.pick(registry.selections(), "--selection", cfg.selection)
     plan = Plan(cfg, algorithm, selection, model, partition.load(folder / "partition.npz"), shape["scale"])
     server = plan.initial_server()
