@@ -31,18 +31,24 @@ class DataConfig:
     """Folder that holds the dataset in torchvision's layout; by default $FEDRAY_DATA_ROOT or ~/.cache/fedray."""
     download: bool = False
     """Let torchvision download the dataset into the root when it is missing."""
-    partition: Literal["labels", "dirichlet", "iid"] = "labels"
-    """labels: a few classes per client; dirichlet: class shares drawn from Dir(alpha); iid: at random."""
+    partition: Literal["labels", "lognormal", "dirichlet", "iid"] = "labels"
+    """labels: a few classes per client, as in pFedBayes; lognormal: windows of classes (u + j) mod C with lognormal
+    sizes, as in pFedMe and pFedBreD; dirichlet: class shares drawn from Dir(alpha); iid: at random."""
     layout: Literal["cluster", "window"] = "cluster"
     """Which labels client u holds: cluster (s*u + j) mod C, two kinds of client; window (u + j) mod C, C kinds."""
-    labels_per_client: int = 5
-    """s, the number of classes that a client holds (labels partition)."""
+    labels_per_client: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """s, the number of classes that a client holds (labels and lognormal partitions); by default the paper's for the
+    dataset (5; with lognormal sizes 3, of fashion_mnist 2)."""
+    label_bug: bool = False
+    """Mislabel the first ten examples of each class of a client by their slot 0..s-1, as the published generator of
+    pFedBreD's MNIST does (lognormal partition): for comparison with its tables only, accuracies count the wrong labels.
+    """
     size: Literal["small", "medium", "large"] = "medium"
     """Examples per client and class, exact and stratified, as pFedBayes's tables (labels partition)."""
     alpha: float = 0.5
     """Concentration of the Dirichlet partition; small is more heterogeneous."""
     test_fraction: float = 0.25
-    """Share of a client's examples kept for testing (dirichlet, iid, and .npz files)."""
+    """Share of a client's examples kept for testing (lognormal, dirichlet, iid, and .npz files)."""
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -53,8 +59,9 @@ class ModelConfig:
     """The network."""
 
     name: Literal["auto", "mlp", "mclr", "dnn", "cnn", "vgg"] = "auto"
-    """auto: the paper's network for the dataset (mlp; vgg for cifar10); mclr is multinomial logistic regression, dnn
-    the mlp with leaky ReLUs, cnn two convolutions and three linear layers (BPFed; pFedBreD's CifarNet)."""
+    """auto: the paper's network for the dataset (mlp; vgg for cifar10; with lognormal sizes dnn and cnn); mclr is
+    multinomial logistic regression, dnn the mlp with leaky ReLUs, cnn two convolutions and three linear layers (BPFed;
+    pFedBreD's CifarNet)."""
     hidden: tuple[int, ...] = (100,)
     """Widths of the hidden layers of the mlp or dnn."""
 
@@ -80,9 +87,11 @@ class Experiment:
     rounds: int = 20
     """Communication rounds."""
     clients: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """Number of clients; by default the paper's for the dataset (10; 20 for cifar10)."""
+    """Number of clients; by default the paper's for the dataset (10; 20 for cifar10; with lognormal sizes 100 and
+    20)."""
     clients_per_round: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """Clients that train in a round; by default the paper's for the dataset (all; 10 of 20 for cifar10)."""
+    """Clients that train in a round; by default the paper's for the dataset (all; 10 of 20 for cifar10; with
+    lognormal sizes 20 of 100 and 4 of 20)."""
     selection: str = "uniform"
     """Policy that picks the clients of a round."""
     seed: int = 0

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedray import metrics, registry
+from fedray import metrics, protocols, registry
 from fedray.plan import Plan
 from fedray.types import EvalStats, RoundMetrics
 
@@ -102,19 +102,10 @@ def protocol(plan: Plan, rounds: Sequence[int]) -> dict[str, Any]:
         "prediction": f"average of {samples} posterior draws" if samples else "mean weights",
         "pooling": "sums over all test examples of all clients",
         "dataset": cfg.data.name,
-        "partition": describe_partition(plan),
+        "partition": protocols.describe(cfg.data),
         "train_examples": sum(map(len, plan.partition.train)),
         "test_examples": sum(map(len, plan.partition.test)),
     }
-
-
-def describe_partition(plan: Plan) -> str:
-    """The split in words."""
-    data = plan.cfg.data
-    if data.partition == "labels":
-        size = "" if data.name.endswith(".npz") else f"{data.size}, "
-        return f"{size}{data.labels_per_client} labels per client, {data.layout} layout"
-    return f"dirichlet, alpha {data.alpha:g}" if data.partition == "dirichlet" else "iid"
 
 
 def table(plan: Plan, summary: Mapping[str, Any], seconds: float) -> Any:

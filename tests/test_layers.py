@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MATHS = "models networks posteriors likelihood fuse stein bregman optim aggregate metrics rng partition trees tensors"
+MATHS = (
+    "models networks posteriors likelihood fuse stein bregman optim aggregate metrics rng partition lognormal trees "
+    "tensors"
+)
 RUN_TIME = (
-    "registry config data plan messages local rounds federation checkpoint runfolder stores tracking plots cli "
-    "terminal compare result report cells runs groups published tables compare_plots compare_html status"
+    "registry config readers data protocols plan messages local rounds federation checkpoint runfolder stores tracking "
+    "plots cli terminal compare result report cells runs groups published tables compare_plots compare_html status"
 )
 LAYERS = (
     "types",
