@@ -58,12 +58,14 @@ class DataConfig:
 class ModelConfig:
     """The network."""
 
-    name: Literal["auto", "mlp", "mclr", "dnn", "cnn", "vgg"] = "auto"
+    name: Literal["auto", "mlp", "mclr", "dnn", "cnn", "vgg", "lstm"] = "auto"
     """auto: the paper's network for the dataset (mlp; vgg for cifar10; with lognormal sizes dnn and cnn); mclr is
     multinomial logistic regression, dnn the mlp with leaky ReLUs, cnn two convolutions and three linear layers (BPFed;
-    pFedBreD's CifarNet)."""
+    pFedBreD's CifarNet), lstm two bidirectional LSTMs and two linear layers for texts."""
     hidden: tuple[int, ...] = (100,)
     """Widths of the hidden layers of the mlp or dnn."""
+    lstm_hidden: int = 50
+    """Units of each direction of the lstm; the layer before its last one has a hundred times as many."""
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -75,6 +77,8 @@ class ModelConfig:
             "a layer has units",
             remedy,
         )
+        units = self.lstm_hidden
+        require(units >= 1, "model.lstm_hidden", units, "an lstm has units", "use 50, as pFedBreD")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -113,7 +113,9 @@ def make_plan(cfg: Experiment, dataset: Dataset | None = None) -> Plan:
     dataset = data.load(cfg.data) if dataset is None else dataset
     rng = Stream(cfg.seed, "partition").numpy
     partition = protocols.deal(cfg, dataset, rng)
-    model = networks.build(cfg.model.name, cfg.model.hidden, tuple(dataset.x.shape[1:]), dataset.classes)
+    model = networks.build(
+        cfg.model.name, cfg.model.hidden, cfg.model.lstm_hidden, tuple(dataset.x.shape[1:]), dataset.classes
+    )
     remarks = protocols.remarks(cfg.data, dataset, partition)
     plan = Plan(cfg, algorithm, selection, model, partition, dataset.scale, remarks)
     plan.initial_server()  # the algorithm refuses here what it cannot run

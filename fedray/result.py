@@ -202,7 +202,8 @@ def load(folder: str | Path) -> Predictor:
         raise FedRayError(
             f"{folder / 'config.json'} cannot be read ({error}); give the folder of a finished run"
         ) from None
-    model = networks.build(cfg.model.name, cfg.model.hidden, tuple(shape["input_shape"]), shape["classes"])
+    size = cfg.model.hidden, cfg.model.lstm_hidden
+    model = networks.build(cfg.model.name, *size, tuple(shape["input_shape"]), shape["classes"])
     selection = registry.pick(registry.selections(), "--selection", cfg.selection)
     plan = Plan(cfg, algorithm, selection, model, partition.load(folder / "partition.npz"), shape["scale"])
     server = plan.initial_server()

@@ -7,8 +7,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 MATHS = (
-    "models networks posteriors likelihood fuse stein bregman optim aggregate metrics rng partition lognormal trees "
-    "tensors"
+    "models networks recurrent posteriors likelihood fuse stein bregman optim aggregate metrics rng partition "
+    "lognormal trees tensors"
 )
 RUN_TIME = (
     "registry config readers data protocols plan messages local rounds federation checkpoint runfolder stores tracking "

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 from torch.testing import assert_close
 
-from fedray import likelihood
+from fedray import likelihood, networks
 from fedray.rng import Stream
 from tests.helpers import NETS, described
 
@@ -28,6 +28,7 @@ def test_the_nll_is_the_weighted_cross_entropy():
 
 # Chains that the differentiation by hand does not know.
 OTHERS = {
+    "lstm": networks.lstm((2, 3), 2, 4),
     "linear": described((2, 3), 4, nn.Flatten(), nn.Linear(6, 5), nn.Linear(5, 4)),
     "tanh": described((2, 3), 4, nn.Flatten(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4)),
     "late": described((2, 3), 4, nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4), nn.LeakyReLU(0.2)),
