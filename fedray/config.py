@@ -18,67 +18,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from fedray.dataconfig import DataConfig, ModelConfig
 from fedray.types import FedRayError, check_choices, require
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """The dataset and how its examples are dealt to the clients."""
-
-    name: str = "digits"
-    """digits, mnist, fashion_mnist, cifar10, or the path of an .npz file with arrays x [N, ...] and y [N]."""
-    root: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
-    """Folder that holds the dataset in torchvision's layout; by default $FEDRAY_DATA_ROOT or ~/.cache/fedray."""
-    download: bool = False
-    """Let torchvision download the dataset into the root when it is missing."""
-    partition: Literal["labels", "lognormal", "dirichlet", "iid"] = "labels"
-    """labels: a few classes per client, as in pFedBayes; lognormal: windows of classes (u + j) mod C with lognormal
-    sizes, as in pFedMe and pFedBreD; dirichlet: class shares drawn from Dir(alpha); iid: at random."""
-    layout: Literal["cluster", "window"] = "cluster"
-    """Which labels client u holds: cluster (s*u + j) mod C, two kinds of client; window (u + j) mod C, C kinds."""
-    labels_per_client: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """s, the number of classes that a client holds (labels and lognormal partitions); by default the paper's for the
-    dataset (5; with lognormal sizes 3, of fashion_mnist 2)."""
-    label_bug: bool = False
-    """Mislabel the first ten examples of each class of a client by their slot 0..s-1, as the published generator of
-    pFedBreD's MNIST does (lognormal partition): for comparison with its tables only, accuracies count the wrong labels.
-    """
-    size: Literal["small", "medium", "large"] = "medium"
-    """Examples per client and class, exact and stratified, as pFedBayes's tables (labels partition)."""
-    alpha: float = 0.5
-    """Concentration of the Dirichlet partition; small is more heterogeneous."""
-    test_fraction: float = 0.25
-    """Share of a client's examples kept for testing (lognormal, dirichlet, iid, and .npz files)."""
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """The network."""
-
-    name: Literal["auto", "mlp", "mclr", "dnn", "cnn", "vgg", "lstm"] = "auto"
-    """auto: the paper's network for the dataset (mlp; vgg for cifar10; with lognormal sizes dnn and cnn); mclr is
-    multinomial logistic regression, dnn the mlp with leaky ReLUs, cnn two convolutions and three linear layers (BPFed;
-    pFedBreD's CifarNet), lstm two bidirectional LSTMs and two linear layers for texts."""
-    hidden: tuple[int, ...] = (100,)
-    """Widths of the hidden layers of the mlp or dnn."""
-    lstm_hidden: int = 50
-    """Units of each direction of the lstm; the layer before its last one has a hundred times as many."""
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        remedy = "use --model.name mclr for a network without hidden layers"
-        require(
-            all(isinstance(width, int) and width >= 1 for width in self.hidden),
-            "model.hidden",
-            self.hidden,
-            "a layer has units",
-            remedy,
-        )
-        units = self.lstm_hidden
-        require(units >= 1, "model.lstm_hidden", units, "an lstm has units", "use 50, as pFedBreD")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,11 +32,11 @@ class Experiment:
     rounds: int = 20
     """Communication rounds."""
     clients: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """Number of clients; by default the paper's for the dataset (10; 20 for cifar10; with lognormal sizes 100 and
-    20)."""
+    """Number of clients; by default the paper's for the dataset (10; 20 for cifar10; 198 for femnist; with lognormal
+    sizes 100 and 20), or every user of a LEAF file."""
     clients_per_round: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """Clients that train in a round; by default the paper's for the dataset (all; 10 of 20 for cifar10; with
-    lognormal sizes 20 of 100 and 4 of 20)."""
+    """Clients that train in a round; by default the paper's for the dataset (all; 10 of 20 for cifar10; 4 of 10 for
+    sent140; 20 of 198 for femnist; with lognormal sizes 20 of 100 and 4 of 20)."""
     selection: str = "uniform"
     """Policy that picks the clients of a round."""
     seed: int = 0

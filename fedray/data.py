@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedray import readers
+from fedray import leaf, readers
 from fedray.config import DataConfig
 from fedray.partition import Partition
 from fedray.readers import Dataset
@@ -40,30 +40,53 @@ _FILES = {  # name -> torchvision's class and the files that it leaves in the ro
     "fashion_mnist": ("FashionMNIST", [f"FashionMNIST/raw/{name}" for name in _IDX]),
     "cifar10": ("CIFAR10", [f"cifar-10-batches-py/{name}" for name in _BATCHES]),
 }
-NAMES = ("digits", *_FILES)
+NAMES = ("digits", *_FILES, *leaf.CLASSES)
 
 
 def check_name(name: str) -> None:
     """Raise FedRayError, with the names that are known, unless a dataset has this name."""
-    known = f"choose from {', '.join(NAMES)}, or the path of an .npz file with x [N, ...] and y [N]"
-    require(name in NAMES or name.endswith(".npz"), "data.name", name, "not a dataset", known)
+    own = "the path of an .npz file with x [N, ...] and y [N], or of a .json or .jsonl file as LEAF's"
+    require(
+        name in NAMES or is_file(name), "data.name", name, "not a dataset", f"choose from {', '.join(NAMES)}, {own}"
+    )
+
+
+def is_file(name: str) -> bool:
+    """Whether a dataset's name is the path of a file."""
+    return name.endswith((".npz", *leaf.SUFFIXES))
 
 
 def resolve(cfg: DataConfig) -> DataConfig:
-    """The same config with absolute paths (root, and name of an .npz), so that any working folder will do."""
+    """The same config with absolute paths (of root, file and embedding), so that any working folder will do."""
     root = cfg.root or Path(os.environ.get("FEDRAY_DATA_ROOT") or "~/.cache/fedray")
-    name = os.path.abspath(os.path.expanduser(cfg.name)) if cfg.name.endswith(".npz") else cfg.name
-    return replace(cfg, name=name, root=Path(os.path.abspath(root.expanduser())))
+    name = str(_absolute(Path(cfg.name))) if is_file(cfg.name) else cfg.name
+    return replace(cfg, name=name, root=_absolute(root), embedding=cfg.embedding and _absolute(cfg.embedding))
+
+
+def _absolute(path: Path) -> Path:
+    return Path(os.path.abspath(path.expanduser()))
 
 
 def load(cfg: DataConfig) -> Dataset:
     """The pooled dataset; raises FedRayError with file, reason and remedy where it is missing or corrupt."""
     check_name(cfg.name)
     cfg = resolve(cfg)
+    dataset = _load(cfg)
+    reason, remedy = "the dataset has no texts", "leave it out, or choose --data.name sent140"
+    require(cfg.embedding is None or dataset.vectors is not None, "data.embedding", cfg.embedding, reason, remedy)
+    return dataset
+
+
+def _load(cfg: DataConfig) -> Dataset:
     if cfg.name == "digits":
         return readers.digits()
     if cfg.name.endswith(".npz"):
         return readers.npz(Path(cfg.name))
+    if is_file(cfg.name):
+        return leaf.load([Path(cfg.name)], None, cfg.embedding)
+    if cfg.name in leaf.CLASSES:
+        assert cfg.root is not None
+        return leaf.load(leaf.files(cfg.name, cfg.root), leaf.CLASSES[cfg.name], cfg.embedding)
     files = _present(cfg)
     pairs = map(readers.batch, files) if cfg.name == "cifar10" else map(readers.idx_pair, files[::2], files[1::2])
     x, y = (np.concatenate(arrays) for arrays in zip(*pairs, strict=True))
@@ -73,7 +96,7 @@ def load(cfg: DataConfig) -> Dataset:
 def shards(dataset: Dataset, partition: Partition, ids: Sequence[int]) -> list[Shard]:
     """The shards of the clients ``ids``; x = (v/scale - 0.5)/0.5, constants, so that no test data leak.
 
-    Labels are the dataset's, but where the partition says otherwise.
+    Labels are the dataset's, but where the partition says otherwise. Words are replaced by their vectors.
     """
     if partition.relabel is not None:
         y = dataset.y.copy()
@@ -83,7 +106,8 @@ def shards(dataset: Dataset, partition: Partition, ids: Sequence[int]) -> list[S
 
 
 def _examples(dataset: Dataset, indices: np.ndarray) -> tuple[Tensor, Tensor]:
-    x = torch.from_numpy(dataset.x[indices]).float()  # advanced indexing copies: the dataset stays as it is
+    raw = dataset.x[indices]  # advanced indexing copies: the dataset stays as it is
+    x = torch.from_numpy(raw if dataset.vectors is None else dataset.vectors[raw]).float()
     if dataset.scale is not None:
         x.div_(dataset.scale).sub_(0.5).div_(0.5)
     return x, torch.from_numpy(dataset.y[indices])

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedray.types import FedRayError, require
 
+LEAST = 10  # users of a client, where there are as many
 REDRAWS = 100  # attempts at a Dirichlet partition that gives every client its two examples
 
 
@@ -133,6 +134,28 @@ def iid(labels: np.ndarray, clients: int, test_fraction: float, rng: np.random.G
     """Random shards whose sizes differ by at most one; labels [N]; raises FedRayError where N < 2·clients."""
     _check_sizes(len(labels), clients)
     return hold_out(np.array_split(rng.permutation(len(labels)), clients), test_fraction, rng)
+
+
+def natural(users: np.ndarray, clients: int, alpha: float, test_fraction: float, rng: np.random.Generator) -> Partition:
+    """Users are clients; fewer clients are groups of them, with shares of the users ~ Dir(alpha, ..., alpha).
+
+    users [N] are 0..U-1. A client's users are consecutive, and ten at least (as many as there are, where U < 10 N).
+    Raises FedRayError for more clients than users, or a client with less than two examples. Source: pFedBreD's
+    Sent140, where the rest that rounding leaves is dealt at random too.
+    """
+    _check_clients(clients)
+    count, remedy = int(users.max()) + 1, "choose a positive number, e.g. 0.5"
+    require(clients <= count, "clients", clients, f"the dataset has {count} users", f"lower it to at most {count}")
+    require(0 < alpha < np.inf, "data.alpha", alpha, "not a concentration", remedy)
+    least = min(LEAST, count // clients)
+    sizes = least + (rng.dirichlet(np.full(clients, alpha)) * (count - least * clients)).astype(np.int64)
+    sizes += np.bincount(rng.integers(clients, size=count - sizes.sum()), minlength=clients)
+    owner = np.repeat(np.arange(clients), sizes)[users]
+    shards = [np.flatnonzero(owner == client) for client in range(clients)]
+    poor = min(range(clients), key=lambda client: len(shards[client]))
+    reason = f"client {poor} has {len(shards[poor])} example of its {sizes[poor]} users; it needs one to test on"
+    require(len(shards[poor]) >= 2, "clients", clients, reason, "lower it, so that users are grouped")
+    return hold_out(shards, test_fraction, rng)
 
 
 def hold_out(shards: Sequence[np.ndarray], test_fraction: float, rng: np.random.Generator) -> Partition:

@@ -65,10 +65,13 @@ class Plan(NamedTuple):
 
 
 def resolve(cfg: Experiment) -> Experiment:
-    """Fill in what is left to the dataset's paper protocol: clients, clients per round, network, data root."""
+    """Fill in what is left to the dataset's paper protocol: clients, clients per round, network, data root.
+
+    What only the data can tell stays open: :func:`make_plan` loads them.
+    """
     protocol = protocols.protocol(cfg.data)
     clients = protocol.clients if cfg.clients is None else cfg.clients
-    per_round = min(protocol.clients_per_round, clients) if cfg.clients is None else clients
+    per_round = protocol.clients_per_round if cfg.clients is None else clients
     return override(
         cfg,
         {
@@ -101,6 +104,8 @@ def make_plan(cfg: Experiment, dataset: Dataset | None = None) -> Plan:
         f"{registry.algorithm_name(cfg.algorithm)} offers no {selection.score} score",
         "choose --selection uniform",
     )
+    dataset = data.load(cfg.data) if dataset is None else dataset
+    cfg = protocols.settle(cfg, dataset)
     assert cfg.clients is not None
     assert cfg.clients_per_round is not None
     require(
@@ -110,11 +115,10 @@ def make_plan(cfg: Experiment, dataset: Dataset | None = None) -> Plan:
         f"a round needs between 1 and all {cfg.clients} clients",
         "lower it or raise --clients",
     )
-    dataset = data.load(cfg.data) if dataset is None else dataset
     rng = Stream(cfg.seed, "partition").numpy
     partition = protocols.deal(cfg, dataset, rng)
     model = networks.build(
-        cfg.model.name, cfg.model.hidden, cfg.model.lstm_hidden, tuple(dataset.x.shape[1:]), dataset.classes
+        cfg.model.name, cfg.model.hidden, cfg.model.lstm_hidden, dataset.input_shape, dataset.classes
     )
     remarks = protocols.remarks(cfg.data, dataset, partition)
     plan = Plan(cfg, algorithm, selection, model, partition, dataset.scale, remarks)

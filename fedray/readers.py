@@ -22,10 +22,17 @@ REPLACE = "delete it and add --data.download, or choose another --data.root"
 class Dataset(NamedTuple):
     """Pooled examples, raw as stored."""
 
-    x: np.ndarray  # [N, ...]: images uint8 [N, channels, height, width], or float32 features
+    x: np.ndarray  # [N, ...]: images [N, channels, height, width], float32 features, or int32 word numbers [N, T]
     y: np.ndarray  # [N] labels 0..C-1, int64
     classes: int  # C
     scale: float | None  # raw values lie in [0, scale]; None: used as they are
+    users: np.ndarray | None = None  # [N] whose example it is, 0..U-1, where the dataset says so
+    vectors: np.ndarray | None = None  # [V + 1, E] float32, those of the words
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of an example as a network sees it."""
+        return tuple(self.x.shape[1:]) if self.vectors is None else (self.x.shape[1], self.vectors.shape[1])
 
 
 @contextmanager

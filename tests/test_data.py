@@ -63,7 +63,9 @@ def write_npz(path, **arrays):
 
 def test_an_unknown_dataset_is_refused_with_those_that_are_known():
     for use in (protocols.protocol, data.load):
-        with pytest.raises(FedRayError, match=r"--data.name mnits: .*digits, mnist, .*cifar10.*\.npz"):
+        with pytest.raises(
+            FedRayError, match=r"--data.name mnits: .*digits, mnist, .*cifar10.*sent140.*\.npz.*\.jsonl"
+        ):
             use(DataConfig(name="mnits"))
 
 
@@ -77,13 +79,16 @@ def test_paths_become_absolute_and_follow_root_then_environment_then_cache(tmp_p
     assert data.resolve(DataConfig(root=Path("here"))).root == tmp_path / "here"
     assert data.resolve(DataConfig(name="my.npz")).name == str(tmp_path / "my.npz")
     assert data.resolve(DataConfig(name="mnist")).name == "mnist"
+    assert data.resolve(DataConfig(name="~/a.jsonl.gz")).name == "/home/me/a.jsonl.gz"
+    assert data.resolve(DataConfig(embedding=Path("glove.txt"))).embedding == tmp_path / "glove.txt"
+    assert data.resolve(DataConfig()).embedding is None
 
 
 # ---- reading ----
 
 
 def test_digits_ship_with_the_package():
-    x, y, classes, scale = data.load(DataConfig(name="digits"))
+    x, y, classes, scale = data.load(DataConfig(name="digits"))[:4]
     assert x.shape == (1797, 1, 8, 8)
     assert (x.min(), x.max(), scale) == (0, 16, 16.0)
     assert (y.dtype, classes) == (np.int64, 10)
@@ -97,7 +102,7 @@ def test_digits_ship_with_the_package():
 @pytest.mark.parametrize(("name", "folder"), [("mnist", "MNIST"), ("fashion_mnist", "FashionMNIST")])
 def test_idx_files_are_pooled_training_first(tmp_path, name, folder):
     images, labels = write_mnist(tmp_path, folder=folder)
-    x, y, classes, scale = data.load(DataConfig(name=name, root=tmp_path))
+    x, y, classes, scale = data.load(DataConfig(name=name, root=tmp_path))[:4]
     assert np.array_equal(x[:, 0], images)
     assert np.array_equal(y, labels)
     assert (x.shape[1:], y.dtype, classes, scale) == ((1, 28, 28), np.int64, 10, 255.0)
@@ -122,7 +127,7 @@ def python2(batch):
 @pytest.mark.parametrize("dump", [lambda b: pickle.dumps(b, 3), lambda b: pickle.dumps(b, 4), python2])
 def test_cifar_batches_are_pooled_training_first(tmp_path, dump):
     images, labels = write_cifar(tmp_path, dump=dump)
-    x, y, classes, scale = data.load(DataConfig(name="cifar10", root=tmp_path))
+    x, y, classes, scale = data.load(DataConfig(name="cifar10", root=tmp_path))[:4]
     assert np.array_equal(x, images)
     assert np.array_equal(y, labels)
     assert (x.dtype, y.dtype, classes, scale) == (np.uint8, np.int64, 10, 255.0)
@@ -139,11 +144,11 @@ def test_a_batch_stored_in_column_order_is_the_same_images(tmp_path):
 def test_npz_images_and_features(tmp_path):
     images = rng().integers(0, 256, (6, 2, 5), dtype=np.uint8)
     labels = np.array([0, 1, 2, 0, 1, 2], np.uint8)
-    x, y, classes, scale = data.load(write_npz(tmp_path / "a.npz", x=images, y=labels))
+    x, y, classes, scale = data.load(write_npz(tmp_path / "a.npz", x=images, y=labels))[:4]
     assert np.array_equal(x, images)
     assert y.tolist() == labels.tolist()
     assert (y.dtype, classes, scale) == (np.int64, 3, 255.0)
-    x, _, _, scale = data.load(write_npz(tmp_path / "b.npz", x=images / 7, y=labels))
+    x, _, _, scale = data.load(write_npz(tmp_path / "b.npz", x=images / 7, y=labels))[:4]
     assert (x.dtype, scale) == (np.float32, None)
     assert np.array_equal(x, (images / 7).astype(np.float32))
 

@@ -11,8 +11,9 @@ MATHS = (
     "lognormal trees tensors"
 )
 RUN_TIME = (
-    "registry config readers data protocols plan messages local rounds federation checkpoint runfolder stores tracking "
-    "plots cli terminal compare result report cells runs groups published tables compare_plots compare_html status"
+    "registry dataconfig config readers leaf text data protocols plan messages local rounds federation checkpoint "
+    "runfolder stores tracking plots cli terminal compare result report cells runs groups published tables "
+    "compare_plots compare_html status"
 )
 LAYERS = (
     "types",
