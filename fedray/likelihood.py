@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fedray.models import Model
 
@@ -23,8 +24,9 @@ def nll_and_grad(model: Model, theta: Tensor, x: Tensor, y: Tensor, weight: Tens
     networks several times their arithmetic. Others are differentiated with respect to their layers rather than the
     flat vector, because the backward of a slice would write P zeros for every layer.
     """
-    if all(isinstance(layer, nn.Linear | nn.ReLU | nn.Flatten) for layer in model.layers):
-        return _backpropagation(model, theta, x, y, weight)
+    leaks = _leaks(model)
+    if leaks is not None:
+        return _backpropagation(model, leaks, theta, x, y, weight)
 
     def loss(parts: Sequence[Tensor]) -> Tensor:
         return nll(model.forward(parts, x), y, weight)
@@ -33,12 +35,32 @@ def nll_and_grad(model: Model, theta: Tensor, x: Tensor, y: Tensor, weight: Tens
     return value, model.join(grads)
 
 
-def _backpropagation(model: Model, theta: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """dL/dlogits = weight (softmax - onehot); dW = aᵀ g, db = Σ_b g, da = g Wᵀ where the ReLU was open."""
+def _leaks(model: Model) -> list[float | None] | None:
+    """The slope below zero of the (leaky) ReLU before each layer, None before the first.
+
+    None in all for a network that is not a chain of flatten, linear, ReLU, linear, ReLU, ..., linear.
+    """
+    first, *chain = model.layers
+    linear, between = chain[::2], chain[1::2]
+    if type(first) is not nn.Flatten or len(chain) % 2 == 0 or any(type(layer) is not nn.Linear for layer in linear):
+        return None
+    leaks: list[float | None] = [None]
+    for layer in between:
+        if type(layer) not in (nn.ReLU, nn.LeakyReLU):
+            return None
+        leaks.append(layer.negative_slope if isinstance(layer, nn.LeakyReLU) else 0.0)
+    return leaks
+
+
+def _backpropagation(
+    model: Model, leaks: list[float | None], theta: Tensor, x: Tensor, y: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor]:
+    """dL/dlogits = weight (softmax - onehot); dW = aᵀ g, db = Σ_b g, da = g Wᵀ, times the leak where a ReLU is shut."""
     parts, inputs, a = model.split(theta), [], x.flatten(1)
     weights, biases = parts[::2], parts[1::2]
-    for i, (w, b) in enumerate(zip(weights, biases, strict=True)):
-        a = a.relu() if i else a
+    for w, b, leak in zip(weights, biases, leaks, strict=True):
+        if leak is not None:
+            a = functional.leaky_relu(a, leak) if leak else a.relu()
         inputs.append(a)
         a = a @ w + b
     log_p = torch.log_softmax(a, -1)
@@ -46,10 +68,11 @@ def _backpropagation(model: Model, theta: Tensor, x: Tensor, y: Tensor, weight: 
     g = (log_p.exp() - onehot) * weight[:, None]
     value = -((log_p * onehot).sum(-1) * weight).sum()
     grads: list[Tensor] = []
-    for w, a in zip(weights[::-1], inputs[::-1], strict=True):
+    for w, a, leak in zip(weights[::-1], inputs[::-1], leaks[::-1], strict=True):
         grads = [a.t() @ g, g.sum(0), *grads]
-        if len(grads) < len(parts):
-            g = (g @ w.t()) * (a > 0)
+        if leak is not None:
+            g = g @ w.t()
+            g = torch.where(a > 0, g, leak * g) if leak else g * (a > 0)
     return value, model.join(grads)
 
 

@@ -6,26 +6,26 @@ or stacked with others: the results are then bitwise equal on CPU. The padding h
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
+from fedray.recurrent import BiLSTM, bilstm
 from fedray.rng import Stream
 from fedray.types import FedRayError
 
 ALIGN = 64
-VGG_WIDTHS = (16, 32, 64, 128, 128)  # pFedBayes: cfg [16, M, 32, M, 64, M, 128, M, 128, M]
+PARAMETRIC = nn.Linear | nn.Conv2d | BiLSTM
 
 
 @dataclass(frozen=True)
 class Model:
-    """A feed-forward network whose parameters are one vector theta [P].
+    """A network whose parameters are one vector theta [P].
 
-    ``layers`` is a chain of nn.Linear, nn.Conv2d and parameter-free modules; the modules only describe the
+    ``layers`` is a chain of nn.Linear, nn.Conv2d, BiLSTM and parameter-free modules; the modules only describe the
     computation, their own weights are never used. Linear weights are stored [in, out] (x @ W + b), which is also what
     makes a product of one client bitwise equal to its row of a stacked product.
     """
@@ -37,20 +37,19 @@ class Model:
     slices: dict[str, slice] = field(init=False)  # layer1, layer2, ..., and the last one as head, the others as body
     size: int = field(init=False)  # parameters of the network
     padded: int = field(init=False)  # P: length of theta
-    activations: int = field(init=False)  # pre-activations per example, for local reparameterization
+    # Pre-activations per example, for local reparameterization; 0 where weights recur, which it does not cover.
+    activations: int = field(init=False)
 
     def __post_init__(self) -> None:
         shapes: list[tuple[int, ...]] = []
         slices, start = {}, 0
         for layer in self.layers:
-            if not isinstance(layer, nn.Linear | nn.Conv2d):
-                continue
-            name = f"layer{len(slices) + 1}"
-            _check_plain(name, layer)
-            weight = (layer.in_features, layer.out_features) if isinstance(layer, nn.Linear) else layer.weight.shape
-            shapes += [tuple(weight), (weight[-1] if isinstance(layer, nn.Linear) else weight[0],)]
-            stop = start + math.prod(weight) + shapes[-1][0]
-            slices[name], start = slice(start, stop), stop
+            if isinstance(layer, PARAMETRIC):
+                name = f"layer{len(slices) + 1}"
+                own = _shapes(name, layer)
+                stop = start + sum(map(math.prod, own))
+                slices[name], start = slice(start, stop), stop
+                shapes += own
         head = list(slices)[-1]
         slices |= {"head": slices[head], "body": slice(0, slices[head].start)}
         for name, value in (
@@ -67,10 +66,9 @@ class Model:
         # ten seconds of every process.
         total, x, zeros = 0, torch.zeros(1, *self.input_shape), iter(self.split(torch.zeros(self.padded)))
         for layer in self.layers:
-            parametric = isinstance(layer, nn.Linear | nn.Conv2d)
-            x = _affine(layer, x, next(zeros), next(zeros)) if parametric else layer(x)
-            total += x.numel() if parametric else 0
-        return total
+            x = _apply(layer, x, zeros)
+            total += x.numel() if isinstance(layer, PARAMETRIC) else 0
+        return 0 if any(isinstance(layer, BiLSTM) for layer in self.layers) else total
 
     def split(self, theta: Tensor) -> tuple[Tensor, ...]:
         """theta [P] -> views of it: weight, bias of each layer in order."""
@@ -89,10 +87,7 @@ class Model:
         """Logits [B, C] of inputs x [B, ...] under the layers' weights and biases."""
         weights = iter(parts)
         for layer in self.layers:
-            if isinstance(layer, nn.Linear | nn.Conv2d):
-                x = _affine(layer, x, next(weights), next(weights))
-            else:
-                x = layer(x)
+            x = _apply(layer, x, weights)
         return x
 
     def apply(self, theta: Tensor, x: Tensor) -> Tensor:
@@ -102,15 +97,17 @@ class Model:
     def forward_local(self, mu: Sequence[Tensor], sigma: Sequence[Tensor], x: Tensor, noise: Tensor) -> Tensor:
         """Logits [B, C] by local reparameterization: each pre-activation a ~ N(x μ, x² σ²) is drawn by itself.
 
-        noise [B, activations] is standard normal. Kingma, Salimans and Welling 2015, eq. 6.
+        noise [B, activations] is standard normal. Kingma, Salimans and Welling 2015, eq. 6. Raises FedRayError for an
+        LSTM, whose weights act many times on what they have made.
         """
-        means, sds, start = iter(mu), iter(sigma), 0
+        if self.activations == 0:
+            raise FedRayError("local reparameterization: not for a recurrent network; draw its weights instead")
+        means, variances, start = iter(mu), (sd.square() for sd in sigma), 0
         for layer in self.layers:
-            if not isinstance(layer, nn.Linear | nn.Conv2d):
+            if not isinstance(layer, PARAMETRIC):
                 x = layer(x)
                 continue
-            mean = _affine(layer, x, next(means), next(means))
-            variance = _affine(layer, x.square(), next(sds).square(), next(sds).square())
+            mean, variance = _apply(layer, x, means), _apply(layer, x.square(), variances)
             width = mean[0].numel()
             eps = noise[:, start : start + width].reshape(mean.shape)
             # The floor keeps the gradient of the root finite where an input is exactly zero.
@@ -118,11 +115,13 @@ class Model:
         return x
 
     def init(self, rng: Stream) -> Tensor:
-        """theta [P] with PyTorch's default: weights and biases uniform in ±1/√fan_in."""
+        """theta [P] with PyTorch's default: weights and biases uniform in ±1/√fan_in, or ±1/√H of an LSTM."""
         parts = []
-        for weight, bias in zip(self.shapes[::2], self.shapes[1::2], strict=True):
-            bound = 1 / math.sqrt(weight[0] if len(weight) == 2 else math.prod(weight[1:]))
-            parts += [(2 * rng.uniform(shape) - 1) * bound for shape in (weight, bias)]
+        for layer in self.layers:
+            if isinstance(layer, PARAMETRIC):
+                own = _shapes("", layer)
+                fan_in = layer.hidden if isinstance(layer, BiLSTM) else math.prod(own[0]) // own[1][0]
+                parts += [(2 * rng.uniform(shape) - 1) * (1 / math.sqrt(fan_in)) for shape in own]
         return self.join(parts)
 
     def part(self, names: Sequence[str]) -> Tensor:
@@ -150,46 +149,24 @@ class Model:
         return torch.cat([theta[: self.size], theta.new_zeros(self.padded - self.size)])
 
 
-def _check_plain(name: str, layer: nn.Linear | nn.Conv2d) -> None:
+def _shapes(name: str, layer: nn.Module) -> tuple[tuple[int, ...], ...]:
+    """The shapes of a layer's parameters: weight and bias; of an LSTM, those for inputs, then those for states."""
+    if isinstance(layer, BiLSTM):
+        return layer.shapes
+    assert isinstance(layer, nn.Linear | nn.Conv2d)
     if layer.bias is None or (isinstance(layer, nn.Conv2d) and (layer.groups != 1 or set(layer.dilation) != {1})):
         raise FedRayError(f"layer {name} ({layer}): needs a bias, one group and no dilation; rebuild it that way")
-
-
-def _affine(layer: nn.Linear | nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     if isinstance(layer, nn.Linear):
-        return x @ weight + bias
-    return torch.nn.functional.conv2d(x, weight, bias, layer.stride, layer.padding)  # type: ignore[arg-type]
+        return (layer.in_features, layer.out_features), (layer.out_features,)
+    return tuple(layer.weight.shape), (layer.out_channels,)
 
 
-def mlp(input_shape: tuple[int, ...], hidden: Sequence[int], classes: int) -> Model:
-    """Fully connected ReLU network, 784-100-10 in the papers; no hidden layer makes it logistic regression."""
-    sizes = [math.prod(input_shape), *hidden, classes]
-    layers: list[nn.Module] = [nn.Flatten()]
-    with torch.device("meta"):  # the modules describe shapes; they hold no memory
-        for i, (a, b) in enumerate(itertools.pairwise(sizes)):
-            layers += [nn.ReLU(), nn.Linear(a, b)] if i else [nn.Linear(a, b)]
-    return Model(nn.Sequential(*layers), input_shape, classes)
-
-
-def vgg(input_shape: tuple[int, ...], classes: int) -> Model:
-    """pFedBayes's VGG: five 3x3 convolutions, each with ReLU and 2x2 pooling, and one linear layer.
-
-    No batch normalization: its running statistics would escape both the posterior and the aggregation.
-    """
-    if len(input_shape) != 3 or min(input_shape[1:]) < 32:
-        raise FedRayError(f"--model.name vgg: inputs of shape {input_shape} are too small; use images of at least "
-                          "32 x 32, or --model.name mlp")  # fmt: skip
-    widths, layers = [input_shape[0], *VGG_WIDTHS], []
-    pixels = (input_shape[1] // 32) * (input_shape[2] // 32)
-    with torch.device("meta"):
-        for before, after in itertools.pairwise(widths):
-            layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
-        head = nn.Linear(widths[-1] * pixels, classes)
-    return Model(nn.Sequential(*layers, nn.Flatten(), head), input_shape, classes)
-
-
-def build(name: str, hidden: Sequence[int], input_shape: tuple[int, ...], classes: int) -> Model:
-    """The model of a configuration: mlp, mclr or vgg."""
-    if name == "vgg":
-        return vgg(input_shape, classes)
-    return mlp(input_shape, hidden if name == "mlp" else (), classes)
+def _apply(layer: nn.Module, x: Tensor, weights: Iterator[Tensor]) -> Tensor:
+    """A layer's output; it takes what parameters it has from ``weights``."""
+    if isinstance(layer, nn.Linear):
+        return x @ next(weights) + next(weights)
+    if isinstance(layer, nn.Conv2d):
+        return torch.nn.functional.conv2d(x, next(weights), next(weights), layer.stride, layer.padding)  # type: ignore[arg-type]
+    if isinstance(layer, BiLSTM):
+        return bilstm(x, next(weights), next(weights), next(weights), next(weights))
+    return layer(x)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from fedray.types import FedRayError, require
 
+LEAST = 10  # users of a client, where there are as many
 REDRAWS = 100  # attempts at a Dirichlet partition that gives every client its two examples
 
 
@@ -18,6 +19,7 @@ class Partition(NamedTuple):
 
     train: tuple[np.ndarray, ...]
     test: tuple[np.ndarray, ...]
+    relabel: np.ndarray | None = None  # [k, 2] positions that the protocol mislabels, and the label it gives them
 
 
 def held_labels(client: int, labels_per_client: int, classes: int, layout: str) -> np.ndarray:
@@ -110,7 +112,7 @@ def dirichlet(
     labels [N]. Raises FedRayError where no draw of ``REDRAWS`` gives every client at least two examples.
     Source: Hsu et al., arXiv:1909.06335 (here with the shares drawn per class).
     """
-    _check_sizes(len(labels), clients, test_fraction)
+    _check_sizes(len(labels), clients)
     require(0 < alpha < np.inf, "data.alpha", alpha, "not a concentration", "choose a positive number, e.g. 0.5")
     available = np.bincount(labels)
     for _ in range(REDRAWS):
@@ -125,16 +127,40 @@ def dirichlet(
             "choose an --data.alpha nearer to 1 or lower --clients"
         )
     pieces = [np.split(rng.permutation(np.flatnonzero(labels == c)), cut) for c, cut in enumerate(cuts)]
-    return _hold_out([np.concatenate(parts) for parts in zip(*pieces, strict=True)], test_fraction, rng)
+    return hold_out([np.concatenate(parts) for parts in zip(*pieces, strict=True)], test_fraction, rng)
 
 
 def iid(labels: np.ndarray, clients: int, test_fraction: float, rng: np.random.Generator) -> Partition:
     """Random shards whose sizes differ by at most one; labels [N]; raises FedRayError where N < 2·clients."""
-    _check_sizes(len(labels), clients, test_fraction)
-    return _hold_out(np.array_split(rng.permutation(len(labels)), clients), test_fraction, rng)
+    _check_sizes(len(labels), clients)
+    return hold_out(np.array_split(rng.permutation(len(labels)), clients), test_fraction, rng)
 
 
-def _hold_out(shards: list[np.ndarray], test_fraction: float, rng: np.random.Generator) -> Partition:
+def natural(users: np.ndarray, clients: int, alpha: float, test_fraction: float, rng: np.random.Generator) -> Partition:
+    """Users are clients; fewer clients are groups of them, with shares of the users ~ Dir(alpha, ..., alpha).
+
+    users [N] are 0..U-1. A client's users are consecutive, and ten at least (as many as there are, where U < 10 N).
+    Raises FedRayError for more clients than users, or a client with less than two examples. Source: pFedBreD's
+    Sent140, where the rest that rounding leaves is dealt at random too.
+    """
+    _check_clients(clients)
+    count, remedy = int(users.max()) + 1, "choose a positive number, e.g. 0.5"
+    require(clients <= count, "clients", clients, f"the dataset has {count} users", f"lower it to at most {count}")
+    require(0 < alpha < np.inf, "data.alpha", alpha, "not a concentration", remedy)
+    least = min(LEAST, count // clients)
+    sizes = least + (rng.dirichlet(np.full(clients, alpha)) * (count - least * clients)).astype(np.int64)
+    sizes += np.bincount(rng.integers(clients, size=count - sizes.sum()), minlength=clients)
+    owner = np.repeat(np.arange(clients), sizes)[users]
+    shards = [np.flatnonzero(owner == client) for client in range(clients)]
+    poor = min(range(clients), key=lambda client: len(shards[client]))
+    reason = f"client {poor} has {len(shards[poor])} example of its {sizes[poor]} users; it needs one to test on"
+    require(len(shards[poor]) >= 2, "clients", clients, reason, "lower it, so that users are grouped")
+    return hold_out(shards, test_fraction, rng)
+
+
+def hold_out(shards: Sequence[np.ndarray], test_fraction: float, rng: np.random.Generator) -> Partition:
+    """Shuffle each client's examples and keep a share of them for testing, but at least one on either side."""
+    _check_fraction(test_fraction)
     train, test = [], []
     for shard in shards:
         order = rng.permutation(shard)
@@ -171,19 +197,19 @@ def _check_fraction(f: float) -> None:
     require(0 < f < 1, "data.test_fraction", f, "not a share", "choose between 0 and 1, e.g. 0.25")
 
 
-def _check_sizes(examples: int, clients: int, test_fraction: float) -> None:
+def _check_sizes(examples: int, clients: int) -> None:
     _check_clients(clients)
-    _check_fraction(test_fraction)
     reason = f"{examples} examples give not each one to train and one to test on"
     require(examples >= 2 * clients, "clients", clients, reason, f"lower it to at most {examples // 2}")
 
 
 def save(path: str | Path, partition: Partition) -> None:
-    """Write a partition as .npz without pickle: flat indices and the 2N + 1 offsets of train, then test."""
+    """Write a partition as .npz without pickle: flat indices, the 2N + 1 offsets of train, then test, and relabel."""
     parts = [*partition.train, *partition.test]
     offsets = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+    relabel = np.empty((0, 2), np.int64) if partition.relabel is None else partition.relabel
     with open(path, "wb") as file:  # given a name, numpy would add .npz to it
-        np.savez_compressed(file, indices=np.concatenate(parts), offsets=offsets)
+        np.savez_compressed(file, indices=np.concatenate(parts), offsets=offsets, relabel=relabel)
 
 
 def load(path: str | Path) -> Partition:
@@ -191,14 +217,17 @@ def load(path: str | Path) -> Partition:
     try:
         with np.load(path, allow_pickle=False) as archive:
             indices, offsets = archive["indices"], archive["offsets"]
+            relabel = archive["relabel"] if "relabel" in archive.files else np.empty((0, 2), np.int64)  # older runs
         if indices.dtype != np.int64 or offsets.dtype != np.int64 or indices.ndim != 1 or offsets.ndim != 1:
             raise ValueError("not flat int64 arrays")
         if len(offsets) < 3 or len(offsets) % 2 == 0 or offsets[0] != 0 or offsets[-1] != len(indices):
             raise ValueError("offsets and indices do not match")
         if (np.diff(offsets) < 1).any() or (indices < 0).any():
             raise ValueError("a client without examples, or a negative index")
+        if relabel.dtype != np.int64 or relabel.shape[1:] != (2,) or (relabel < 0).any():
+            raise ValueError("relabel does not hold pairs of a position and a label")
         parts = np.split(indices, offsets[1:-1])
         clients = len(parts) // 2
-        return _checked(parts[:clients], parts[clients:])
+        return _checked(parts[:clients], parts[clients:])._replace(relabel=relabel if len(relabel) else None)
     except Exception as error:  # zipfile, zlib and numpy raise whatever the damage leads them to
         raise FedRayError(f"{path}: not a readable partition ({error}); start the run anew") from error

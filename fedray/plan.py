@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedray import data, models, registry
+from fedray import data, networks, protocols, registry
 from fedray.config import Experiment, override
 from fedray.data import Dataset
 from fedray.models import Model
@@ -25,6 +25,7 @@ class Plan(NamedTuple):
     model: Model
     partition: Partition
     scale: float | None  # raw inputs lie in [0, scale]; None: used as they are
+    remarks: tuple[str, ...] = ()  # what one must know of the data before one quotes a number
 
     @property
     def clients(self) -> int:
@@ -85,17 +86,22 @@ class Plan(NamedTuple):
 
 
 def resolve(cfg: Experiment) -> Experiment:
-    """Fill in what is left to the dataset's paper protocol: clients, clients per round, network, data root."""
-    protocol = data.protocol(cfg.data.name)
+    """Fill in what is left to the dataset's paper protocol: clients, clients per round, network, data root.
+
+    What only the data can tell stays open: :func:`make_plan` loads them.
+    """
+    protocol = protocols.protocol(cfg.data)
     clients = protocol.clients if cfg.clients is None else cfg.clients
-    members = clients - cfg.novel_clients
-    per_round = min(protocol.clients_per_round, members) if cfg.clients is None else members
+    members = None if clients is None else clients - cfg.novel_clients
+    per_round = members
+    if cfg.clients is None and members is not None and protocol.clients_per_round is not None:
+        per_round = min(protocol.clients_per_round, members)
     return override(
         cfg,
         {
             "clients": clients,
             "clients_per_round": per_round if cfg.clients_per_round is None else cfg.clients_per_round,
-            "data": data.resolve(cfg.data),
+            "data": protocols.resolve(cfg.data),
             "model.name": protocol.model if cfg.model.name == "auto" else cfg.model.name,
         },
     )
@@ -136,11 +142,15 @@ def make_plan(cfg: Experiment, dataset: Dataset | None = None) -> Plan:
         f"{registry.algorithm_name(cfg.algorithm)} offers no {selection.score} score",
         "choose --selection uniform",
     )
-    _check_clients(cfg, algorithm)
     dataset = data.load(cfg.data) if dataset is None else dataset
+    cfg = protocols.settle(cfg, dataset)
+    _check_clients(cfg, algorithm)
     rng = Stream(cfg.seed, "partition").numpy
-    partition = data.partition_for(cfg, dataset.y, dataset.classes, rng)
-    model = models.build(cfg.model.name, cfg.model.hidden, tuple(dataset.x.shape[1:]), dataset.classes)
-    plan = Plan(cfg, algorithm, selection, model, partition, dataset.scale)
+    partition = protocols.deal(cfg, dataset, rng)
+    model = networks.build(
+        cfg.model.name, cfg.model.hidden, cfg.model.lstm_hidden, dataset.input_shape, dataset.classes
+    )
+    remarks = protocols.remarks(cfg.data, dataset, partition)
+    plan = Plan(cfg, algorithm, selection, model, partition, dataset.scale, remarks)
     plan.initial_server()  # the algorithm refuses here what it cannot run
     return plan

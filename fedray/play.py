@@ -75,6 +75,8 @@ def run(request: Request, tags: Mapping[str, str] | None = None) -> Outcome:
         deviation.check(plan)
     if request.preset:
         say(f"warning: {plan.algorithm.presets[request.preset].warning}")
+    for remark in plan.remarks:
+        say(f"warning: {remark}")
     note = runfolder.read(request.resume) if request.resume else None
     name = note.name if note else _name(plan, request.execution)
     folder = _folder(request, name)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedray import metrics, registry
+from fedray import metrics, protocols, registry
 from fedray.plan import Plan
 from fedray.types import EvalStats, RoundMetrics, one_draw
 
@@ -120,7 +120,7 @@ def protocol(plan: Plan, rounds: Sequence[int]) -> dict[str, Any]:
         "prediction": "one prediction, without draws" if plan.algorithm.predict_noise is one_draw else drawn,
         "pooling": "sums over all test examples of all clients",
         "dataset": cfg.data.name,
-        "partition": describe_partition(plan),
+        "partition": protocols.describe(cfg.data),
         "train_examples": sum(map(len, plan.partition.train)),
         "test_examples": sum(map(len, plan.partition.test)),
     }
@@ -129,15 +129,6 @@ def protocol(plan: Plan, rounds: Sequence[int]) -> dict[str, Any]:
 def _held_out(plan: Plan) -> str:
     rounds = plan.cfg.adapt_rounds
     return f"{len(plan.novel)} clients held out, then {rounds} rounds of their personal factors alone"
-
-
-def describe_partition(plan: Plan) -> str:
-    """The split in words."""
-    data = plan.cfg.data
-    if data.partition == "labels":
-        size = "" if data.name.endswith(".npz") else f"{data.size}, "
-        return f"{size}{data.labels_per_client} labels per client, {data.layout} layout"
-    return f"dirichlet, alpha {data.alpha:g}" if data.partition == "dirichlet" else "iid"
 
 
 def table(plan: Plan, summary: Mapping[str, Any], seconds: float) -> Any:

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedray import data, models, partition, registry, trees
+from fedray import data, networks, partition, registry, trees
 from fedray.config import to_dict
 from fedray.local import padded
 from fedray.plan import Plan
@@ -204,7 +204,8 @@ def load(folder: str | Path) -> Predictor:
         raise FedRayError(
             f"{folder / 'config.json'} cannot be read ({error}); give the folder of a finished run"
         ) from None
-    model = models.build(cfg.model.name, cfg.model.hidden, tuple(shape["input_shape"]), shape["classes"])
+    size = cfg.model.hidden, cfg.model.lstm_hidden
+    model = networks.build(cfg.model.name, *size, tuple(shape["input_shape"]), shape["classes"])
     algorithm = registry.algorithm_of(cfg.algorithm)
     selection = registry.pick(registry.selections(), "--selection", cfg.selection)
     plan = Plan(cfg, algorithm, selection, model, partition.load(folder / "partition.npz"), shape["scale"])

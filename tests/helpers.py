@@ -7,7 +7,7 @@ import textwrap
 import torch
 from torch import nn
 
-from fedray import data, models, registry, trees
+from fedray import data, networks, registry, trees
 from fedray.config import DataConfig, Experiment, ModelConfig, override
 from fedray.local import Block
 from fedray.models import Model
@@ -27,9 +27,10 @@ def described(input_shape, classes, *layers):
 
 TOP = nn.Flatten(), nn.Linear(12, 4)
 NETS = {
-    "mclr": models.mlp((2, 3), (), 4),
-    "mlp": models.mlp((2, 3), (5,), 4),
-    "deep": models.mlp((2, 3), (5, 7), 4),
+    "mclr": networks.mlp((2, 3), (), 4),
+    "mlp": networks.mlp((2, 3), (5,), 4),
+    "deep": networks.mlp((2, 3), (5, 7), 4),
+    "leaky": networks.mlp((2, 3), (5, 7), 4, leak=0.1),
     "conv": described((2, 8, 8), 4, nn.Conv2d(2, 3, 3, stride=2, padding=1), nn.ReLU(), nn.MaxPool2d(2), *TOP),
 }
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedray import data
+from fedray import data, protocols
 from fedray import partition as parts
 from fedray.config import DataConfig, Experiment
 from fedray.types import FedRayError
@@ -58,35 +58,15 @@ def write_npz(path, **arrays):
     return DataConfig(name=str(path))
 
 
-# ---- the paper's numbers ----
-
-
-@pytest.mark.parametrize(
-    ("name", "clients", "n", "m"),
-    [
-        ("mnist", 10, (250, 1000, 4500), (4750, 4000, 1500)),
-        ("fashion_mnist", 10, (250, 1000, 4500), (4750, 4000, 1500)),
-        ("cifar10", 20, (125, 500, 2250), (2375, 2000, 750)),
-        ("digits", 10, (35, 85, 120), (135, 85, 50)),
-    ],
-)
-def test_protocols_give_the_papers_numbers(name, clients, n, m):
-    protocol = data.protocol(name)
-    assert (protocol.clients, protocol.clients_per_round) == (clients, 10)
-    assert protocol.model == ("vgg" if name == "cifar10" else "mlp")
-    sizes = (protocol.small, protocol.medium, protocol.large)
-    assert tuple(5 * size[0] for size in sizes if size) == n
-    assert tuple(5 * size[1] for size in sizes if size) == m
-
-
-def test_npz_files_have_no_table():
-    assert data.protocol("some/where.npz") == data.Protocol(10, 10, "mlp", None, None, None)
+# ---- names and paths ----
 
 
 def test_an_unknown_dataset_is_refused_with_those_that_are_known():
-    for use in (data.protocol, lambda name: data.load(DataConfig(name=name))):
-        with pytest.raises(FedRayError, match=r"--data.name mnits: .*digits, mnist, .*cifar10.*\.npz"):
-            use("mnits")
+    for use in (protocols.protocol, data.load):
+        with pytest.raises(
+            FedRayError, match=r"--data.name mnits: .*digits, mnist, .*cifar10.*sent140.*\.npz.*\.jsonl"
+        ):
+            use(DataConfig(name="mnits"))
 
 
 def test_paths_become_absolute_and_follow_root_then_environment_then_cache(tmp_path, monkeypatch):
@@ -99,13 +79,16 @@ def test_paths_become_absolute_and_follow_root_then_environment_then_cache(tmp_p
     assert data.resolve(DataConfig(root=Path("here"))).root == tmp_path / "here"
     assert data.resolve(DataConfig(name="my.npz")).name == str(tmp_path / "my.npz")
     assert data.resolve(DataConfig(name="mnist")).name == "mnist"
+    assert data.resolve(DataConfig(name="~/a.jsonl.gz")).name == "/home/me/a.jsonl.gz"
+    assert data.resolve(DataConfig(embedding=Path("glove.txt"))).embedding == tmp_path / "glove.txt"
+    assert data.resolve(DataConfig()).embedding is None
 
 
 # ---- reading ----
 
 
 def test_digits_ship_with_the_package():
-    x, y, classes, scale = data.load(DataConfig(name="digits"))
+    x, y, classes, scale = data.load(DataConfig(name="digits"))[:4]
     assert x.shape == (1797, 1, 8, 8)
     assert (x.min(), x.max(), scale) == (0, 16, 16.0)
     assert (y.dtype, classes) == (np.int64, 10)
@@ -119,7 +102,7 @@ def test_digits_ship_with_the_package():
 @pytest.mark.parametrize(("name", "folder"), [("mnist", "MNIST"), ("fashion_mnist", "FashionMNIST")])
 def test_idx_files_are_pooled_training_first(tmp_path, name, folder):
     images, labels = write_mnist(tmp_path, folder=folder)
-    x, y, classes, scale = data.load(DataConfig(name=name, root=tmp_path))
+    x, y, classes, scale = data.load(DataConfig(name=name, root=tmp_path))[:4]
     assert np.array_equal(x[:, 0], images)
     assert np.array_equal(y, labels)
     assert (x.shape[1:], y.dtype, classes, scale) == ((1, 28, 28), np.int64, 10, 255.0)
@@ -144,7 +127,7 @@ def python2(batch):
 @pytest.mark.parametrize("dump", [lambda b: pickle.dumps(b, 3), lambda b: pickle.dumps(b, 4), python2])
 def test_cifar_batches_are_pooled_training_first(tmp_path, dump):
     images, labels = write_cifar(tmp_path, dump=dump)
-    x, y, classes, scale = data.load(DataConfig(name="cifar10", root=tmp_path))
+    x, y, classes, scale = data.load(DataConfig(name="cifar10", root=tmp_path))[:4]
     assert np.array_equal(x, images)
     assert np.array_equal(y, labels)
     assert (x.dtype, y.dtype, classes, scale) == (np.uint8, np.int64, 10, 255.0)
@@ -161,11 +144,11 @@ def test_a_batch_stored_in_column_order_is_the_same_images(tmp_path):
 def test_npz_images_and_features(tmp_path):
     images = rng().integers(0, 256, (6, 2, 5), dtype=np.uint8)
     labels = np.array([0, 1, 2, 0, 1, 2], np.uint8)
-    x, y, classes, scale = data.load(write_npz(tmp_path / "a.npz", x=images, y=labels))
+    x, y, classes, scale = data.load(write_npz(tmp_path / "a.npz", x=images, y=labels))[:4]
     assert np.array_equal(x, images)
     assert y.tolist() == labels.tolist()
     assert (y.dtype, classes, scale) == (np.int64, 3, 255.0)
-    x, _, _, scale = data.load(write_npz(tmp_path / "b.npz", x=images / 7, y=labels))
+    x, _, _, scale = data.load(write_npz(tmp_path / "b.npz", x=images / 7, y=labels))[:4]
     assert (x.dtype, scale) == (np.float32, None)
     assert np.array_equal(x, (images / 7).astype(np.float32))
 
@@ -360,45 +343,7 @@ def test_a_failed_download_says_so(tmp_path, torchvision, name, reason):
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-# ---- dealing ----
-
-
-def experiment(clients, **settings):
-    return Experiment(clients=clients, data=DataConfig(**settings))
-
-
-@pytest.mark.parametrize("layout", ["cluster", "window"])
-@pytest.mark.parametrize(("size", "train", "test"), [("small", 7, 27), ("medium", 17, 17), ("large", 24, 10)])
-def test_digits_are_dealt_as_the_table_says(layout, size, train, test):
-    y = data.load(DataConfig()).y
-    partition = data.partition_for(experiment(10, size=size, layout=layout), y, 10, rng())
-    assert {len(part) for part in partition.train} == {5 * train}
-    assert {len(part) for part in partition.test} == {5 * test}
-    expected = parts.label_shards(y, 10, 5, train, test, layout, rng())
-    assert all(np.array_equal(a, b) for a, b in zip(partition.train, expected.train, strict=True))
-
-
-def test_npz_files_are_dealt_as_far_as_the_scarcest_class_goes():
-    labels = rng().permutation(np.repeat(np.arange(4), (100, 41, 100, 100)))
-    cfg = experiment(4, name="mine.npz", labels_per_client=2, layout="window", test_fraction=0.25)
-    partition = data.partition_for(cfg, labels, 4, rng())
-    for client in range(4):
-        held = np.unique(labels[partition.train[client]])
-        assert set(held) == {client, (client + 1) % 4}
-        assert np.bincount(labels[partition.train[client]])[held].tolist() == [15, 15]
-        assert np.bincount(labels[partition.test[client]])[held].tolist() == [5, 5]
-    with pytest.raises(FedRayError, match="class 0 has 1 examples, its 2 owners need 2 x 2"):
-        data.partition_for(cfg, np.repeat(np.arange(4), (1, 9, 9, 9)), 4, rng())
-
-
-def test_dirichlet_and_iid_are_passed_their_settings():
-    y = data.load(DataConfig()).y
-    got = data.partition_for(experiment(8, partition="dirichlet", alpha=2.0, test_fraction=0.4), y, 10, rng())
-    expected = parts.dirichlet(y, 8, 2.0, 0.4, rng())
-    assert all(np.array_equal(a, b) for a, b in zip(got.test, expected.test, strict=True))
-    got = data.partition_for(experiment(8, partition="iid", test_fraction=0.4), y, 10, rng())
-    expected = parts.iid(y, 8, 0.4, rng())
-    assert all(np.array_equal(a, b) for a, b in zip(got.test, expected.test, strict=True))
+# ---- shards ----
 
 
 def test_shards_are_the_clients_own_examples_normalised():
@@ -423,6 +368,14 @@ def test_normalisation_spans_minus_one_to_one():
     shard = data.shards(dataset, parts.Partition((np.array([0, 1]),), (np.array([2, 3]),)), [0])[0]
     assert shard.train_x.flatten().tolist() == [-1, 0]
     assert shard.test_x.flatten().tolist() == [1, -0.5]
+
+
+def test_labels_are_the_datasets_but_where_the_partition_says_otherwise():
+    dataset = data.Dataset(np.zeros((6, 2), np.float32), np.arange(6) % 3, 3, None)
+    wrong = parts.Partition((np.array([0, 1, 5]),), (np.array([2, 4]),), np.array([[1, 2], [2, 0], [3, 1]]))
+    (shard,) = data.shards(dataset, wrong, [0])
+    assert (shard.train_y.tolist(), shard.test_y.tolist()) == ([0, 2, 2], [0, 1])
+    assert dataset.y.tolist() == [0, 1, 2] * 2
 
 
 def test_features_are_used_as_they_are_and_the_dataset_is_not_touched():
@@ -457,10 +410,10 @@ def test_real_datasets_carry_the_papers_largest_split(name, counts, shape, mean)
     assert np.bincount(dataset.y).tolist() == counts
     train = dataset.x[: 50000 if name == "cifar10" else 60000]
     assert train.mean() / 255 == pytest.approx(mean, abs=2e-4)  # the known mean: training comes first
-    protocol = data.protocol(name)
+    protocol = protocols.protocol(DataConfig(name=name))
     for layout in ("cluster", "window"):
-        cfg = experiment(protocol.clients, name=name, size="large", layout=layout)
-        partition = data.partition_for(cfg, dataset.y, dataset.classes, rng())
+        cfg = Experiment(clients=protocol.clients, data=DataConfig(name=name, size="large", layout=layout))
+        partition = protocols.deal(cfg, dataset, rng())
         assert {len(part) for part in partition.train} == {5 * protocol[5][0]}
     shard = data.shards(dataset, partition, [protocol.clients - 1])[0]
     assert (shard.train_x.min(), shard.train_x.max()) == (-1, 1)

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 from torch.testing import assert_close
 
-from fedray import likelihood
+from fedray import likelihood, networks
 from fedray.rng import Stream
-from tests.helpers import NETS
+from tests.helpers import NETS, described
 
 
 def batch(model, repeats=1):
@@ -25,8 +26,17 @@ def test_the_nll_is_the_weighted_cross_entropy():
     assert_close(likelihood.nll(logits, y, weight), expected)
 
 
+# Chains that the differentiation by hand does not know.
+OTHERS = {
+    "lstm": networks.lstm((2, 3), 2, 4),
+    "linear": described((2, 3), 4, nn.Flatten(), nn.Linear(6, 5), nn.Linear(5, 4)),
+    "tanh": described((2, 3), 4, nn.Flatten(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4)),
+    "late": described((2, 3), 4, nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4), nn.LeakyReLU(0.2)),
+}
+
+
 @pytest.mark.parametrize("start", [1.0, 0.0])
-@pytest.mark.parametrize("model", NETS.values(), ids=NETS)
+@pytest.mark.parametrize("model", (NETS | OTHERS).values(), ids=NETS | OTHERS)
 def test_value_and_gradient_are_autograds(model, start):
     """At zero weights every ReLU is at its kink, where its derivative is 0 by convention."""
     theta = (start * model.init(Stream(0, "server"))).double().requires_grad_()
@@ -63,7 +73,7 @@ def test_rows_of_weight_zero_do_not_matter(model):
     assert_close(full, likelihood.nll_and_grad(model, theta, x, y, weight))
 
 
-@pytest.mark.parametrize("model", [NETS[name] for name in ("mclr", "mlp", "deep")])
+@pytest.mark.parametrize("model", [NETS[name] for name in ("mclr", "mlp", "deep", "leaky")])
 def test_a_client_has_bitwise_the_same_gradient_alone_and_stacked(model):
     """In products of 400 multiplications and more: PyTorch's bmm has another kernel for smaller ones."""
     x, y, weight = batch(model, repeats=20)

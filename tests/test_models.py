@@ -8,9 +8,8 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from fedray import models
+from fedray import networks
 from fedray.rng import Stream
-from fedray.types import FedRayError
 from tests.helpers import NETS, described
 
 
@@ -26,26 +25,6 @@ def reference(model, theta):
             twin.bias = nn.Parameter(bias)
         layers.append(twin)
     return nn.Sequential(*layers)
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "parameters", "activations"),
-    [
-        ("mlp", (1, 28, 28), 79_510, 110),
-        ("mclr", (1, 28, 28), 7_850, 10),
-        ("vgg", (3, 32, 32), 246_314, 16 * 1024 + 32 * 256 + 64 * 64 + 128 * 16 + 128 * 4 + 10),
-    ],
-)
-def test_the_papers_networks_have_the_papers_size(name, shape, parameters, activations):
-    model = models.build(name, (100,), shape, 10)
-    assert (model.size, model.activations) == (parameters, activations)
-    assert model.padded % 64 == 0
-    assert 0 <= model.padded - model.size < 64
-
-
-def test_the_vgg_refuses_images_that_its_pooling_would_eat():
-    with pytest.raises(FedRayError, match=r"vgg.*\(1, 28, 28\).*32 x 32.*mlp"):
-        models.build("vgg", (), (1, 28, 28), 10)
 
 
 @pytest.mark.parametrize("model", NETS.values(), ids=NETS)
@@ -67,7 +46,7 @@ def test_logits_are_those_of_torch_nn(model):
 
 
 def test_the_initial_weights_are_those_of_torch_nn():
-    model = models.mlp((1, 28, 28), (100,), 10)
+    model = networks.mlp((1, 28, 28), (100,), 10)
     theta = model.init(Stream(0, "server"))
     for part, fan_in in zip(model.split(theta), (784, 784, 100, 100), strict=True):
         bound = 1 / math.sqrt(fan_in)
@@ -81,7 +60,7 @@ def test_the_initial_weights_are_those_of_torch_nn():
 
 @pytest.mark.parametrize(
     "model",
-    [models.mlp((5,), (), 3), described((1, 4, 4), 8, nn.Conv2d(1, 2, 3, stride=2, padding=1), nn.Flatten())],
+    [networks.mlp((5,), (), 3), described((1, 4, 4), 8, nn.Conv2d(1, 2, 3, stride=2, padding=1), nn.Flatten())],
     ids=["linear", "conv"],
 )
 def test_one_layer_has_the_same_moments_by_local_reparameterization_and_by_weight_sampling(model):

@@ -60,7 +60,7 @@ def test_every_builder_is_disjoint_and_follows_its_generator(build):
 def test_label_shards_are_exact_and_stratified(layout, expected, kinds):
     labels = labels_of([180] * 10)
     partition = parts.label_shards(labels, 10, 5, 24, 10, layout, rng())
-    for client, (train, test) in enumerate(zip(*partition, strict=True)):
+    for client, (train, test) in enumerate(zip(partition.train, partition.test, strict=True)):
         for part, size in ((train, 24), (test, 10)):
             held, counts = np.unique(labels[part], return_counts=True)
             assert set(held) == expected(client)
@@ -191,7 +191,7 @@ def test_dirichlet_shares_have_the_moments_of_the_distribution():
     alpha, clients, n = 0.5, 5, 200
     labels = np.repeat(np.arange(1000), n)  # a thousand independent classes
     partition = parts.dirichlet(labels, clients, alpha, 0.5, rng())
-    dealt = [np.concatenate(pair) for pair in zip(*partition, strict=True)]
+    dealt = [np.concatenate(pair) for pair in zip(partition.train, partition.test, strict=True)]
     shares = np.stack([np.bincount(labels[part], minlength=1000) for part in dealt]) / n
     mean = 1 / clients
     assert np.allclose(shares.sum(axis=0), 1)
@@ -202,7 +202,7 @@ def test_dirichlet_shares_have_the_moments_of_the_distribution():
 def test_the_test_set_is_drawn_from_all_classes_of_a_client():
     labels = np.repeat(np.arange(4), 1000)
     partition = parts.dirichlet(labels, 3, 100.0, 0.25, rng())
-    for train, test in zip(*partition, strict=True):
+    for train, test in zip(partition.train, partition.test, strict=True):
         share = np.bincount(labels[test], minlength=4) / len(test)
         assert np.abs(share - np.bincount(labels[train], minlength=4) / len(train)).max() < 0.12  # four sd
 
@@ -220,7 +220,7 @@ def test_a_small_alpha_is_more_heterogeneous():
 def test_iid_is_balanced_in_size_and_in_class():
     labels = np.repeat(np.arange(10), 1000)
     partition = parts.iid(labels, 7, 0.25, rng())
-    sizes = [len(train) + len(test) for train, test in zip(*partition, strict=True)]
+    sizes = [len(train) + len(test) for train, test in zip(partition.train, partition.test, strict=True)]
     assert sum(sizes) == len(labels)
     assert max(sizes) - min(sizes) <= 1
     assert all(len(test) == round(0.25 * size) for test, size in zip(partition.test, sizes, strict=True))

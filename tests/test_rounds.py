@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from fedray import metrics, models, registry, trees
+from fedray import metrics, networks, registry, trees
 from fedray.config import DataConfig, Experiment, override
 from fedray.federation import LocalCohort, LocalFederation
 from fedray.messages import payload_bytes, sound
@@ -105,7 +105,7 @@ def test_a_run_stops_at_an_upload_that_is_not_finite_before_it_is_averaged():
 
 @pytest.mark.parametrize(("name", "size"), [("fedavg", 318_040), ("fedprox", 318_040), ("pfedbayes", 636_080)])
 def test_messages_have_the_papers_size(name, size):
-    plan = small_plan(name)._replace(model=models.mlp((1, 28, 28), (100,), 10))
+    plan = small_plan(name)._replace(model=networks.mlp((1, 28, 28), (100,), 10))
     server = plan.initial_server()
     down = plan.algorithm.broadcast(plan.cfg.algorithm, plan.model, server, (0, 1, 2))
     assert payload_bytes(down, plan) == size

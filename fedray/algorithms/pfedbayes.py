@@ -106,6 +106,9 @@ class Info(NamedTuple):
 
 def server_init(cfg: PFedBayes, model: Model, facts: Facts, rng: Stream) -> Gaussian:
     """μ ~ N(0, 0.1²), ρ constant: the start of the server and of every client."""
+    reason = "local reparameterization does not cover recurrent networks"
+    possible = cfg.estimator == "weights" or model.activations > 0
+    require(possible, "estimator", cfg.estimator, reason, "use --estimator weights")
     mu = model.pad(INIT_SD * rng.normal([model.padded]))
     return Gaussian(mu, torch.full_like(mu, cfg.rho_init))
 

@@ -8,7 +8,7 @@ from torch.distributions import Normal, kl_divergence
 from torch.nn import functional
 from torch.testing import assert_close
 
-from fedray import models, trees
+from fedray import networks, trees
 from fedray.algorithms import pfedbayes
 from fedray.algorithms.pfedbayes import Client, Local, PFedBayes
 from fedray.config import override
@@ -19,7 +19,7 @@ from fedray.types import Facts
 from tests.helpers import NETS, block, differing, examples, experiment, play, small_plan
 
 MODEL = NETS["mlp"]
-SILENT = models.mlp((2, 3), (), 1)  # one class: the likelihood is 1 whatever the weights
+SILENT = networks.mlp((2, 3), (), 1)  # one class: the likelihood is 1 whatever the weights
 RULES = ("rho", "sigma", "moments")
 
 

@@ -1,0 +1,79 @@
+"""What the data and the network are: the settings of an experiment that a dataset decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from fedray.types import check_choices, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """The dataset and how its examples are dealt to the clients."""
+
+    name: str = "digits"
+    """digits, mnist, fashion_mnist, cifar10, sent140, femnist, or the path of a file: .npz with arrays x [N, ...] and
+    y [N]; .json as LEAF's; .jsonl with a user, text and label per line (.gz of the last two)."""
+    root: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    """Folder that holds the dataset in torchvision's layout, or sent140/ or femnist/ with LEAF's train and test
+    folders; by default $FEDRAY_DATA_ROOT or ~/.cache/fedray."""
+    download: bool = False
+    """Let torchvision download the dataset into the root when it is missing."""
+    embedding: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """Frozen word vectors for texts: a word and its numbers per line, such as glove.6B.50d.txt. By default every word
+    has random numbers of its own, which know nothing of its meaning: accuracies are lower."""
+    partition: Literal["auto", "labels", "lognormal", "dirichlet", "iid", "natural"] = "auto"
+    """labels: a few classes per client, as in pFedBayes; lognormal: windows of classes (u + j) mod C with lognormal
+    sizes, as in pFedMe and pFedBreD; dirichlet: class shares drawn from Dir(alpha); iid: at random; natural: users are
+    clients, or groups of users with sizes drawn from Dir(alpha). auto is natural for sent140, femnist and LEAF files,
+    else labels."""
+    layout: Literal["cluster", "window"] = "cluster"
+    """Which labels client u holds: cluster (s*u + j) mod C, two kinds of client; window (u + j) mod C, C kinds."""
+    labels_per_client: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """s, the number of classes that a client holds (labels and lognormal partitions); by default the paper's for the
+    dataset (5; with lognormal sizes 3, of fashion_mnist 2)."""
+    label_bug: bool = False
+    """Mislabel the first ten examples of each class of a client by their slot 0..s-1, as the published generator of
+    pFedBreD's MNIST does (lognormal partition): for comparison with its tables only, accuracies count the wrong labels.
+    """
+    size: Literal["small", "medium", "large"] = "medium"
+    """Examples per client and class, exact and stratified, as pFedBayes's tables (labels partition)."""
+    alpha: float = 0.5
+    """Concentration of the dirichlet and natural partitions; small is more heterogeneous."""
+    test_fraction: float = 0.25
+    """Share of a client's examples kept for testing (all partitions but labels of a dataset with a table). The papers
+    keep 0.1 of LEAF's."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The network."""
+
+    name: Literal["auto", "mlp", "mclr", "dnn", "cnn", "vgg", "lstm"] = "auto"
+    """auto: the paper's network for the dataset (mlp; vgg for cifar10; lstm for texts; dnn for femnist; with lognormal
+    sizes dnn and cnn). mclr is multinomial logistic regression, dnn the mlp with leaky ReLUs, cnn two convolutions and
+    three linear layers (BPFed; pFedBreD's CifarNet), lstm two bidirectional LSTMs and two linear layers for texts."""
+    hidden: tuple[int, ...] = (100,)
+    """Widths of the hidden layers of the mlp or dnn."""
+    lstm_hidden: int = 50
+    """Units of each direction of the lstm; the layer before its last one has a hundred times as many."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        remedy = "use --model.name mclr for a network without hidden layers"
+        require(
+            all(isinstance(width, int) and width >= 1 for width in self.hidden),
+            "model.hidden",
+            self.hidden,
+            "a layer has units",
+            remedy,
+        )
+        units = self.lstm_hidden
+        require(units >= 1, "model.lstm_hidden", units, "an lstm has units", "use 50, as pFedBreD")
