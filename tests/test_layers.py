@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MATHS = "models posteriors likelihood fuse stein bregman optim aggregate metrics rng partition trees tensors"
+MATHS = (
+    "models posteriors likelihood fuse stein densities sites particles indicators probabilities bregman optim "
+    "aggregate metrics rng partition trees tensors"
+)
 RUN_TIME = (
     "registry config data plan messages local rounds federation checkpoint runfolder stores tracking plots cli "
     "terminal compare result report cells runs groups published tables compare_plots compare_html status"
