@@ -16,6 +16,11 @@ def nll(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     return -(log_p.gather(-1, y[:, None]).squeeze(-1) * weight).sum()
 
 
+def fully_connected(model: Model) -> bool:
+    """Whether a network is a chain of linear layers and ReLUs."""
+    return all(isinstance(layer, nn.Linear | nn.ReLU | nn.Flatten) for layer in model.layers)
+
+
 def nll_and_grad(model: Model, theta: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Weighted NLL of a batch at theta [P] and its gradient [P].
 
@@ -23,7 +28,7 @@ def nll_and_grad(model: Model, theta: Tensor, x: Tensor, y: Tensor, weight: Tens
     networks several times their arithmetic. Others are differentiated with respect to their layers rather than the
     flat vector, because the backward of a slice would write P zeros for every layer.
     """
-    if all(isinstance(layer, nn.Linear | nn.ReLU | nn.Flatten) for layer in model.layers):
+    if fully_connected(model):
         return _backpropagation(model, theta, x, y, weight)
 
     def loss(parts: Sequence[Tensor]) -> Tensor:
