@@ -15,12 +15,13 @@ from typing import Annotated, Any
 
 import tyro
 
-from fedray import data, partition, registry, report, result
-from fedray.config import DataConfig, override
-from fedray.data import Dataset, Shard
+from fedray import data, partition, readers, registry, report, result
+from fedray.config import override
+from fedray.data import Shard
 from fedray.federation import LocalCohort
 from fedray.local import Block, numerics
 from fedray.plan import Plan
+from fedray.readers import Dataset
 from fedray.result import Predictor, Writer
 from fedray.rng import Stream
 from fedray.rounds import Snapshot, State, play_round
@@ -56,10 +57,11 @@ def make_plan(run: Plan, options: Options) -> tuple[Plan, list[Shard]]:
     name = registry.algorithm_name(run.cfg.algorithm)
     require(able, "run", options.run, f"{name} has no personal factors that a newcomer could adapt", "choose another")
     require(options.data.endswith(".npz"), "data", options.data, "not an .npz file", "give arrays x and y in one")
-    dataset = _fitting(run, options, data.load(DataConfig(name=options.data)))
+    dataset = _fitting(run, options)
     dealt = partition.iid(dataset.y, options.clients, options.test_fraction, Stream(options.seed, "partition").numpy)
     settings = {
-        "data.name": options.data,
+        "data.name": str(Path(options.data).expanduser().resolve()),
+        "data.partition": "iid",
         "clients": options.clients,
         "novel_clients": options.clients,
         "adapt_rounds": options.rounds,
@@ -69,15 +71,13 @@ def make_plan(run: Plan, options: Options) -> tuple[Plan, list[Shard]]:
     return run._replace(cfg=override(run.cfg, settings), partition=dealt), data.shards(dataset, dealt, ids)
 
 
-def _fitting(run: Plan, options: Options, dataset: Dataset) -> Dataset:
+def _fitting(run: Plan, options: Options) -> Dataset:
     """The newcomers' examples in the run's units; raises FedRayError where its network cannot take them."""
+    dataset = readers.npz(Path(options.data).expanduser(), run.model.classes)
     shape, wanted = tuple(dataset.x.shape[1:]), run.model.input_shape
     reason = f"its inputs have the shape {list(shape)}, those of the run {list(wanted)}"
     require(shape == wanted, "data", options.data, reason, "give inputs of that shape")
-    highest, classes = int(dataset.y.max()), run.model.classes
-    reason = f"it has the label {highest}, the run knows 0 to {classes - 1}"
-    require(highest < classes, "data", options.data, reason, "leave those examples out")
-    return dataset._replace(scale=run.scale, classes=classes)
+    return dataset._replace(scale=run.scale)
 
 
 def adapt(run: Predictor, options: Options) -> tuple[Plan, Snapshot, State]:

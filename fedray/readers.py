@@ -62,14 +62,14 @@ def digits() -> Dataset:
         return Dataset(table[:, :-1].reshape(-1, 1, 8, 8), checked_labels(table[:, -1], len(table), 10), 10, 16.0)
 
 
-def npz(path: Path) -> Dataset:
-    """A file of one's own with arrays x and y; raises FedRayError where it is not one."""
+def npz(path: Path, classes: int | None = None) -> Dataset:
+    """A file of one's own with arrays x and y, of so many classes or those that occur; raises FedRayError."""
     remedy = "give an .npz of x [N, ...], uint8 images or float features, and y [N], labels 0..C-1"
     with reading(path, remedy), np.load(path, allow_pickle=False) as archive:
         x, y = archive["x"], archive["y"]
         if x.ndim < 2 or not (x.dtype == np.uint8 or x.dtype.kind == "f"):
             raise ValueError(f"x has shape {list(x.shape)} and type {x.dtype}")
-        classes = len(np.unique(y))
+        classes = len(np.unique(y)) if classes is None else classes
         y = checked_labels(y, len(x), classes)
         if x.dtype == np.uint8:
             return Dataset(x, y, classes, 255.0)

@@ -1,11 +1,16 @@
 """Clients that are held out: the federation never sees them, and afterwards they adapt and nothing else changes."""
 
+import json
+
+import numpy as np
 import pytest
 import torch
 
-from fedray import checkpoint, registry, report, trees
+import fedray
+from fedray import checkpoint, launch, newcomers, registry, report, trees
 from fedray.checkpoint import Store
 from fedray.federation import LocalFederation
+from fedray.readers import digits
 from fedray.types import FedRayError
 from tests.helpers import block, differing, small_plan
 
@@ -122,3 +127,57 @@ REFUSED = [
 def test_what_cannot_be_held_out_is_refused(name, settings, words):
     with pytest.raises(FedRayError, match=words):
         small_plan(name, settings)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run, and a file of examples that it has not seen: pictures turned upside down, of three classes."""
+    folder = tmp_path_factory.mktemp("newcomers")
+    options = ["--runtime", "local", "--tracking.uri", "none", "--rounds", "3", "--model.hidden", "8"]
+    for name in ("bpfed", "fedavg"):
+        assert launch.main([name, *options, "--output", str(folder / name)]) == 0
+    x, y = digits().x[:, :, ::-1].copy(), digits().y
+    few = np.isin(y, [2, 5, 7])
+    np.savez(folder / "theirs.npz", x=x[few], y=y[few])
+    np.savez(folder / "wide.npz", x=np.zeros((9, 1, 9, 9), np.uint8), y=np.arange(9))
+    np.savez(folder / "twelve.npz", x=np.zeros((12, 1, 8, 8), np.uint8), y=np.arange(12))
+    return folder
+
+
+def test_a_finished_run_takes_in_clients_that_it_has_never_met(finished, capsys):
+    command = [str(finished / "bpfed"), "--data", str(finished / "theirs.npz"), "--clients", "2", "--json"]
+    assert newcomers.main([*command, "--rounds", "12"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["train_examples"] + summary["test_examples"] == np.isin(digits().y, [2, 5, 7]).sum()
+    assert summary["novel"]["accuracy"] > 0.6
+    theirs, run = fedray.load(finished / "bpfed-newcomers"), fedray.load(finished / "bpfed")
+    assert differing(theirs.snapshot.server, run.snapshot.server) == []
+    own, shared = theirs.plan.model.part(("head",)), theirs.plan.model.rest(("head",))
+    q = theirs.snapshot.clients.q
+    assert torch.equal(q.mu[:, shared], run.snapshot.server.mu[shared].expand(2, -1))
+    assert not torch.equal(q.mu[0, own], q.mu[1, own])
+    with np.load(finished / "theirs.npz") as archive:
+        held = theirs.plan.partition.test[1]
+        answer = theirs.predict(archive["x"][held], client=1)
+        assert (answer.probs.argmax(-1).numpy() == archive["y"][held]).mean() > 0.6
+    assert newcomers.main(command) == 2  # and its result is not overwritten
+    assert "already holds something" in capsys.readouterr().err
+
+
+UNFIT = [
+    (["fedavg", "theirs.npz"], "fedavg has no personal factors"),
+    (["bpfed", "wide.npz"], "its inputs have the shape [1, 9, 9], those of the run [1, 8, 8]"),
+    (["bpfed", "twelve.npz"], "its labels are not 12 integers that number 10 classes"),
+    (["bpfed", "none.npz"], "none.npz"),
+    (["bpfed", "notes.txt"], "not an .npz file"),
+    (["nowhere", "theirs.npz"], "give the folder of a finished run"),
+]
+
+
+@pytest.mark.parametrize(("names", "words"), UNFIT)
+def test_what_does_not_fit_the_run_is_refused(finished, capsys, names, words):
+    run, file = (str(finished / name) for name in names)
+    before = sorted(finished.iterdir())
+    assert newcomers.main([run, "--data", file, "--output", str(finished / "out")]) == 2
+    assert words in capsys.readouterr().err
+    assert sorted(finished.iterdir()) == before
