@@ -67,11 +67,14 @@ def _absolute(path: Path) -> Path:
     return Path(os.path.abspath(path.expanduser()))
 
 
-def load(cfg: DataConfig) -> Dataset:
-    """The pooled dataset; raises FedRayError with file, reason and remedy where it is missing or corrupt."""
+def load(cfg: DataConfig, classes: int | None = None) -> Dataset:
+    """The pooled dataset; raises FedRayError with file, reason and remedy where it is missing or corrupt.
+
+    ``classes`` is how many an .npz file may have, where not all of them need occur in it.
+    """
     check_name(cfg.name)
     cfg = resolve(cfg)
-    dataset = _load(cfg)
+    dataset = readers.npz(Path(cfg.name), classes) if cfg.name.endswith(".npz") else _load(cfg)
     reason, remedy = "the dataset has no texts", "leave it out, or choose --data.name sent140"
     require(cfg.embedding is None or dataset.vectors is not None, "data.embedding", cfg.embedding, reason, remedy)
     return dataset
@@ -80,8 +83,6 @@ def load(cfg: DataConfig) -> Dataset:
 def _load(cfg: DataConfig) -> Dataset:
     if cfg.name == "digits":
         return readers.digits()
-    if cfg.name.endswith(".npz"):
-        return readers.npz(Path(cfg.name))
     if is_file(cfg.name):
         return leaf.load([Path(cfg.name)], None, cfg.embedding)
     if cfg.name in leaf.CLASSES:

@@ -178,7 +178,8 @@ class Predictor:
         plan = self.plan
         if plan.algorithm.personalize is client_itself:
             return None
-        (shard,) = data.shards(data.load(plan.cfg.data), plan.partition, [client])
+        dataset = data.load(plan.cfg.data, plan.model.classes)._replace(scale=plan.scale)
+        (shard,) = data.shards(dataset, plan.partition, [client])
         return padded(shard, plan.facts.shard)
 
 
