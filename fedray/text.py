@@ -78,7 +78,7 @@ def _read(file: Path, wanted: set[str]) -> dict[str, np.ndarray]:
                 vector = np.array(numbers, np.float32)
                 if len(vector) != width or not np.isfinite(vector).all():
                     raise ValueError(f"{word!r} does not have {width} numbers, as the first word")
-                found |= {word: vector} if word in wanted else {}
+                found[word] = vector
     if not found:
         raise ValueError("it has none of the words of the dataset")
     return found

@@ -106,12 +106,20 @@ def test_femnist_is_images_of_62_classes(tmp_path):
     assert np.allclose(shard.train_x.flatten().numpy(), 2 * a[0] - 1, atol=1e-6)
 
 
-def test_other_numbers_are_features(tmp_path):
-    rows = [([0.5, -2.0], 0), ([7.0, 1e3], 1)]
-    write(tmp_path, {"mine.json": leaf({"a": rows})})
+@pytest.mark.parametrize("x", [[[0.5, -2.0], [7.0, 1e3]], [[0.5] * 783 + [1.5]] * 2, [[0.5] * 783 + [-0.5]] * 2])
+def test_other_numbers_are_features(tmp_path, x):
+    write(tmp_path, {"mine.json": leaf({"a": list(zip(x, (0, 1), strict=True))})})
     dataset = data.load(DataConfig(name=str(tmp_path / "mine.json")))
-    assert dataset.x.tolist() == [[0.5, -2.0], [7.0, 1e3]]
+    assert dataset.x.tolist() == x
     assert (dataset.scale, dataset.vectors, dataset.classes) == (None, None, 2)
+
+
+def test_vectors_come_from_the_file_that_is_given(tmp_path):
+    write(tmp_path, {"sent140/a.jsonl": lines(ROWS), "v.txt": b"bad 1 2\ngood 3 4\n"})
+    for name in ("sent140", str(tmp_path / "sent140/a.jsonl")):
+        dataset = data.load(DataConfig(name=name, root=tmp_path, embedding=tmp_path / "v.txt"))
+        assert dataset.input_shape == (25, 2)
+        assert dataset.vectors[dataset.x[1, :3]].tolist() == [[1, 2], [0, 0], [0, 0]]
 
 
 GOOD = leaf({"a": [("x", 0), ("y", 1)]})

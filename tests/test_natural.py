@@ -54,6 +54,12 @@ def test_group_sizes_have_the_moments_of_the_distribution():
     assert np.var(shares) == pytest.approx(mean * (1 - mean) / (clients * alpha + 1), rel=0.15)
 
 
+def test_what_rounding_leaves_is_dealt_at_random():
+    """Of an alpha this large, all shares come out as zero."""
+    groups = of_client(users_of(1000, 2), parts.natural(users_of(1000, 2), 5, 1e308, 0.5, rng()))
+    assert all(150 < len(group) < 250 for group in groups)
+
+
 def test_the_generator_decides():
     users = users_of(300)
     a, b, c = (parts.natural(users, 5, 0.5, 0.25, rng(seed)) for seed in (1, 1, 2))
