@@ -42,10 +42,13 @@ class ClientActor:
 
     def reset(self, plan: Plan) -> None:
         """Begin a federation, this process's first or another: fresh states, the plan's shards of the same clients."""
-        dataset = data.load(plan.cfg.data) if self._dataset is None else self._dataset
-        shards = data.shards(dataset, plan.partition, self._ids)
+        shards = data.shards(self._load(plan), plan.partition, self._ids)
         self._block = Block(plan, self._ids, shards, self._backend, self._device)
         self._round, self._reply = 0, None
+
+    def _load(self, plan: Plan) -> data.Dataset:
+        """The whole dataset: given to this process, or read from its files and kept no longer than it is used."""
+        return data.load(plan.cfg.data) if self._dataset is None else self._dataset
 
     def restore(self, committed: tuple[int, Any]) -> None:
         """Take the private states that the hosted clients had after a round."""
@@ -62,6 +65,11 @@ class ClientActor:
     def evaluate(self, round: int, view: Any, spotlight: bool) -> Any:
         """Evaluation sums of every hosted client."""
         return trees.to_numpy(self._block.evaluate(round, trees.to_torch(view, self._device), spotlight))
+
+    def class_losses(self, round: int, view: Any) -> Any:
+        """Sums by class of the personal models, which stay here, on test examples of all clients that are read here."""
+        block, view = self._block, trees.to_torch(view, self._device)
+        return trees.to_numpy(block.class_losses(round, view, self._load(block.plan)))
 
     def probe(self, score: str, stage: int, view: Any, message: Any) -> Any:
         """The replies of the hosted clients in a stage of a score."""

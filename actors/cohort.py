@@ -17,7 +17,7 @@ from actors.placement import Layout
 from fedray import checkpoint, trees
 from fedray.checkpoint import File
 from fedray.plan import Plan
-from fedray.types import EvalReply, Failure, TrainReply
+from fedray.types import ClassLosses, EvalReply, Failure, TrainReply
 
 ATTEMPTS = 4  # times that one call is given to an actor before the cohort gives up
 START_SECONDS = 180.0  # that a new process may take before the clock of --round-timeout runs
@@ -88,6 +88,9 @@ class RayCohort:
 
     def evaluate(self, round: int, view: Any, spotlight: bool) -> list[EvalReply]:
         return self._ask_all("evaluate", round, ray.put(trees.to_numpy(view)), spotlight)
+
+    def class_losses(self, round: int, view: Any) -> ClassLosses:
+        return trees.concatenate(self._ask_all("class_losses", round, ray.put(trees.to_numpy(view))))
 
     def probe(self, score: str, stage: int, view: Any, message: Any) -> torch.Tensor:
         shared = ray.put(trees.to_numpy(view)), ray.put(trees.to_numpy(message))
@@ -168,6 +171,8 @@ class RayCohort:
         timeout = self._policy.timeout
         if timeout is not None and slot in self._fresh:
             timeout += START_SECONDS
+        if timeout is not None and method == "class_losses":
+            timeout *= self._plan.clients  # it predicts everybody's test shard, not one's own
         return reply, Call(slot, state, None if timeout is None else time.monotonic() + timeout)
 
     def _wait(self, pending: dict[Any, Call]) -> list[tuple[Any, Failure | None]]:

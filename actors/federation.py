@@ -23,7 +23,7 @@ from fedray.checkpoint import Checkpoint, Store, newest
 from fedray.config import Execution
 from fedray.plan import Plan
 from fedray.rounds import Snapshot, State
-from fedray.types import Failure, FedRayError, RoundMetrics, RunError
+from fedray.types import ClassLosses, Failure, FedRayError, RoundMetrics, RunError
 
 PLACEMENT_SECONDS = 120.0  # how long a cluster in use may take to free what fits it
 WATCH_SECONDS = 5.0  # between two looks at a reservation
@@ -67,7 +67,7 @@ class RayFederation:
 
     def __iter__(self) -> Iterator[RoundMetrics]:
         """Rounds as they end; the next one is already under way while the caller deals with the last."""
-        while self._reached < self.plan.cfg.rounds:
+        while self._reached < self.plan.rounds:
             metrics = self._recovering(self._play)
             self._reached, self._rebuilt = metrics.round, 0
             failures, self._failures = tuple(self._failures), []
@@ -76,6 +76,10 @@ class RayFederation:
     def snapshot(self) -> Snapshot:
         """The server's and the clients' states now."""
         return trees.to_torch(self._recovering(lambda: self._get(self.server.snapshot.remote())))
+
+    def class_losses(self) -> ClassLosses:
+        """What the loss deviation is made of, of the personal models now."""
+        return trees.to_torch(self._recovering(lambda: self._get(self.server.class_losses.remote())))
 
     def history(self) -> State:
         """The server's state with the measures of the rounds so far."""
@@ -113,7 +117,7 @@ class RayFederation:
         ahead, self._ahead = self._ahead or self.server.play.remote(), None
         metrics = trees.to_torch(self._get(ahead))
         self._played = metrics.round
-        self._ahead = self.server.play.remote() if self._played < self.plan.cfg.rounds else None
+        self._ahead = self.server.play.remote() if self._played < self.plan.rounds else None
         return metrics
 
     def _recovering(self, act: Callable[[], Any]) -> Any:

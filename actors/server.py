@@ -14,7 +14,7 @@ from fedray.federation import advance
 from fedray.local import numerics
 from fedray.plan import Plan
 from fedray.rounds import Snapshot, State, start
-from fedray.types import RoundMetrics
+from fedray.types import ClassLosses, RoundMetrics
 
 
 class ServerActor:
@@ -48,6 +48,10 @@ class ServerActor:
     def snapshot(self) -> Snapshot:
         """The server's state and every client's, on explicit request."""
         return trees.to_numpy(Snapshot(self._state.server, self._cohort.snapshot()))
+
+    def class_losses(self) -> ClassLosses:
+        """What the loss deviation is made of, of the personal models now."""
+        return trees.to_numpy(self._cohort.class_losses(self._state.round, self._plan.view(self._state.server)))
 
     def history(self) -> State:
         """The server's state with the measures of the rounds so far."""

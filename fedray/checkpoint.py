@@ -73,7 +73,7 @@ class Store(NamedTuple):
 
     def wants(self, plan: Plan, round: int) -> bool:
         """Whether a round is kept; the last one is not, for the result follows it."""
-        return self.every > 0 and round % self.every == 0 and round < plan.cfg.rounds
+        return self.every > 0 and round % self.every == 0 and round < plan.rounds
 
 
 def keep(store: Store, plan: Plan, state: State, cohort: Cohort) -> tuple[Failure, ...]:

@@ -120,13 +120,13 @@ def _blocks(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def _series(store: Store, row: Row, histories: Histories, name: str) -> compare_plots.Series:
-    calibration, clients = (
-        [store.table(run, f"{kind}.csv") for run in row.runs] for kind in ("calibration", "clients")
+    calibration, clients, deviation = (
+        [store.table(run, f"{kind}.csv") for run in row.runs] for kind in ("calibration", "clients", "loss_deviation")
     )
     missing = sum(not table for table in clients)
     if missing:
         say(f"{name}: {missing} of {len(row.runs)} runs left no clients.csv; those figures are without them")
-    return compare_plots.Series(name, [histories[run.id] for run in row.runs], calibration, clients)
+    return compare_plots.Series(name, [histories[run.id] for run in row.runs], calibration, clients, deviation)
 
 
 def parse(argv: Sequence[str]) -> Options:

@@ -39,6 +39,8 @@ CAPTIONS = {
     "played the run; traffic is what the clients send and receive.",
     "clients": "Accuracy of each client at the last evaluation: one point per client and seed, the box from the first "
     "to the third quartile, the line the median.",
+    "loss_deviation": "Of the first client and by class: NLL of its personal model on the test examples of all clients "
+    "(ΔG) and on its own (ΔL), above the mean of the clients' models; one run of each row that has --loss-deviation.",
     "reliability": "Accuracy per confidence bin at the last evaluation, added up over clients and seeds.",
 }
 

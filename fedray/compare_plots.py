@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedray import plots, report
+from fedray import client_plots, plots, report
+from fedray.client_plots import DeviationCurve
 from fedray.runs import DOWN, SECONDS, UP
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Series(NamedTuple):
     histories: Sequence[Sequence[Mapping[str, float]]]  # the rounds of each run
     calibration: Sequence[Sequence[Mapping[str, str]]]  # rows of calibration.csv of each run
     clients: Sequence[Sequence[Mapping[str, str]]]  # rows of clients.csv of each run
+    deviation: Sequence[Sequence[Mapping[str, str]]] = ()  # rows of loss_deviation.csv of each run, where it has them
 
 
 class Curve(NamedTuple):
@@ -50,6 +52,7 @@ def draw(folder: Path, suffix: str, series: Sequence[Series]) -> list[Path]:
     """Every figure that has data, as figures/<kind>-<suffix>.png below a folder; at most ROWS_MAX rows."""
     series = series[:ROWS_MAX]
     makers = [("accuracy", lambda _: accuracy_figure(series)), ("clients", lambda _: clients_figure(series))]
+    makers += [("loss_deviation", lambda _: deviation_figure(series))]
     makers += [(f"reliability-{kind}", lambda _, kind=kind: reliability_figure(series, kind)) for kind in report.KINDS]
     paths = [plots.save(folder, f"{name}-{suffix}.png", make) for name, make in makers]
     return [path for path in paths if path]
@@ -168,6 +171,23 @@ def _wrap(text: str, width: int = 34) -> str:
     import textwrap
 
     return "\n".join(textwrap.wrap(text, width))
+
+
+def deviation_figure(series: Sequence[Series]) -> Figure | None:
+    """The loss deviation of the first client: a run of each row that has one on the test examples of the first."""
+    curves = []
+    for index, each in enumerate(series):
+        look = _look(index)
+        rows = next((table for table in each.deviation if table), [])
+        if rows and (not curves or _examples(rows) == _examples(curves[0].rows)):
+            curves.append(
+                DeviationCurve(each.name, rows, {key: look[key] for key in ("color", "marker", "markersize")})
+            )
+    return client_plots.deviation_figure(curves)
+
+
+def _examples(rows: Sequence[Mapping[str, str]]) -> list[tuple[str, ...]]:
+    return [(row["client"], row["class"], row["test_examples"]) for row in rows]
 
 
 def clients_figure(series: Sequence[Series]) -> Figure | None:

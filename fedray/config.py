@@ -35,8 +35,15 @@ class Experiment:
     """Number of clients; by default the paper's for the dataset (10; 20 for cifar10; 198 for femnist; with lognormal
     sizes 100 and 20), or every user of a LEAF file."""
     clients_per_round: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """Clients that train in a round; by default the paper's for the dataset (all; 10 of 20 for cifar10; 4 of 10 for
-    sent140; 20 of 198 for femnist; with lognormal sizes 20 of 100 and 4 of 20)."""
+    """Clients that train in a round and are averaged; by default the paper's for the dataset (all; 10 of 20 for
+    cifar10; 4 of 10 for sent140; 20 of 198 for femnist; with lognormal sizes 20 of 100 and 4 of 20)."""
+    train_all: bool = False
+    """Train every client in every round; only the uploads of those selected are averaged. For methods that keep
+    something on the client (pFedBreD's tables); for others it changes nothing but the time."""
+    novel_clients: int = 0
+    """Clients held out of the federation, the last ones; after its rounds they adapt their personal factors alone."""
+    adapt_rounds: int = 10
+    """Rounds of local training of the clients that were held out."""
     selection: str = "uniform"
     """Policy that picks the clients of a round."""
     seed: int = 0
@@ -55,6 +62,9 @@ class Experiment:
             value = getattr(self, name)
             ok = value is None or (isinstance(value, int) and value >= 1)
             require(ok, name, value, "at least one is needed", "give a positive whole number")
+        reason, remedy = "newcomers take a round or more to adapt", "give a positive whole number"
+        require(self.adapt_rounds >= 1, "adapt_rounds", self.adapt_rounds, reason, remedy)
+        require(self.novel_clients >= 0, "novel_clients", self.novel_clients, "a number of clients", "use 0 for none")
         draws = self.predict_samples
         require(draws >= 0, "predict_samples", draws, "a number of draws is not negative", "use 0 for the mean weights")
         require(0 <= self.seed < 2**63, "seed", self.seed, "a seed lies in [0, 2^63)", "use 0")
@@ -114,6 +124,10 @@ class Execution:
     stops the run, or is left out of the round (skip), which changes the numbers; abort stops at once."""
     round_timeout: Annotated[float | None, tyro.conf.arg(metavar="SECONDS")] = None
     """Seconds after which an actor that has not answered counts as hanging; by default it is waited for."""
+    loss_deviation: bool = False
+    """After the last round, write the loss deviation of the personal models by class (pFedBreD). For simulations only:
+    every process reads the test examples of all clients from the dataset's files. Costs as much as evaluating the
+    personal models as many times as there are clients."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 

@@ -96,16 +96,23 @@ def _load(cfg: DataConfig) -> Dataset:
 def shards(dataset: Dataset, partition: Partition, ids: Sequence[int]) -> list[Shard]:
     """The shards of the clients ``ids``; x = (v/scale - 0.5)/0.5, constants, so that no test data leak.
 
-    Labels are the dataset's, but where the partition says otherwise. Words are replaced by their vectors.
+    Words are replaced by their vectors.
     """
-    if partition.relabel is not None:
-        y = dataset.y.copy()
-        y[partition.relabel[:, 0]] = partition.relabel[:, 1]
-        dataset = dataset._replace(y=y)
-    return [Shard(*_examples(dataset, partition.train[i]), *_examples(dataset, partition.test[i])) for i in ids]
+    dataset = dealt(dataset, partition)
+    return [Shard(*examples(dataset, partition.train[i]), *examples(dataset, partition.test[i])) for i in ids]
 
 
-def _examples(dataset: Dataset, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+def dealt(dataset: Dataset, partition: Partition) -> Dataset:
+    """The dataset with the labels that its examples have in a partition, which may mislabel some."""
+    if partition.relabel is None:
+        return dataset
+    y = dataset.y.copy()
+    y[partition.relabel[:, 0]] = partition.relabel[:, 1]
+    return dataset._replace(y=y)
+
+
+def examples(dataset: Dataset, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+    """The examples of the given positions, x normalised."""
     raw = dataset.x[indices]  # advanced indexing copies: the dataset stays as it is
     x = torch.from_numpy(raw if dataset.vectors is None else dataset.vectors[raw]).float()
     if dataset.scale is not None:

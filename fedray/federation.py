@@ -12,7 +12,7 @@ from fedray.checkpoint import Checkpoint, File, Store
 from fedray.local import Block, numerics
 from fedray.plan import Plan
 from fedray.rounds import Snapshot, State, play_round, start
-from fedray.types import Cohort, EvalReply, RoundMetrics, TrainReply
+from fedray.types import ClassLosses, Cohort, EvalReply, RoundMetrics, TrainReply
 
 
 def advance(
@@ -27,18 +27,19 @@ def advance(
 
 
 class LocalCohort:
-    """All clients in this process."""
+    """All clients in this process: those of a block, or of the plan's dataset."""
 
-    def __init__(self, plan: Plan, backend: str = "auto", device: str = "cpu"):
-        ids = range(plan.clients)
-        shards = data.shards(data.load(plan.cfg.data), plan.partition, ids)
-        self.block = Block(plan, ids, shards, backend, device)
+    def __init__(self, plan: Plan, backend: str = "auto", device: str = "cpu", block: Block | None = None):
+        self.block = block or _hosted(plan, backend, device)
 
     def train(self, round: int, ids: Sequence[int], down: Any) -> list[TrainReply]:
         return [self.block.train(round, ids, down)]
 
     def evaluate(self, round: int, view: Any, spotlight: bool) -> list[EvalReply]:
         return [self.block.evaluate(round, view, spotlight)]
+
+    def class_losses(self, round: int, view: Any) -> ClassLosses:
+        return self.block.class_losses(round, view, data.load(self.block.plan.cfg.data))
 
     def probe(self, score: str, stage: int, view: Any, message: Any) -> Tensor:
         return self.block.probe(score, stage, view, message)
@@ -51,6 +52,11 @@ class LocalCohort:
 
     def save(self, folder: str) -> list[File]:
         return checkpoint.write_clients(folder, self.block.ids, self.block.states)
+
+
+def _hosted(plan: Plan, backend: str, device: str) -> Block:
+    ids = range(plan.clients)
+    return Block(plan, ids, data.shards(data.load(plan.cfg.data), plan.partition, ids), backend, device)
 
 
 class LocalFederation:
@@ -82,7 +88,7 @@ class LocalFederation:
         pass
 
     def __iter__(self) -> Iterator[RoundMetrics]:
-        while self.state.round < self.plan.cfg.rounds:
+        while self.state.round < self.plan.rounds:
             with numerics():
                 self.state, metrics = advance(self.plan, self.state, self.cohort, self._store, self._skip)
             yield metrics
@@ -90,6 +96,11 @@ class LocalFederation:
     def snapshot(self) -> Snapshot:
         """The server's and the clients' states now."""
         return Snapshot(self.state.server, self.cohort.snapshot())
+
+    def class_losses(self) -> ClassLosses:
+        """What the loss deviation is made of, of the personal models now."""
+        with numerics():
+            return self.cohort.class_losses(self.state.round, self.plan.view(self.state.server))
 
     def history(self) -> State:
         """The server's state with the measures of the rounds so far."""

@@ -19,20 +19,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedray import metrics, trees
-from fedray.data import Shard
+from fedray import deviation, evaluation, trees
+from fedray.data import Dataset, Shard
 from fedray.fuse import check_compiler, fusing
 from fedray.messages import bad_rows, not_finite
 from fedray.plan import Plan
 from fedray.rng import Passes
-from fedray.types import Batch, EvalReply, EvalStats, Failure, Spotlight, TrainReply, require
+from fedray.types import Batch, ClassLosses, EvalReply, Failure, TrainReply, require
 
 BACKENDS = ("auto", "loop", "vmap", "compiled")
 SMALL = 40_000  # parameters: on CPU, stacking saves the calls of small networks and loses the cache for larger ones
 CHUNK = 32  # clients stacked at a time on CPU
-EVAL_ROWS = 1000  # test examples predicted at a time
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
-SPOTLIGHT_DRAWS = 100  # posterior draws of the uncertainty figure
 
 
 @contextlib.contextmanager
@@ -84,7 +82,7 @@ class Block:
         if self.backend == "compiled":
             check_compiler()
         self.chunk = 1 if self.backend != "vmap" else len(ids) if self.device.type == "cuda" else CHUNK
-        self._functions = _stacked(plan) if self.backend == "vmap" else _plain(plan)
+        self._functions = _stacked(plan) if self.backend == "vmap" else _plain(plan)  # begin, step, finish, adapt
         self._facts = plan.facts
         self.n = [len(shard.train_y) for shard in shards]
         cfg = plan.cfg
@@ -113,6 +111,7 @@ class Block:
             return TrainReply(round, (), None, None, None, failures)
         index = [k for part in done for k in part.rows]
         clients, ups, infos = (trees.concatenate([part.result[i] for part in done]) for i in range(3))
+        ups = None if self.plan.adapting(round) else ups  # nobody else learns from a newcomer
         self.states = trees.replace_rows(self.states, index, clients)
         n = torch.tensor([self.n[k] for k in index])
         return TrainReply(round, tuple(self.ids[k] for k in index), ups, n, infos, failures)
@@ -143,10 +142,15 @@ class Block:
         if self.backend != "vmap":
             down = trees.row(down, 0) if self.plan.algorithm.down_per_client else down
             one = (trees.row(draw, 0) for draw in draws)
-            result = _local_round(self._functions, trees.row(states, 0), down, trees.row(data, 0), one)
+            result = _local_round(self._steps(round), trees.row(states, 0), down, trees.row(data, 0), one)
             return trees.tree_map(lambda leaf: leaf[None], result)
-        clients, ups, infos = _local_round(self._functions, states, down, data, draws)
+        clients, ups, infos = _local_round(self._steps(round), states, down, data, draws)
         return clients, ups, trees.tree_map(lambda leaf: leaf.transpose(0, 1), infos)
+
+    def _steps(self, round: int) -> tuple[Callable[..., Any], ...]:
+        """begin, step and finish of a round; a newcomer's step is of its personal factors alone."""
+        begin, step, finish, adapt = self._functions
+        return begin, adapt if self.plan.adapting(round) else step, finish
 
     def _draws(self, round: int, index: Sequence[int]) -> Iterator[tuple[Batch, Tensor]]:
         """Minibatches and noise of every local step, stacked over the given rows."""
@@ -177,26 +181,11 @@ class Block:
 
     def evaluate(self, round: int, view: Any, spotlight: bool) -> EvalReply:
         """Evaluation sums of every hosted client; with ``spotlight`` also one image's draws for the figure."""
-        algorithm, samples, personal, overall, looks = (
-            self.plan.algorithm,
-            self.plan.cfg.predict_samples,
-            [],
-            [],
-            [],
-        )
-        # One stream for all clients: the global model is one predictor.
-        shared = self.plan.prediction_noise(samples, "predict-global", 0, round).to(self.device)
-        for k in range(len(self.ids)):
-            if algorithm.predict_global is not None:
-                overall.append(self._sums(k, self._predictor(algorithm.predict_global, view, shared)))
-            if algorithm.predict_personal is not None:
-                model = self._personalize(k, round, view)
-                own = self._prediction_noise(k, round, samples)
-                personal.append(self._sums(k, self._predictor(algorithm.predict_personal, model, own)))
-                looks += [self._look(k, round, model)] if spotlight else []
-        sums = [trees.tree_map(Tensor.cpu, trees.stack(stats)) if stats else None for stats in (personal, overall)]
-        look = Spotlight(round, self.ids, *map(torch.stack, zip(*looks, strict=True))) if looks else None
-        return EvalReply(round, self.ids, sums[0], sums[1], look)
+        return evaluation.evaluate(self, round, view, spotlight)
+
+    def class_losses(self, round: int, view: Any, dataset: Dataset) -> ClassLosses:
+        """Sums by class of every hosted client's personal model, on its own test shard and on those of all clients."""
+        return deviation.class_losses(self, round, view, dataset)
 
     def probe(self, score: str, stage: int, view: Any, message: Any) -> Tensor:
         """The replies of the hosted clients in a stage of a score, [K, ...]."""
@@ -206,32 +195,6 @@ class Block:
             probe = plan.algorithm.scores[score][stage].probe
             replies.append(probe(plan.cfg.algorithm, plan.model, client, view, message, data))
         return torch.stack(replies).cpu()
-
-    def _personalize(self, k: int, round: int, view: Any) -> Any:
-        plan = self.plan
-        shape = plan.algorithm.personal_noise(plan.cfg.algorithm, plan.model, self._facts)
-        noise = plan.stream("personalize", self.ids[k], round).normal(shape).to(self.device)
-        client, data = trees.row(self.states, k), trees.row(self.data, k)
-        return plan.algorithm.personalize(plan.cfg.algorithm, plan.model, client, view, data, noise)
-
-    def _prediction_noise(self, k: int, round: int, samples: int) -> Tensor:
-        return self.plan.prediction_noise(samples, "predict", self.ids[k], round).to(self.device)
-
-    def _predictor(self, function: Callable[..., Tensor], model: Any, noise: Tensor) -> Callable[[Tensor], Tensor]:
-        return lambda x: function(self.plan.cfg.algorithm, self.plan.model, model, x, noise)
-
-    def _sums(self, k: int, predict: Callable[[Tensor], Tensor]) -> EvalStats:
-        x, y = self.test[k]
-        pieces = zip(x.split(EVAL_ROWS), y.split(EVAL_ROWS), strict=True)
-        return metrics.pooled(trees.stack([metrics.evaluate(predict(a), b) for a, b in pieces]))
-
-    def _look(self, k: int, round: int, model: Any) -> tuple[Tensor, Tensor]:
-        """Label and predictive draws [M, C] of the client's first test example."""
-        x, y = self.test[k]
-        predict = self.plan.algorithm.predict_personal
-        assert predict is not None
-        noise = self._prediction_noise(k, round, SPOTLIGHT_DRAWS)
-        return y[0].cpu(), self._predictor(predict, model, noise)(x[:1])[:, 0].exp().cpu()
 
 
 def padded(shard: Shard, size: int) -> Batch:
@@ -246,13 +209,14 @@ def padded(shard: Shard, size: int) -> Batch:
 
 def _plain(plan: Plan) -> tuple[Callable[..., Any], ...]:
     algorithm, fixed = plan.algorithm, (plan.cfg.algorithm, plan.model)
-    return tuple(partial(f, *fixed) for f in (algorithm.begin, algorithm.step, algorithm.finish))
+    adapt = algorithm.adapt or algorithm.step  # a plan does not hold clients out where there is nothing to adapt
+    return tuple(partial(f, *fixed) for f in (algorithm.begin, algorithm.step, algorithm.finish, adapt))
 
 
 def _stacked(plan: Plan) -> tuple[Callable[..., Any], ...]:
-    begin, step, finish = _plain(plan)
+    begin, step, finish, adapt = _plain(plan)
     down_axis = 0 if plan.algorithm.down_per_client else None
-    return torch.vmap(begin, in_dims=(0, down_axis, 0)), torch.vmap(step), torch.vmap(finish)
+    return torch.vmap(begin, in_dims=(0, down_axis, 0)), torch.vmap(step), torch.vmap(finish), torch.vmap(adapt)
 
 
 def _local_round(

@@ -33,11 +33,32 @@ class Plan(NamedTuple):
         return len(self.partition.train)
 
     @property
+    def members(self) -> range:
+        """The clients of the federation; those after them are held out."""
+        return range(self.clients - self.cfg.novel_clients)
+
+    @property
+    def novel(self) -> range:
+        """The clients that are held out, and adapt after the federation's rounds."""
+        return range(len(self.members), self.clients)
+
+    @property
+    def rounds(self) -> int:
+        """The last round: of the federation or, with clients held out, of their adaptation."""
+        return self.cfg.rounds + (self.cfg.adapt_rounds if self.novel else 0)
+
+    def adapting(self, round: int) -> bool:
+        """Whether a round is one of the clients that were held out."""
+        return round > self.cfg.rounds
+
+    @property
     def facts(self) -> Facts:
         """What the algorithm may know of this federation."""
         cfg, shard = self.cfg, max(len(indices) for indices in self.partition.train)
         assert cfg.clients_per_round is not None
-        return Facts(self.clients, cfg.clients_per_round, cfg.rounds, cfg.local_steps, cfg.batch_size, shard)
+        return Facts(
+            len(self.members) or self.clients, cfg.clients_per_round, cfg.rounds, cfg.local_steps, cfg.batch_size, shard
+        )
 
     @property
     def personal(self) -> bool:
@@ -71,16 +92,34 @@ def resolve(cfg: Experiment) -> Experiment:
     """
     protocol = protocols.protocol(cfg.data)
     clients = protocol.clients if cfg.clients is None else cfg.clients
-    per_round = protocol.clients_per_round if cfg.clients is None else clients
+    per_round = cfg.clients_per_round
+    if per_round is None and clients is not None:
+        members = clients - cfg.novel_clients
+        usual = members if protocol.clients_per_round is None else protocol.clients_per_round
+        per_round = min(usual, members) if cfg.clients is None else members
     return override(
         cfg,
         {
             "clients": clients,
-            "clients_per_round": per_round if cfg.clients_per_round is None else cfg.clients_per_round,
+            "clients_per_round": per_round,
             "data": protocols.resolve(cfg.data),
             "model.name": protocol.model if cfg.model.name == "auto" else cfg.model.name,
         },
     )
+
+
+def _check_clients(cfg: Experiment, algorithm: Algorithm) -> None:
+    """Raise FedRayError for more clients in a round, or held out of them all, than there are."""
+    novel, chosen, clients = cfg.novel_clients, cfg.clients_per_round, cfg.clients
+    assert chosen is not None
+    assert clients is not None
+    reason = f"it leaves none of {clients} clients to the federation"
+    require(novel < clients, "novel_clients", novel, reason, "lower it or raise --clients")
+    reason = f"a round needs between 1 and all {clients - novel} clients"
+    require(1 <= chosen <= clients - novel, "clients_per_round", chosen, reason, "lower it or raise --clients")
+    able = ", ".join(name for name, record in registry.algorithms().items() if record.adapt is not None)
+    reason = f"{registry.algorithm_name(cfg.algorithm)} has no personal factors that a newcomer could adapt"
+    require(novel == 0 or algorithm.adapt is not None, "novel_clients", novel, reason, f"choose {able}")
 
 
 def make_plan(cfg: Experiment, dataset: Dataset | None = None) -> Plan:
@@ -95,7 +134,7 @@ def make_plan(cfg: Experiment, dataset: Dataset | None = None) -> Plan:
             f"fedray.algorithms ({', '.join(registry.algorithms())})"
         )
     cfg = resolve(cfg)
-    algorithm = registry.algorithms()[registry.algorithm_name(cfg.algorithm)]
+    algorithm = registry.algorithm_of(cfg.algorithm)
     selection = registry.pick(registry.selections(), "--selection", cfg.selection)
     require(
         selection.score is None or selection.score in algorithm.scores,
@@ -106,15 +145,7 @@ def make_plan(cfg: Experiment, dataset: Dataset | None = None) -> Plan:
     )
     dataset = data.load(cfg.data) if dataset is None else dataset
     cfg = protocols.settle(cfg, dataset)
-    assert cfg.clients is not None
-    assert cfg.clients_per_round is not None
-    require(
-        1 <= cfg.clients_per_round <= cfg.clients,
-        "clients_per_round",
-        cfg.clients_per_round,
-        f"a round needs between 1 and all {cfg.clients} clients",
-        "lower it or raise --clients",
-    )
+    _check_clients(cfg, algorithm)
     rng = Stream(cfg.seed, "partition").numpy
     partition = protocols.deal(cfg, dataset, rng)
     model = networks.build(

@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedray import checkpoint, registry, report, runfolder, status, stores, tracking
+from fedray import checkpoint, deviation, registry, report, runfolder, status, stores, tracking
 from fedray.checkpoint import Checkpoint, Store
 from fedray.config import Execution, Experiment, fingerprint, flatten, to_dict
 from fedray.federation import LocalFederation
@@ -71,6 +71,8 @@ def run(request: Request, tags: Mapping[str, str] | None = None) -> Outcome:
     """
     check_packages()
     plan = make_plan(request.experiment)
+    if request.execution.loss_deviation:
+        deviation.check(plan)
     if request.preset:
         say(f"warning: {plan.algorithm.presets[request.preset].warning}")
     for remark in plan.remarks:
@@ -111,9 +113,7 @@ def _play(run: Run) -> Outcome:
     begun = checkpoint.newest(run.store, plan, lambda text: say(f"warning: {text}")) if request.resume else None
     before = begun.state.rows if begun else ()
     evaluated: RoundMetrics | None = None
-    news = Status(
-        run.name, "running", len(before), plan.cfg.rounds, {}, 0.0, 0, len(before) or None, _go_on(run.folder)
-    )
+    news = Status(run.name, "running", len(before), plan.rounds, {}, 0.0, 0, len(before) or None, _go_on(run.folder))
     with (
         open_federation(plan, request.execution, run.name, run.store, begun) as federation,
         progress(plan, len(before)) as advance,
@@ -129,12 +129,17 @@ def _play(run: Run) -> Outcome:
             failures += metrics.failures
             times = [*times, metrics.seconds["round"]][-RECENT_ROUNDS:]
             evaluated = metrics if metrics.personal is not None or metrics.global_ is not None else evaluated
+            if evaluated is not None and metrics.novel is not None:
+                evaluated = evaluated._replace(novel=metrics.novel)
             tracker.log(metrics.round, values)
             news = _news(run, news, metrics, values, times)
             status.write(run.folder, news)
             advance(values)
         seconds = time.perf_counter() - began + sum(row["time/round_seconds"] for row in before)
         snapshot, history = federation.snapshot(), federation.history()
+        if request.execution.loss_deviation:
+            say("loss deviation: every personal model predicts the test examples of all clients")
+            run.writer.table(deviation.TABLE, deviation.rows(federation.class_losses()))
     summary = report.summarize(plan, history.rows, tracker.run_id, seconds)
     _write(run, summary, snapshot, history, evaluated, failures)
     tracker.finish("FINISHED", run.folder)
@@ -144,7 +149,7 @@ def _play(run: Run) -> Outcome:
 def _news(run: Run, last: Status, metrics: RoundMetrics, values: Mapping[str, float], times: Sequence[float]) -> Status:
     """The status after one round more."""
     saved = run.store.wants(run.plan, metrics.round) and all(f.kind != checkpoint.KIND for f in metrics.failures)
-    measures = {name: value for name, value in values.items() if name.startswith(("personal/", "global/"))}
+    measures = {name: value for name, value in values.items() if name.startswith(("personal/", "global/", "novel/"))}
     return last._replace(
         round=metrics.round,
         measures=measures or last.measures,
@@ -163,7 +168,7 @@ def _write(
     failures: Sequence[Failure],
 ) -> None:
     """The result in the run's folder, instead of its checkpoints."""
-    from fedray import plots
+    from fedray import client_plots, plots
 
     writer = run.writer
     writer.run(run.plan, snapshot, history.spotlights)
@@ -172,10 +177,12 @@ def _write(
     if evaluated is not None:
         writer.table("clients.csv", report.client_rows(evaluated, run.plan))
         writer.table("calibration.csv", report.calibration_rows(evaluated))
+        writer.table("client_calibration.csv", report.client_calibration_rows(evaluated))
     if failures:
         writer.table("failures.csv", [failure._asdict() for failure in failures])
     try:
         plots.draw_all(writer.folder)
+        client_plots.draw_all(writer.folder)
     except Exception as error:  # a figure must not cost the result
         say(f"warning: the figures could not be drawn ({error}); the data for them are in the result")
     run.tracker.flush()
@@ -233,13 +240,13 @@ def open_tracker(
 @contextlib.contextmanager
 def progress(plan: Plan, done: int) -> Iterator[Any]:
     """A progress bar on stderr; yields a function that takes the measures of a finished round."""
-    with bar("round", plan.cfg.rounds, "starting the clients") as move:
+    with bar("round", plan.rounds, "starting the clients") as move:
         move(done, "")
 
         def advance(values: dict[str, float]) -> None:
             nonlocal done
             done += 1
-            shown = [f"{kind} {values[f'{kind}/accuracy']:.1%}" for kind in ("personal", "global")
+            shown = [f"{kind} {values[f'{kind}/accuracy']:.1%}" for kind in ("personal", "global", "novel")
                      if f"{kind}/accuracy" in values]  # fmt: skip
             move(done, "  ".join(shown))
 

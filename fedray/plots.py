@@ -15,9 +15,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito's palette: told apart with any kind of colour vision. A model has one colour in every figure.
-COLOURS = {"personal": "#0072B2", "global": "#D55E00"}
+COLOURS = {"personal": "#0072B2", "global": "#D55E00", "novel": "#009E73"}
 GREY = "#8C8C8C"
-LINES = {"personal": ("-", "o"), "global": ("--", "s")}  # tell the models apart in black and white
+LINES = {
+    "personal": ("-", "o"),
+    "global": ("--", "s"),
+    "novel": ("-.", "^"),
+}  # tell the models apart in black and white
 STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.titlesize": 10,
@@ -88,7 +92,8 @@ def canvas(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
+def table(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file; none where there is no file."""
     if not path.exists():
         return []
     with path.open(newline="") as file:
@@ -103,7 +108,7 @@ def _curve(rows: Sequence[Mapping[str, str]], column: str) -> tuple[list[int], l
 
 
 def _accuracy_figure(folder: Path) -> Figure | None:
-    rows = _rows(folder / "metrics.csv")
+    rows = table(folder / "metrics.csv")
     panels = [
         [("accuracy", "Accuracy (%)", 100.0)],
         [("nll", "NLL (nats)", 1.0), ("ece", "ECE (%)", 100.0)],  # the first that was measured
@@ -146,7 +151,7 @@ def _draw_curves(ax: Axes, curves: Mapping[str, tuple[list[int], list[float]]], 
 
 def _reliability_figure(folder: Path) -> Figure | None:
     tables: dict[str, list[dict[str, str]]] = {model: [] for model in COLOURS}
-    for row in _rows(folder / "calibration.csv"):
+    for row in table(folder / "calibration.csv"):
         tables[row["model"]].append(row)
     tables = {model: rows for model, rows in tables.items() if any(float(row["count"]) for row in rows)}
     if not tables:

@@ -76,7 +76,9 @@ def settle(cfg: Experiment, dataset: Dataset) -> Experiment:
         cfg,
         {
             "clients": clients,
-            "clients_per_round": clients if cfg.clients_per_round is None else cfg.clients_per_round,
+            "clients_per_round": clients - cfg.novel_clients
+            if cfg.clients_per_round is None
+            else cfg.clients_per_round,
             "model.name": network if cfg.model.name == "auto" else cfg.model.name,
         },
     )

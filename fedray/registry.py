@@ -46,6 +46,12 @@ def pick(table: Mapping[str, Any], kind: str, name: str) -> Any:
     return table[name]
 
 
+def algorithm_of(cfg: Any) -> Algorithm:
+    """The algorithm of a config, with what its settings add to the record or take from it."""
+    record = algorithms()[algorithm_name(cfg)]
+    return record.settled(record, cfg)
+
+
 def algorithm_name(cfg: Any) -> str:
     """The name under which the algorithm of a config is registered."""
     return next(name for name, record in algorithms().items() if type(cfg) is record.config)

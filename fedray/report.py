@@ -8,11 +8,12 @@ from typing import Any
 
 from fedray import metrics, protocols, registry
 from fedray.plan import Plan
-from fedray.types import EvalStats, RoundMetrics
+from fedray.types import EvalStats, RoundMetrics, one_draw
 
 WINDOW = 10  # evaluations averaged at the end, of runs that are long enough: a tenth of the evaluations, at most ten
 MEASURES = ("accuracy", "nll", "ece", "mce", "brier", "entropy", "mutual_information", "worst_decile")
 KINDS = ("personal", "global")
+NOVEL = "novel"  # the models of clients that were held out, while they adapt
 EVALUATED = tuple(f"{kind}/accuracy" for kind in KINDS)  # a round that has one of these was evaluated
 
 
@@ -37,26 +38,39 @@ def client_rows(round: RoundMetrics, plan: Plan) -> list[dict[str, Any]]:
         for i in range(plan.clients)
     ]
     for kind, stats in _kinds(round):
-        for row, summary in zip(rows, metrics.per_client(stats) if stats is not None else (), strict=False):
+        of = rows[len(plan.members) :] if kind == NOVEL else rows
+        for row, summary in zip(of, metrics.per_client(stats) if stats is not None else (), strict=False):
             row |= {f"{kind}_{name}": value for name, value in summary._asdict().items()}
     return rows
 
 
 def calibration_rows(round: RoundMetrics) -> list[dict[str, Any]]:
     """Count, mean confidence and accuracy of every confidence bin, pooled over clients; empty bins have no means."""
+    pooled = [(kind, metrics.pooled(stats)) for kind, stats in _kinds(round) if stats is not None]
+    return [{"model": kind} | row for kind, stats in pooled for row in _bins(stats)]
+
+
+def client_calibration_rows(round: RoundMetrics) -> list[dict[str, Any]]:
+    """The same of every client by itself."""
+    by_client = [
+        (kind, i, EvalStats(*fields))
+        for kind, stats in _kinds(round)
+        if stats is not None
+        for i, fields in enumerate(zip(*stats, strict=True))
+    ]
+    return [{"model": kind, "client": i} | row for kind, i, stats in by_client for row in _bins(stats)]
+
+
+def _bins(stats: EvalStats) -> list[dict[str, Any]]:
     rows = []
-    for kind, stats in _kinds(round):
-        if stats is None:
-            continue
-        pooled = metrics.pooled(stats)
-        for b, n in enumerate(pooled.bin_count.tolist()):
-            means = (float(pooled.bin_confidence[b]) / n, float(pooled.bin_correct[b]) / n) if n else ("", "")
-            rows.append({"model": kind, "bin": b, "count": int(n), "confidence": means[0], "accuracy": means[1]})
+    for b, n in enumerate(stats.bin_count.tolist()):
+        means = (float(stats.bin_confidence[b]) / n, float(stats.bin_correct[b]) / n) if n else ("", "")
+        rows.append({"bin": b, "count": int(n), "confidence": means[0], "accuracy": means[1]})
     return rows
 
 
 def _kinds(round: RoundMetrics) -> tuple[tuple[str, EvalStats | None], ...]:
-    return ("personal", round.personal), ("global", round.global_)
+    return ("personal", round.personal), ("global", round.global_), (NOVEL, round.novel)
 
 
 def summarize(plan: Plan, rows: Sequence[Mapping[str, float]], run_id: str | None, seconds: float) -> dict[str, Any]:
@@ -64,13 +78,14 @@ def summarize(plan: Plan, rows: Sequence[Mapping[str, float]], run_id: str | Non
 
     ``rows`` are the measures of the rounds played, with their 'round'; a model that the method lacks is None.
     """
-    averaged = window(rows)
+    averaged, adapted = window(rows), window(rows, (f"{NOVEL}/accuracy",))
     return {
         "run_id": run_id,
         "algorithm": registry.algorithm_name(plan.cfg.algorithm),
-        "rounds": len(rows),
+        "rounds": min(len(rows), plan.cfg.rounds),
         "seed": plan.cfg.seed,
         **{kind: _average(kind, averaged) for kind in KINDS},
+        **({NOVEL: _average(NOVEL, adapted)} if plan.novel else {}),
         "seconds": seconds,
         "bytes_up": int(sum(row["comm/bytes_up"] for row in rows)),
         "bytes_down": int(sum(row["comm/bytes_down"] for row in rows)),
@@ -78,9 +93,9 @@ def summarize(plan: Plan, rows: Sequence[Mapping[str, float]], run_id: str | Non
     }
 
 
-def window(rows: Sequence[Mapping[str, float]]) -> Sequence[Mapping[str, float]]:
+def window(rows: Sequence[Mapping[str, float]], names: Sequence[str] = EVALUATED) -> Sequence[Mapping[str, float]]:
     """The evaluations that a result averages: of the measures of the rounds played, the last tenth, at most ten."""
-    evaluated = [row for row in rows if any(name in row for name in EVALUATED)]
+    evaluated = [row for row in rows if any(name in row for name in names)]
     return evaluated[-min(WINDOW, math.ceil(len(evaluated) / 10)) :] if evaluated else []
 
 
@@ -93,13 +108,16 @@ def _average(kind: str, rows: Sequence[Mapping[str, float]]) -> dict[str, float]
 def protocol(plan: Plan, rounds: Sequence[int]) -> dict[str, Any]:
     """What the numbers mean: which models, rounds, clients, draws and data."""
     cfg, samples = plan.cfg, plan.cfg.predict_samples
+    drawn = f"average of {samples} posterior draws" if samples else "mean weights"
+    trained = f"all trained, {cfg.clients_per_round} averaged" if cfg.train_all else f"{cfg.clients_per_round} trained"
     span = f"round {rounds[0]}" if len(rounds) == 1 else f"mean of {len(rounds)} evaluations"
     return {
         "rounds": f"{span}, rounds {rounds[0]}-{rounds[-1]}" if len(rounds) > 1 else span if rounds else "none",
-        "personal": "each client's own model after local training, on its own test shard" if plan.personal else None,
+        "personal": f"{plan.algorithm.personal}, on its own test shard" if plan.personal else None,
         "global": "the aggregated model on every client's test shard" if plan.algorithm.predict_global else None,
-        "clients": f"all {plan.clients} evaluated, {cfg.clients_per_round} trained per round",
-        "prediction": f"average of {samples} posterior draws" if samples else "mean weights",
+        "clients": f"all {len(plan.members)} evaluated, {trained} per round",
+        **({"novel": _held_out(plan)} if plan.novel else {}),
+        "prediction": "one prediction, without draws" if plan.algorithm.predict_noise is one_draw else drawn,
         "pooling": "sums over all test examples of all clients",
         "dataset": cfg.data.name,
         "partition": protocols.describe(cfg.data),
@@ -108,16 +126,21 @@ def protocol(plan: Plan, rounds: Sequence[int]) -> dict[str, Any]:
     }
 
 
+def _held_out(plan: Plan) -> str:
+    rounds = plan.cfg.adapt_rounds
+    return f"{len(plan.novel)} clients held out, then {rounds} rounds of their personal factors alone"
+
+
 def table(plan: Plan, summary: Mapping[str, Any], seconds: float) -> Any:
     """The summary as a rich table, personal beside global."""
     from rich.table import Table
 
-    title = f"{summary['algorithm']} on {plan.cfg.data.name}: {plan.clients} clients, {summary['rounds']} rounds"
+    title = f"{summary['algorithm']} on {plan.cfg.data.name}: {len(plan.members)} clients, {summary['rounds']} rounds"
     view = Table(title=title, caption=_caption(summary, seconds), title_justify="left", caption_justify="left")
     view.add_column("")
-    kinds = [kind for kind in KINDS if summary[kind] is not None]
+    kinds = [kind for kind in (*KINDS, NOVEL) if summary.get(kind) is not None]
     for kind in kinds:
-        view.add_column(f"{kind} model", justify="right")
+        view.add_column("newcomers" if kind == NOVEL else f"{kind} model", justify="right")
     for name, label, scale, digits in (
         ("accuracy", "accuracy (%)", 100, 2),
         ("worst_decile", "worst tenth of clients (%)", 100, 2),

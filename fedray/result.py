@@ -1,15 +1,18 @@
 """A finished run on disk: written atomically, and loaded as a predictor with uncertainty.
 
-    config.json          the resolved experiment, and what is needed to rebuild the network
-    summary.json         the numbers of the run and their protocol
-    metrics.csv          one row per round
-    clients.csv          one row per client, last evaluation
-    calibration.csv      confidence bins, last evaluation
-    uncertainty.npz      predictive draws of one test image per client (round, client, label, probs [F, M, C])
-    partition.npz        which examples each client trained and tested on
-    global.safetensors   the server's state
-    personal.safetensors every client's private state, stacked [N, ...]
-    figures/             accuracy, reliability, predictive uncertainty
+    config.json             the resolved experiment, and what is needed to rebuild the network
+    summary.json            the numbers of the run and their protocol
+    metrics.csv             one row per round
+    clients.csv             one row per client, last evaluation
+    calibration.csv         confidence bins, last evaluation
+    client_calibration.csv  the same of each client
+    loss_deviation.csv      with --loss-deviation: NLL by client and class on its own (L) and all (G) test examples, and
+                            how far these are from the clients' means (dL, dG)
+    uncertainty.npz         predictive draws of one test image per client (round, client, label, probs [F, M, C])
+    partition.npz           which examples each client trained and tested on
+    global.safetensors      the server's state
+    personal.safetensors    every client's private state, stacked [N, ...]
+    figures/                accuracy; reliability and uncertainty, pooled and by client; loss deviation
 """  # fmt: skip
 
 from __future__ import annotations
@@ -196,7 +199,6 @@ def load(folder: str | Path) -> Predictor:
     try:
         described = json.loads((folder / "config.json").read_text())
         name, shape = described["algorithm"], described["data"]
-        algorithm = registry.pick(registry.algorithms(), "algorithm", name)
         cfg = experiment_of(name, described["experiment"])
     except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise FedRayError(
@@ -204,6 +206,7 @@ def load(folder: str | Path) -> Predictor:
         ) from None
     size = cfg.model.hidden, cfg.model.lstm_hidden
     model = networks.build(cfg.model.name, *size, tuple(shape["input_shape"]), shape["classes"])
+    algorithm = registry.algorithm_of(cfg.algorithm)
     selection = registry.pick(registry.selections(), "--selection", cfg.selection)
     plan = Plan(cfg, algorithm, selection, model, partition.load(folder / "partition.npz"), shape["scale"])
     server = plan.initial_server()

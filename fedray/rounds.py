@@ -40,7 +40,7 @@ class TrainingError(RunError):
 
 def start(plan: Plan) -> State:
     """The state before the first round."""
-    return State(0, plan.initial_server(), plan.selection.init(plan.clients))
+    return State(0, plan.initial_server(), plan.selection.init(len(plan.members)))
 
 
 def play_round(plan: Plan, state: State, cohort: Cohort, skip: bool = False) -> tuple[State, RoundMetrics]:
@@ -48,19 +48,23 @@ def play_round(plan: Plan, state: State, cohort: Cohort, skip: bool = False) -> 
 
     Raises TrainingError for a client that failed, naming it; with ``skip`` only where no client succeeded.
     """
+    if plan.adapting(state.round + 1):
+        return _play_adaptation(plan, state, cohort, skip)
     cfg, algorithm, began = plan.cfg, plan.algorithm, time.perf_counter()
     round = state.round + 1
     spotlights = _gather_spotlights(cohort.evaluate(0, plan.view(state.server), True)) if round == 1 else ()
     scores = _scores(plan, state.server, cohort)
     ids, selection = plan.selection.select(
-        state.selection, scores, plan.clients, cfg.clients_per_round, plan.stream("select", 0, round)
+        state.selection, scores, len(plan.members), cfg.clients_per_round, plan.stream("select", 0, round)
     )
-    down = algorithm.broadcast(cfg.algorithm, plan.model, state.server, ids)
-    replies, failures = _checked(ids, cohort.train(round, ids, down), skip)
+    asked = tuple(plan.members) if cfg.train_all else ids
+    down = algorithm.broadcast(cfg.algorithm, plan.model, state.server, asked)
+    replies, failures = _checked(asked, cohort.train(round, asked, down), skip)
     trained = time.perf_counter()
-    ids = tuple(i for reply in replies for i in reply.ids)
-    ups = trees.concatenate([reply.up for reply in replies])
-    n = torch.cat([reply.examples for reply in replies if reply.examples is not None])
+    chosen = _only(ids, replies, failures)
+    ids = tuple(i for reply in chosen for i in reply.ids)
+    ups = trees.concatenate([reply.up for reply in chosen])
+    n = torch.cat([reply.examples for reply in chosen if reply.examples is not None])
     server = algorithm.aggregate(cfg.algorithm, plan.model, state.server, ids, ups, n)
     aggregated = time.perf_counter()
     personal = global_ = None
@@ -71,19 +75,44 @@ def play_round(plan: Plan, state: State, cohort: Cohort, skip: bool = False) -> 
     now = time.perf_counter()
     metrics = RoundMetrics(
         round=round,
-        participants=tuple(ids),
+        participants=ids,
         train=_train_means(replies),
         personal=personal,
         global_=global_,
         seconds={"train": trained - began, "aggregate": aggregated - trained, "evaluate": now - aggregated,
                  "round": now - began},
         bytes_up=payload_bytes(ups, plan),
-        bytes_down=payload_bytes(down, plan) * (1 if algorithm.down_per_client else len(ids)),
+        bytes_down=payload_bytes(down, plan) * (1 if algorithm.down_per_client else sum(len(r.ids) for r in replies)),
         spotlights=spotlights,
         failures=failures,
     )  # fmt: skip
     row = {"round": round} | report.measures(metrics)
     return State(round, server, selection, (*state.rows, row), state.spotlights + spotlights), metrics
+
+
+def _play_adaptation(plan: Plan, state: State, cohort: Cohort, skip: bool) -> tuple[State, RoundMetrics]:
+    """Local training of the clients that were held out, of their personal factors alone; the server stays as it is."""
+    round, ids, began = state.round + 1, plan.novel, time.perf_counter()
+    down = plan.algorithm.broadcast(plan.cfg.algorithm, plan.model, state.server, ids)
+    replies, failures = _checked(ids, cohort.train(round, ids, down), skip)
+    trained, novel = time.perf_counter(), None
+    if round % plan.cfg.eval_every == 0 or round == plan.rounds:
+        novel = _gather_stats([reply.personal for reply in cohort.evaluate(round, plan.view(state.server), False)])
+    now = time.perf_counter()
+    metrics = RoundMetrics(
+        round=round,
+        participants=tuple(i for reply in replies for i in reply.ids),
+        train=_train_means(replies),
+        personal=None,
+        global_=None,
+        novel=novel,
+        seconds={"train": trained - began, "evaluate": now - trained, "round": now - began},
+        bytes_up=0,
+        bytes_down=payload_bytes(down, plan) * (1 if plan.algorithm.down_per_client else len(ids)),
+        failures=failures,
+    )
+    row = {"round": round} | report.measures(metrics)
+    return state._replace(round=round, rows=(*state.rows, row)), metrics
 
 
 def _checked(
@@ -99,6 +128,19 @@ def _checked(
     if len(answered) < len(ids) and (not skip or not good):
         raise TrainingError(_why(failures))
     return good, tuple(f._replace(action=f.action or "left out") for f in failures)
+
+
+def _only(ids: Sequence[int], replies: Sequence[TrainReply], failures: Sequence[Failure]) -> list[TrainReply]:
+    """The replies of the selected clients alone, where others were trained too."""
+    kept = []
+    for reply in replies:
+        index = [row for row, i in enumerate(reply.ids) if i in ids]
+        if index:
+            up, examples, info = trees.rows((reply.up, reply.examples, reply.info), index)
+            kept.append(TrainReply(reply.round, tuple(reply.ids[row] for row in index), up, examples, info))
+    if not kept:
+        raise TrainingError(_why(failures))
+    return kept
 
 
 def _why(failures: Sequence[Failure]) -> str:
@@ -117,12 +159,13 @@ def _scores(plan: Plan, server: Any, cohort: Cohort) -> Tensor | None:
         return None
     for number, stage in enumerate(plan.algorithm.scores[name]):
         replies = cohort.probe(name, number, plan.view(server), message)
-        message = stage.combine(plan.cfg.algorithm, plan.model, server, replies)
+        message = stage.combine(plan.cfg.algorithm, plan.model, server, replies[: len(plan.members)])
     return message
 
 
 def _gather_stats(parts: Sequence[EvalStats | None]) -> EvalStats | None:
-    return None if parts[0] is None else trees.concatenate(parts)
+    there = [part for part in parts if part is not None]
+    return trees.concatenate(there) if there else None
 
 
 def _gather_spotlights(evals: Sequence[EvalReply]) -> tuple[Spotlight, ...]:
@@ -135,7 +178,7 @@ def _gather_spotlights(evals: Sequence[EvalReply]) -> tuple[Spotlight, ...]:
 
 
 def _train_means(replies: Sequence[TrainReply]) -> Mapping[str, float]:
-    """Mean of every info scalar over participants and steps, and its value at the first and last step."""
+    """Mean of every info scalar over clients and steps, and its value at the first and last step."""
     means = {}
     for name, values in trees.named_leaves(trees.concatenate([reply.info for reply in replies])):
         values = values.double()

@@ -92,7 +92,7 @@ class Facts(NamedTuple):
     """What an algorithm may know of the federation that it runs in."""
 
     clients: int  # N
-    per_round: int  # S, clients that train in a round
+    per_round: int  # S, clients whose uploads are averaged in a round
     rounds: int
     local_steps: int  # R, calls of step per client and round
     batch_size: int
@@ -119,6 +119,11 @@ def no_noise(cfg: Any, model: Any, facts: Facts) -> tuple[int, ...]:
 def one_draw(cfg: Any, model: Any, samples: int) -> tuple[int, ...]:
     """The shape of the noise of a deterministic prediction: none."""
     return (0,)
+
+
+def as_it_is(record: Algorithm, cfg: Any) -> Algorithm:
+    """No setting adds to the record or takes from it."""
+    return record
 
 
 def client_itself(cfg: Any, model: Any, client: Any, view: Any, data: Batch, noise: Tensor) -> Any:
@@ -152,6 +157,8 @@ class Algorithm(NamedTuple):
     predict_global: Callable[..., Tensor] | None  # cfg, model, view, x, noise       -> log p [M, B, C]
     predict_personal: Callable[..., Tensor] | None  # cfg, model, personal, x, noise -> log p [M, B, C]
     personalize: Callable[..., Any] = client_itself  # cfg, model, client, view, data, noise -> personal
+    personal: str = "each client's own model after local training"  # what predict_personal predicts with
+    settled: Callable[[Algorithm, Any], Algorithm] = as_it_is  # the record under a cfg that adds or takes functions
     publish: Callable[..., Any] | None = None  # cfg, model, server -> view for evaluation; None: broadcast to all
     noise_shape: Callable[..., tuple[int, ...]] = no_noise  # cfg, model, facts      -> shape of step's noise
     personal_noise: Callable[..., tuple[int, ...]] = no_noise  # cfg, model, facts   -> shape of personalize's noise
@@ -193,7 +200,7 @@ class TrainReply(NamedTuple):
 
     round: int
     ids: tuple[int, ...]  # K clients, ascending
-    up: Any  # the algorithm's upload, stacked [K, ...]
+    up: Any  # the algorithm's upload, stacked [K, ...]; None in a round of adaptation
     examples: Tensor | None  # [K] n_i
     info: Any  # the scalars of step, stacked [K, R]
     failures: tuple[Failure, ...] = ()  # clients that were asked too, and why they are not among ids
@@ -218,12 +225,22 @@ class EvalReply(NamedTuple):
     spotlight: Spotlight | None
 
 
+class ClassLosses(NamedTuple):
+    """Of each client and class, what the loss deviation is made of: numbers of examples, and NLL in nats."""
+
+    train: Tensor  # [K, C] the client's training examples
+    own: Tensor  # [K, C] its test examples
+    own_nll: Tensor  # [K, C] Σ -log p̄(y) of its personal model over them
+    union: Tensor  # [K, C] the test examples of all clients, the same in every row
+    union_nll: Tensor  # [K, C] Σ -log p̄(y) of its personal model over those
+
+
 class RoundMetrics(NamedTuple):
-    """All that one round reports. Rows of the evaluation sums are clients 0..N-1."""
+    """All that one round reports. Rows of the evaluation sums are the clients of the federation, in order."""
 
     round: int
-    participants: tuple[int, ...]
-    train: Mapping[str, float]  # means of the step's info over participants
+    participants: tuple[int, ...]  # whose uploads were averaged
+    train: Mapping[str, float]  # means of the step's info over those who trained
     personal: EvalStats | None  # [N, ...]; None where not evaluated in this round
     global_: EvalStats | None
     seconds: Mapping[str, float]  # wall seconds: train, aggregate, evaluate, round
@@ -231,6 +248,7 @@ class RoundMetrics(NamedTuple):
     bytes_down: int
     spotlights: tuple[Spotlight, ...] = ()
     failures: tuple[Failure, ...] = ()
+    novel: EvalStats | None = None  # rows are the clients that were held out
 
 
 class Cohort(Protocol):
@@ -244,7 +262,14 @@ class Cohort(Protocol):
         ...
 
     def evaluate(self, round: int, view: Any, spotlight: bool) -> list[EvalReply]:
-        """Evaluate every client's personal model and the global model on its own test shard."""
+        """Evaluate every client's personal model and the global model on its own test shard.
+
+        In a round of the federation, of its clients; in one of adaptation, of those that were held out.
+        """
+        ...
+
+    def class_losses(self, round: int, view: Any) -> ClassLosses:
+        """The sums of every client's personal model, by class, on its own test shard and on those of all, [N, C]."""
         ...
 
     def probe(self, score: str, stage: int, view: Any, message: Any) -> Tensor:

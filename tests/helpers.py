@@ -42,6 +42,12 @@ def examples(n, total=None):
     return Batch(x, y, torch.ones(n).double(), torch.arange(n), torch.tensor(float(total or n)))
 
 
+def joined(*batches):
+    """Minibatches one after the other, as a step that takes several gets them."""
+    leaves = (torch.cat(parts) for parts in zip(*(batch[:-1] for batch in batches), strict=True))
+    return Batch(*leaves, batches[0].total)
+
+
 def experiment(algorithm="fedavg", settings=None):
     """Six digits clients with unequal shards, batches that divide none of them, a network of 610 parameters."""
     base = Experiment(

@@ -32,8 +32,8 @@ def test_the_order_of_clients_does_not_matter():
     assert_close(weighted_mean(UPS[order], N[order]), weighted_mean(UPS, N), rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("beta", [0.25, 1.0])
-def test_damping_moves_a_share_of_the_way(beta):
+@pytest.mark.parametrize("beta", [0.0, 0.25, 1.0, 2.0])
+def test_damping_moves_a_share_of_the_way_or_beyond(beta):
     old, new = UPS[:2]
     assert_close(damped(old, new, beta), (1 - beta) * old + beta * new)
     assert torch.equal(damped(old, old, beta), old)

@@ -91,6 +91,22 @@ def test_clients_are_points_of_all_seeds_with_their_quartiles():
     assert [label.get_text() for label in ax.get_yticklabels()] == ["a", "b, zeta=1"]
 
 
+def test_loss_deviations_are_compared_on_the_same_test_examples():
+    def table(count, gap):
+        return [{"client": "0", "class": "0", "test_examples": count, "dL": "", "dG": gap}]
+
+    rows = [ONE, TWO._replace(deviation=[[], table("5", "0.5"), table("5", "9")])]
+    rows += [
+        ONE._replace(name="elsewhere", deviation=[table("6", "1")]),
+        ONE._replace(name="d", deviation=[table("5", "2")]),
+    ]
+    figure = compare_plots.deviation_figure(rows)
+    assert figure is not None
+    found = {line.get_label(): list(line.get_ydata()) for line in figure.axes[0].lines if "ΔG" in line.get_label()}
+    assert found == {"b, zeta=1: ΔG, all clients' examples": [0.5], "d: ΔG, all clients' examples": [2]}
+    assert compare_plots.deviation_figure([ONE, TWO]) is None
+
+
 def test_every_figure_is_written_and_none_from_nothing(tmp_path):
     paths = compare_plots.draw(tmp_path, "mnist", [ONE, TWO])
     names = ["accuracy-mnist.png", "clients-mnist.png", "reliability-global-mnist.png"]

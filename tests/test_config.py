@@ -77,8 +77,25 @@ def test_a_complaint_gives_value_reason_and_remedy():
 
 REFUSED = [
     ("fedavg", "lr", (0, -1, float("nan"))),
+    ("fedavg", "beta", (0, 2.5, -1, float("nan"))),
+    ("fedavg", "ft", (-1,)),
+    ("fedavg", "weighting", ("all",)),
     ("fedprox", "lr", (0,)),
     ("fedprox", "mu", (-1, float("nan"))),
+    ("pfedbred", "alpha", (0, -1, float("nan"))),
+    ("pfedbred", "alpha_m", (-1, float("inf"))),
+    ("pfedbred", "lam", (-1, float("nan"))),
+    ("pfedbred", "eta", (-1,)),
+    ("pfedbred", "eta_a", (-1,)),
+    ("pfedbred", "eta_tilde", (-1,)),
+    ("pfedbred", "strategy", ("lg",)),
+    ("pfedme", "inner_steps", (0,)),
+    ("pfedme", "variance", ((), (0.0,), (2.0,))),
+    ("pfedme", "beta", (0,)),
+    ("per_fedavg", "alpha", (-1,)),
+    ("per_fedavg", "alpha_m", (0,)),
+    ("per_fedavg", "delta", (0,)),
+    ("per_fedavg", "adapt_steps", (-1,)),
     ("pfedbayes", "zeta", (-1, float("nan"))),
     ("pfedbayes", "lr_personal", (0, -1)),
     ("pfedbayes", "lr_global", (0, -1)),
@@ -106,7 +123,7 @@ def test_settings_are_refused_with_value_reason_and_remedy(kind, field, values):
     kind = registry.algorithms()[kind].config if isinstance(kind, str) else kind
     name = ("model." if kind is ModelConfig else "") + field.replace("_", "-")
     for value in values:
-        with pytest.raises(FedRayError, match=rf"^--{name} {re.escape(str(value))}: .+; (try|use|give|leave) "):
+        with pytest.raises(FedRayError, match=rf"^--{name} {re.escape(str(value))}: .+; (try|use|give|leave|choose) "):
             kind(**{field: value})
 
 

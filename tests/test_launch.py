@@ -14,6 +14,7 @@ import pytest
 
 import fedray
 from fedray.launch import main, parse
+from tests.helpers import ALGORITHMS
 
 FAST = ["--runtime", "local", "--rounds", "2", "--local-steps", "2", "--tracking.uri", "none"]
 
@@ -38,7 +39,7 @@ def refused(argv: list[str], capfd: pytest.CaptureFixture[str]) -> str:
 
 
 BAD = {
-    "algorithm": (["pfedbayess"], ["pfedbayess", "fedavg, fedprox, pfedbayes"]),
+    "algorithm": (["pfedbayess"], ["pfedbayess", *ALGORITHMS]),
     "option": (["--zetta", "3"], ["--zetta", "--zeta"]),
     "option of another algorithm": (["fedavg", "--zeta", "3"], ["--zeta"]),
     "value": (["--rounds", "ten"], ["rounds", "ten"]),
@@ -53,6 +54,11 @@ BAD = {
     "selection": (["--selection", "ksd"], ["ksd", "uniform"]),
     "preset": (["--preset", "b_parity"], ["b_parity", "a_parity"]),
     "model": (["--model.name", "vgg"], ["--model.name vgg", "(1, 8, 8)", "mlp"]),
+    "deviation of newcomers": (
+        ["bpfed", "--loss-deviation", "--novel-clients", "1"],
+        ["--loss-deviation", "leave --novel-clients"],
+    ),
+    "deviation of no model": (["fedavg", "--loss-deviation"], ["--loss-deviation", "fedavg has no personal models"]),
     "name": (["--name", "a/b"], ["--name a/b", "--output"]),
     "no permission": (["--output", "/proc/result"], ["--output /proc/result", "cannot be written"]),
     "store down": (["--tracking.uri", "http://127.0.0.1:9"], ["http://127.0.0.1:9", "--tracking.uri none"]),
@@ -103,7 +109,9 @@ def test_json_is_one_object_on_stdout_and_the_result_reads_back(capfd: pytest.Ca
     assert sorted(p.name for p in Path("here/figures").iterdir()) == [
         "accuracy.png",
         "reliability.png",
+        "reliability_clients.png",
         "uncertainty.png",
+        "uncertainty_clients.png",
     ]
     assert [p.name for p in Path.cwd().iterdir()] == ["here"]  # nothing half-written beside it
 
@@ -166,7 +174,7 @@ def test_help_names_every_algorithm_and_the_documented_options(capfd: pytest.Cap
         "fedavg fedprox pfedbayes --rounds --clients --clients-per-round --seed --data.name --data.root --data.size "
         "--data.labels-per-client --data.layout --batch-size --local-steps --eval-every --predict-samples --runtime "
         "--clients-per-actor --gpus-per-client --tracking.uri --tracking.experiment --name --json --zeta --rho-init "
-        "--lr-personal --lr-global --output"
+        "--lr-personal --lr-global --output --loss-deviation"
     )
     assert not [word for word in expected.split() if word not in text]
 

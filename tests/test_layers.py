@@ -7,13 +7,13 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 MATHS = (
-    "models networks recurrent posteriors likelihood fuse stein bregman optim aggregate metrics rng partition "
-    "lognormal trees tensors"
+    "models networks recurrent posteriors likelihood minibatches fuse stein bregman optim aggregate metrics rng "
+    "partition lognormal trees tensors"
 )
 RUN_TIME = (
-    "registry dataconfig config readers leaf text data protocols plan messages local rounds federation checkpoint "
-    "runfolder stores tracking plots cli terminal compare result report cells runs groups published tables "
-    "compare_plots compare_html status"
+    "registry dataconfig config readers leaf text data protocols plan messages evaluation deviation local rounds "
+    "federation checkpoint runfolder stores tracking plots client_plots cli terminal compare result report cells "
+    "runs groups published tables compare_plots compare_html status"
 )
 LAYERS = (
     "types",
@@ -23,7 +23,7 @@ LAYERS = (
     "actors",
     "tune",
     "play",
-    "launch studies",
+    "launch studies newcomers",
 )  # from the bottom up
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names.split()}
 OURS = ("fedray", "actors", "tune")

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from fedray import data, local, metrics, trees
+from fedray import data, evaluation, local, metrics, trees
 from fedray.algorithms import fedavg
 from fedray.plan import make_plan
 from fedray.rng import Passes
@@ -145,7 +145,7 @@ def test_evaluation_covers_every_test_example_however_it_is_cut(name, monkeypatc
     plan = small_plan(name)
     host, view = block(plan), plan.view(plan.initial_server())
     whole = host.evaluate(1, view, False)
-    monkeypatch.setattr(local, "EVAL_ROWS", 7)
+    monkeypatch.setattr(evaluation, "ROWS", 7)
     for one, other in zip(whole[2:4], host.evaluate(1, view, False)[2:4], strict=True):
         if one is None:
             assert (name, other) == ("fedavg", None)
@@ -155,8 +155,8 @@ def test_evaluation_covers_every_test_example_however_it_is_cut(name, monkeypatc
     assert whole.spotlight is None
     look = host.evaluate(1, view, True).spotlight
     if name == "pfedbayes":
-        assert look.probs.shape == (6, local.SPOTLIGHT_DRAWS, 10)
-        assert_close(look.probs.sum(-1), torch.ones(6, local.SPOTLIGHT_DRAWS))
+        assert look.probs.shape == (6, evaluation.SPOTLIGHT_DRAWS, 10)
+        assert_close(look.probs.sum(-1), torch.ones(6, evaluation.SPOTLIGHT_DRAWS))
         assert look.label.tolist() == [int(y[0]) for _, y in host.test]
     else:
         assert look is None

@@ -111,6 +111,30 @@ def test_no_examples_have_no_calibration():
     assert all(map(math.isnan, calibration_errors(EvalStats(*map(torch.zeros_like, evaluate(LOG_P, Y))))))
 
 
+def test_a_bin_of_few_examples_may_be_kept_out_of_the_largest_error():
+    """One example sure and wrong decides MCE, and 99 of confidence .85, of which 90 are right, decide ECE."""
+    p = torch.tensor([[1.0, 0.0]] + 99 * [[0.85, 0.15]], dtype=torch.float64)
+    stats = evaluate(p.log()[None], torch.tensor([1] + 90 * [0] + 9 * [1]))
+    sure, rest = 1.0, 90 / 99 - 0.85
+    for least, mce in ((1, sure), (2, rest), (99, rest)):
+        ece, found = calibration_errors(stats, least)
+        assert found == pytest.approx(mce)
+        assert ece == pytest.approx((sure + 99 * rest) / 100)
+    assert calibration_errors(stats) == calibration_errors(stats, 1) == calibration_errors(stats, 0)
+    assert math.isnan(calibration_errors(stats, 100)[1])
+
+
+def test_losses_by_class_add_up_to_the_loss():
+    count, losses = metrics.class_nll(LOG_P, Y)
+    assert count.tolist() == [(c == Y).sum() for c in range(4)]
+    for c in range(4):
+        part = evaluate(LOG_P[:, c == Y], Y[c == Y])
+        assert_close(losses[c], part.nll)
+    count, losses = metrics.class_nll(LOG_P[:, :1], Y[:1])
+    assert (count != 0).sum() == 1
+    assert losses[count == 0].tolist() == [0, 0, 0]
+
+
 @pytest.mark.parametrize(("clients", "worst"), [(3, [0]), (10, [0]), (11, [0, 1]), (25, [0, 1, 2])])
 def test_the_worst_decile_is_the_mean_of_the_lowest_tenth_rounded_up(clients, worst):
     correct = torch.arange(clients, dtype=torch.float64).flip(0)

@@ -24,6 +24,17 @@ def test_a_config_names_its_algorithm_even_if_it_inherits_from_anothers():
         assert registry.algorithm_name(record.config()) == name
 
 
+def test_settings_add_to_a_record_and_take_from_it():
+    for record in registry.algorithms().values():
+        assert registry.algorithm_of(record.config()).config is record.config
+    for name in ("fedavg", "fedprox"):
+        record = registry.algorithms()[name]
+        plain, tuned = (registry.algorithm_of(record.config(ft=ft)) for ft in (0, 1))
+        assert plain.predict_personal is None
+        assert tuned.predict_personal is record.predict_personal is not None
+        assert tuned.step is plain.step is record.step
+
+
 def test_an_unknown_name_lists_the_known_ones():
     assert isinstance(registry.pick(registry.selections(), "--selection", "uniform"), Selection)
     with pytest.raises(FedRayError, match=r"--selection 'best'.*uniform"):

@@ -186,6 +186,11 @@ def test_parts_of_a_study() -> None:
     assert (cfg.rounds, cfg.eval_every, cfg.data.root, cfg.seed) == (7, 5, Path("mine"), 0)
     # Other settings, another folder: a longer study does not meet the results of a shorter one.
     longer = cell._replace(experiment=override(cfg, {"rounds": 8}))
+    # FedAvg has no personal models, and does not stand in the way of the other cells.
+    _, deviating = studies.parse(["table1-mnist", "--loss-deviation"])
+    both = {cell.name.split("-")[0]: cell for cell in studies.runs("table1-mnist", deviating)}
+    asked = {name: studies.request("s", c, deviating).execution.loss_deviation for name, c in both.items()}
+    assert (asked["fedavg"], asked["pfedbayes"]) == (False, True)
     folders = [studies.request(study, c, options).execution.output for c in (cell, longer)]
     assert len(set(folders)) == 2
 

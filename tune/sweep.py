@@ -60,7 +60,9 @@ def check(name: str, folder: Path, base: Experiment, execution: Execution, sweep
     """Everything that can be refused before Ray starts; raises FedRayError."""
     if execution.runtime != "ray":
         raise FedRayError("--runtime local: a sweep runs on Ray; leave the option out")
-    record = registry.algorithms()[registry.algorithm_name(base.algorithm)]
+    if execution.loss_deviation:
+        raise FedRayError("--loss-deviation: a sweep keeps metrics only; launch its best configuration with the option")
+    record = registry.algorithm_of(base.algorithm)
     sweep = complete(sweep, record, base.rounds)
     base = override(base, {"rounds": sweep.max_rounds})
     make_plan(base)

@@ -20,7 +20,8 @@ from fedray.algorithms.pfedbayes import Client, Info
 from fedray.models import Model
 from fedray.optim import zero_moments
 from fedray.posteriors import Gaussian
-from fedray.types import Batch, LogUniform
+from fedray.rng import Stream
+from fedray.types import Batch, Facts, LogUniform
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +58,12 @@ def take(q: Gaussian, index: Tensor) -> Gaussian:
 def put(q: Gaussian, index: Tensor, part: Gaussian) -> Gaussian:
     """A Gaussian [P] with the given places [k] overwritten."""
     return Gaussian(*(whole.index_copy(0, index, some) for whole, some in zip(q, part, strict=True)))
+
+
+def server_init(cfg: BPFed, model: Model, facts: Facts, rng: Stream) -> Gaussian:
+    """pFedBayes's start; refuses layers that the network does not have."""
+    model.part(cfg.personal)
+    return pfedbayes.server_init(cfg, model, facts, rng)
 
 
 def client_init(cfg: BPFed, model: Model, server: Gaussian) -> Client:
@@ -121,6 +128,7 @@ def personalize(cfg: BPFed, model: Model, client: Client, view: Gaussian, data: 
 ALGORITHM = pfedbayes.ALGORITHM._replace(
     summary="Gaussian posteriors of shared and of personal layers, with a continual prior",
     config=BPFed,
+    server_init=server_init,
     client_init=client_init,
     broadcast=broadcast,
     begin=begin,

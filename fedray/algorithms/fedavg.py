@@ -1,19 +1,22 @@
 """FedAvg: local descent from the global model, averaged by shard size.
 
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017, Algorithm 1;
-learning rate as tuned by pFedBayes (Table 3). There is no personal model.
+learning rate as tuned by pFedBayes (Table 3). There is no personal model, unless the global one is fine-tuned (--ft).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
-from fedray.aggregate import weighted_mean
+from fedray.aggregate import damped, weighted_mean
 from fedray.likelihood import log_probs, nll_and_grad
+from fedray.minibatches import fine_tune, tuning_noise
 from fedray.models import Model
 from fedray.optim import Descent, descend, descent
 from fedray.rng import Stream
@@ -21,7 +24,26 @@ from fedray.types import Algorithm, Batch, Facts, LogUniform, check_choices, req
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvg:
+class Averaging:
+    """Settings of every method whose server averages one weight vector."""
+
+    beta: float = 1.0
+    """Server step β: w ← (1-β) w + β Σ_i a_i w_i; 1 is the average, 2 the aggregate momentum (AM) of pFedBreD's
+    tables."""
+    weighting: Literal["examples", "uniform"] = "examples"
+    """The weights a_i of the averaged clients: their shares of the training examples, or all the same."""
+    ft: int = 0
+    """Fine-tuning (FT): SGD steps that a copy of the personal model takes on minibatches of the client's training data
+    before it is tested. FedAvg and FedProx have a personal model with it only: the fine-tuned global one."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        require(0 < self.beta <= 2, "beta", self.beta, "the server's step lies in (0, 2]", "try 1, the average")
+        require(self.ft >= 0, "ft", self.ft, "a number of steps is not negative", "use 0 for no fine-tuning")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvg(Averaging):
     """Settings of FedAvg."""
 
     lr: float = 0.01
@@ -30,7 +52,7 @@ class FedAvg:
     """Local optimizer, begun anew in every round."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        super().__post_init__()
         require(self.lr > 0, "lr", self.lr, "a learning rate is positive", "try 0.01")
 
 
@@ -58,7 +80,7 @@ class Info(NamedTuple):
     nll: Tensor  # [] mean over the minibatch, nats
 
 
-def server_init(cfg: FedAvg, model: Model, facts: Facts, rng: Stream) -> Point:
+def server_init(cfg: Averaging, model: Model, facts: Facts, rng: Stream) -> Point:
     return Point(model.init(rng))
 
 
@@ -66,7 +88,7 @@ def client_init(cfg: FedAvg, model: Model, server: Point) -> Nothing:
     return Nothing()
 
 
-def broadcast(cfg: FedAvg, model: Model, server: Point, ids: Sequence[int]) -> Point:
+def broadcast(cfg: Averaging, model: Model, server: Point, ids: Sequence[int]) -> Point:
     return server
 
 
@@ -95,13 +117,35 @@ def finish(cfg: FedAvg, model: Model, local: Local, data: Batch) -> tuple[Nothin
     return Nothing(), Point(local.theta)
 
 
-def aggregate(cfg: FedAvg, model: Model, server: Point, ids: Sequence[int], ups: Point, n: Tensor) -> Point:
-    """w ← Σ_k n_k w_k / Σ_k n_k."""
-    return Point(weighted_mean(ups.theta, n))
+def aggregate(cfg: Averaging, model: Model, server: Point, ids: Sequence[int], ups: Point, n: Tensor) -> Point:
+    """w ← (1-β) w + β Σ_k a_k w_k, a_k = n_k / Σ n or the same for all."""
+    weights = n if cfg.weighting == "examples" else torch.ones_like(n)
+    return Point(damped(server.theta, weighted_mean(ups.theta, weights), cfg.beta))
 
 
-def predict_global(cfg: FedAvg, model: Model, view: Point, x: Tensor, noise: Tensor) -> Tensor:
+def predict_global(cfg: Averaging, model: Model, view: Point, x: Tensor, noise: Tensor) -> Tensor:
     return log_probs(model, view.theta[None], x)
+
+
+def personal_noise(cfg: Averaging, model: Model, facts: Facts) -> tuple[int, ...]:
+    return tuning_noise(cfg.ft, facts)
+
+
+def personalize(cfg: FedAvg, model: Model, client: Nothing, view: Point, data: Batch, noise: Tensor) -> Point:
+    """The new global model after ``ft`` SGD steps on the client's training data."""
+    return Point(fine_tune(partial(gradient, model), view.theta, data, [cfg.lr] * cfg.ft, noise))
+
+
+def settled(record: Algorithm, cfg: FedAvg) -> Algorithm:
+    """Without fine-tuning there is no personal model."""
+    if cfg.ft == 0:
+        return record._replace(predict_personal=None)
+    return record._replace(personal=f"each client's copy of the global model{tuned(cfg.ft)}")
+
+
+def tuned(steps: int) -> str:
+    """What fine-tuning adds to the description of a personal model."""
+    return f", fine-tuned by {steps} SGD step{'s' * (steps > 1)} on its training data" if steps else ""
 
 
 ALGORITHM = Algorithm(
@@ -115,6 +159,9 @@ ALGORITHM = Algorithm(
     finish=finish,
     aggregate=aggregate,
     predict_global=predict_global,
-    predict_personal=None,
+    predict_personal=predict_global,
+    personalize=personalize,
+    personal_noise=personal_noise,
+    settled=settled,
     space={"lr": LogUniform(1e-4, 1e-1)},
 )

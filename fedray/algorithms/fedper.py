@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fedray.aggregate import weighted_mean
 from fedray.algorithms import fedavg
 from fedray.likelihood import log_probs
 from fedray.models import Model
-from fedray.types import Algorithm, Batch, LogUniform
+from fedray.rng import Stream
+from fedray.types import Algorithm, Batch, Facts, LogUniform
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +31,12 @@ class Part(NamedTuple):
     """The parameters of some layers: the personal ones at their client, the shared ones on their way."""
 
     theta: Tensor  # [k]
+
+
+def server_init(cfg: FedPer, model: Model, facts: Facts, rng: Stream) -> fedavg.Point:
+    """FedAvg's start; refuses layers that the network does not have."""
+    model.part(cfg.personal)
+    return fedavg.server_init(cfg, model, facts, rng)
 
 
 def client_init(cfg: FedPer, model: Model, server: fedavg.Point) -> Part:
@@ -70,23 +76,29 @@ def finish(cfg: FedPer, model: Model, local: fedavg.Local, data: Batch) -> tuple
 def aggregate(
     cfg: FedPer, model: Model, server: fedavg.Point, ids: Sequence[int], ups: Part, n: Tensor
 ) -> fedavg.Point:
-    """Shared layers ← Σ_k n_k θ_k / Σ_k n_k; the server's initial personal layers stay as they were."""
-    return fedavg.Point(server.theta.index_copy(0, model.rest(cfg.personal), weighted_mean(ups.theta, n)))
+    """FedAvg's average of the shared layers; the server's initial personal ones stay as they were."""
+    shared = model.rest(cfg.personal)
+    mean = fedavg.aggregate(cfg, model, fedavg.Point(server.theta[shared]), ids, fedavg.Point(ups.theta), n)
+    return fedavg.Point(server.theta.index_copy(0, shared, mean.theta))
 
 
 def personalize(cfg: FedPer, model: Model, client: Part, view: Part, data: Batch, noise: Tensor) -> fedavg.Point:
-    """The client's own layers under the latest average of the shared ones."""
-    return fedavg.Point(whole(cfg, model, client, view))
+    """The client's own layers under the latest average of the shared ones, after ``ft`` SGD steps."""
+    return fedavg.personalize(cfg, model, fedavg.Nothing(), fedavg.Point(whole(cfg, model, client, view)), data, noise)
 
 
 def predict_personal(cfg: FedPer, model: Model, personal: fedavg.Point, x: Tensor, noise: Tensor) -> Tensor:
     return log_probs(model, personal.theta[None], x)
 
 
+def settled(record: Algorithm, cfg: FedPer) -> Algorithm:
+    return record._replace(personal=record.personal + fedavg.tuned(cfg.ft))
+
+
 ALGORITHM = Algorithm(
     summary="the body is averaged, the head stays with its client",
     config=FedPer,
-    server_init=fedavg.server_init,
+    server_init=server_init,
     client_init=client_init,
     broadcast=broadcast,
     begin=begin,
@@ -96,6 +108,9 @@ ALGORITHM = Algorithm(
     predict_global=None,
     predict_personal=predict_personal,
     personalize=personalize,
+    personal_noise=fedavg.personal_noise,
+    personal="each client's own layers under the latest average of the shared ones",
+    settled=settled,
     adapt=adapt,
     space={"lr": LogUniform(1e-4, 1e-1)},
 )

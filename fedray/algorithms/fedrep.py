@@ -44,7 +44,7 @@ def server_init(cfg: FedRep, model: Model, facts: Facts, rng: Stream) -> fedavg.
     """FedAvg's start; refuses a round without a step for the shared layers."""
     reason = f"--local-steps {facts.local_steps} leaves no step to the shared layers"
     require(cfg.head_steps < facts.local_steps, "head_steps", cfg.head_steps, reason, "lower it")
-    return fedavg.server_init(cfg, model, facts, rng)
+    return fedper.server_init(cfg, model, facts, rng)
 
 
 def begin(cfg: FedRep, model: Model, client: fedper.Part, down: fedper.Part, data: Batch) -> Local:

@@ -96,6 +96,19 @@ def test_an_actor_killed_before_its_first_round_and_between_rounds() -> None:
     assert_same(snapshot, undisturbed)
 
 
+def test_the_loss_deviation_is_the_same_on_actors_even_where_one_dies() -> None:
+    plan = small()
+    with LocalFederation(plan, "loop") as alone:
+        list(alone)
+        expected = alone.class_losses()
+    with RayFederation(plan, Execution(clients_per_actor=5, backend="vmap")) as federation:
+        list(federation)
+        os.kill(federation.client_pids()[0], signal.SIGKILL)
+        found = federation.class_losses()
+    for (name, x), (_, y) in zip(trees.named_leaves(expected), trees.named_leaves(found), strict=True):
+        assert torch.equal(x, y), name
+
+
 def test_an_upload_with_infinities_names_the_client_and_leaves_no_actor() -> None:
     plan = make_plan(Experiment(algorithm=PFedBayes(lr_global=1e38), rounds=2, local_steps=3))
     federation = RayFederation(plan, Execution(clients_per_actor=5))
@@ -133,6 +146,21 @@ def test_train_is_idempotent_and_copies_what_it_receives() -> None:
     for name in ("mu", "rho"):
         theirs, ours = (getattr(a.train(2, [0, 1], down)[0].up, name) for a in (actor, successor))
         assert (theirs == ours).all()
+
+
+def test_newcomers_adapt_as_they_do_in_process() -> None:
+    plan = small(clients_per_round=6, novel_clients=3, adapt_rounds=2)
+    local = LocalFederation(plan, "loop")
+    expected = list(local)
+    with RayFederation(plan, Execution(clients_per_actor=5)) as federation:
+        found = list(federation)
+        snapshot = federation.snapshot()
+    assert_same(snapshot, local.snapshot())
+    assert [m.novel is not None for m in found] == [False, False, True, True]
+    for ours, theirs in zip(found[2:], expected[2:], strict=True):
+        assert ours.novel is not None
+        assert theirs.novel is not None
+        assert torch.equal(ours.novel.nll, theirs.novel.nll)
 
 
 def test_methods_without_private_state_run_too() -> None:

@@ -96,6 +96,10 @@ def evaluated(actor: ClientActor, plan: Plan) -> Any:
     return [actor.evaluate(1, view, spotlight) for spotlight in (True, False)]
 
 
+def compared(actor: ClientActor, plan: Plan) -> Any:
+    return actor.class_losses(1, trees.to_numpy(plan.view(plan.initial_server()))) if plan.personal else None
+
+
 def asked(actor: ClientActor, plan: Plan) -> Any:
     server, replies = plan.initial_server(), []
     for score, stages in plan.algorithm.scores.items():
@@ -120,16 +124,39 @@ CLIENT_CASES: dict[str, Callable[[ClientActor, Plan], Any]] = {
     "train": lambda actor, plan: [trained(actor, plan), trained(actor, plan)],
     "restore": lambda actor, plan: actor.restore(trained(actor, plan)[1]),
     "evaluate": evaluated,
+    "class_losses": compared,
     "probe": asked,
     "snapshot": lambda actor, plan: actor.snapshot(),
     "save": saved,
     "pid": lambda actor, plan: actor.pid(),
 }
-SERVER_CASES = {"play", "snapshot", "history", "pid", "client_pids"}  # called without arguments
+SERVER_CASES = {"play", "snapshot", "class_losses", "history", "pid", "client_pids"}  # called without arguments
 
 
 def public(actor: type) -> set[str]:
     return {name for name, _ in inspect.getmembers(actor, inspect.isfunction) if not name.startswith("_")}
+
+
+PERSONAL = {
+    "bpfed": lambda plan, states: states.q.mu[:, plan.model.part(plan.cfg.algorithm.personal).numpy()],
+    "pfedbayes": lambda plan, states: states.q.mu[:, : plan.model.size],
+    "fedper": lambda plan, states: states.theta,
+    "fedrep": lambda plan, states: states.theta,
+    "lg_fedavg": lambda plan, states: states.theta,
+}  # of the private states, what is a client's alone
+
+
+@pytest.mark.parametrize("algorithm", PERSONAL)
+def test_no_personal_parameter_leaves_its_actor(algorithm: str) -> None:
+    """Its numbers are in no reply of training, evaluation or scoring; a few may coincide to the bit."""
+    plan = small_plan(algorithm)
+    actor = ClientActor(plan, IDS, "loop")
+    reply, (_, states) = trained(actor, plan)
+    start = np.concatenate([leaf.flatten() for leaf in trees.leaves(trees.to_numpy(plan.initial_server()))])
+    secret = np.setdiff1d(PERSONAL[algorithm](plan, states), start)
+    assert len(secret) > 100
+    told = [array.flatten() for _, array in arrays([reply, evaluated(actor, plan), asked(actor, plan)])]
+    assert np.intersect1d(secret, np.concatenate(told)).size < 0.01 * len(secret)
 
 
 def test_every_method_of_an_actor_has_a_case_here() -> None:
@@ -150,7 +177,8 @@ def test_no_reply_of_a_client_actor_holds_a_private_example(algorithm: str) -> N
 def test_no_report_of_a_federation_holds_a_private_example(algorithm: str) -> None:
     plan = small_plan(algorithm)
     with LocalFederation(plan) as federation:
-        assert leaks([*federation, federation.snapshot()], secrets(plan)) == []
+        reports = [*federation, federation.snapshot(), federation.class_losses() if plan.personal else None]
+        assert leaks(reports, secrets(plan)) == []
 
 
 @pytest.mark.ray

@@ -5,10 +5,13 @@ import torch
 from torch.nn import functional
 from torch.testing import assert_close
 
-from fedray import data, trees
+from fedray import data, report, trees
 from fedray.algorithms import fedavg
 from fedray.algorithms.fedavg import FedAvg, Local, Point
 from fedray.federation import LocalFederation
+from fedray.local import padded
+from fedray.minibatches import random_batch, tuning_noise
+from fedray.optim import descent
 from fedray.rng import Passes, Stream
 from tests.helpers import NETS, block, differing, examples, small_plan
 
@@ -56,9 +59,56 @@ def test_averaging_equal_uploads_returns_them():
     assert torch.equal(after.theta, theta[0])
 
 
+@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+@pytest.mark.parametrize("beta", [0.5, 1.0, 2.0])
+def test_the_server_steps_towards_the_average_and_beyond(beta, weighting):
+    cfg, model, old = FedAvg(beta=beta, weighting=weighting), NETS["mlp"], Stream(0, "old").normal([64])
+    ups, n = Stream(0, "ups").normal([3, 64]), torch.tensor([1, 2, 5])
+    shares = n / 8 if weighting == "examples" else torch.full((3,), 1 / 3)
+    after = fedavg.aggregate(cfg, model, Point(old), range(3), Point(ups), n).theta
+    assert_close(after, (1 - beta) * old + beta * (shares[:, None] * ups).sum(0))
+    still = fedavg.aggregate(cfg, model, Point(old), range(3), Point(old.expand(3, 64)), n).theta
+    assert torch.equal(still, old)
+    same = [fedavg.aggregate(FedAvg(beta=beta, weighting=rule), model, Point(old), range(3), Point(ups), 0 * n + 4)
+            for rule in ("examples", "uniform")]  # fmt: skip
+    assert differing(*same) == []
+
+
+def test_without_fine_tuning_there_is_no_personal_model():
+    for name in ("fedavg", "fedprox"):
+        plan = small_plan(name)
+        assert not plan.personal
+        assert next(iter(LocalFederation(plan))).personal is None
+        assert report.protocol(plan, [1])["personal"] is None
+        assert report.protocol(plan, [1])["prediction"] == "one prediction, without draws"
+    assert report.protocol(small_plan("pfedbayes"), [1])["prediction"] == "average of 3 posterior draws"
+
+
+def test_fine_tuned_the_global_model_is_personal():
+    settings = {"algorithm.lr": 0.1, "rounds": 1}
+    plan = small_plan("fedavg", settings | {"algorithm.ft": 2})
+    running, plain = (LocalFederation(p, "loop") for p in (plan, small_plan("fedavg", settings)))
+    (found,), (without,) = list(running), list(plain)
+    assert differing(running.snapshot(), plain.snapshot()) == []  # what it learns is the same
+    assert differing(found.global_, without.global_) == []
+    shards = data.shards(data.load(plan.cfg.data), plan.partition, range(6))
+    for k, shard in enumerate(shards):
+        eps = plan.stream("personalize", k, 1).normal(tuning_noise(2, plan.facts))
+        theta = running.snapshot().server.theta.clone().requires_grad_()
+        for own in eps:
+            at = random_batch(padded(shard, plan.facts.shard), own).place
+            at = at[at < len(shard.train_y)]  # a client may have fewer examples than a minibatch
+            loss = functional.cross_entropy(plan.model.apply(theta, shard.train_x[at]), shard.train_y[at])
+            theta = (theta - 0.1 * torch.autograd.grad(loss, theta)[0]).detach().requires_grad_()
+        logits = plan.model.apply(theta, shard.test_x).detach()
+        assert_close(found.personal.nll[k].float(), functional.cross_entropy(logits, shard.test_y, reduction="sum"))
+    assert (found.personal.nll < found.global_.nll).all()
+    assert report.protocol(plan, [1])["personal"].startswith("each client's copy of the global model, fine-tuned by 2")
+
+
 def test_clients_start_from_the_broadcast_and_keep_nothing():
     plan = small_plan()
     server = plan.initial_server()
     local = fedavg.begin(plan.cfg.algorithm, plan.model, fedavg.Nothing(), server, examples(3))
-    assert differing(local, Local(server.theta, server.theta)) == []
+    assert differing(local, Local(server.theta, server.theta, descent("sgd", server.theta))) == []
     assert trees.leaves(block(plan).states) == []

@@ -247,3 +247,15 @@ def test_the_padding_stays_where_it_was(rho, zeta):
     for q in (server, states.q):
         assert (q.rho[..., plan.model.size :] == rho).all()
         assert (q.mu[..., plan.model.size :] == 0).all()
+
+
+def test_a_newcomer_leaves_the_global_distribution_as_it_is():
+    """Its posterior moves as in a step, whose last act alone is of w."""
+    cfg, start = PFedBayes(personal_steps=2), Local(client(gaussian(0)), gaussian(1))
+    trained, info = step(cfg, MODEL, start, batch(), noise(cfg))
+    copy = trees.tree_map(torch.Tensor.clone, start)
+    adapted, same = pfedbayes.adapt(cfg, MODEL, copy, batch(), noise(cfg))
+    assert differing(adapted.client.q, trained.client.q) == []
+    assert differing(adapted.w, start.w) == []
+    assert adapted.client.q_t == 2
+    assert_close(same, info)

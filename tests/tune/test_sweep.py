@@ -243,6 +243,7 @@ REFUSED = [
     (["--metric", "personal/accuracy2"], "no such measure"),
     (["--resume", "nowhere"], "holds no sweep"),
     (["--runtime", "local"], "a sweep runs on Ray"),
+    (["--loss-deviation"], "launch its best configuration"),
 ]
 
 

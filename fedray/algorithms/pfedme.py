@@ -1,0 +1,63 @@
+"""pFedMe: pFedBreD whose prior has the global model itself as its mean, μ = w.
+
+Dinh, Tran and Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020, Algorithm 1:
+min_w E_i F_i(w), F_i(w) = min_θ f_i(θ) + (λ/2)‖θ - w‖². Its code adds 0.001 θ to the gradients; here nothing is added.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor
+
+from fedray.algorithms import fedavg, pfedbred
+from fedray.algorithms.fedavg import Info, Point
+from fedray.algorithms.pfedbred import Client, Local, Mean
+from fedray.models import Model
+from fedray.types import Batch, LogUniform, Preset
+
+
+@dataclass(frozen=True, kw_only=True)
+class PFedMe(pfedbred.Proximal):
+    """Settings of pFedMe."""
+
+
+def client_init(cfg: PFedMe, model: Model, server: Point) -> Client:
+    """No memory of w."""
+    return Client(server.theta, server.theta[:0])
+
+
+def step(cfg: PFedMe, model: Model, local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
+    """θ: K proximal steps from w on f(θ) + λ D(θ, w); w ← w - α_m λ (w - θ)."""
+    place = Mean(w=local.w, start=local.w, mu=local.w, anchor=local.w)
+    gradient = partial(fedavg.gradient, model)
+    return pfedbred.iterate(cfg, gradient, pfedbred.family(cfg, model), local, place, batch)
+
+
+def adapt(cfg: PFedMe, model: Model, local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
+    """θ alone: a newcomer's copy of the global model stays as it came."""
+    after, info = step(cfg, model, local, batch, noise)
+    return after._replace(w=local.w), info
+
+
+PAPER_TABLES = Preset(
+    overrides=pfedbred.TABLES | pfedbred.RELEASED,
+    warning="preset paper_tables is pFedMe as in the tables of pFedBreD: λ is 15, but add --lam 30 for 784-100-10",
+)
+PAPER_TEXT = Preset(
+    overrides=pfedbred.TABLES | pfedbred.WRITTEN,
+    warning="preset paper_text is pFedMe by Algorithm 1 of pFedBreD's text, which does not reproduce its tables; use "
+    "paper_tables to compare with them",
+)
+
+ALGORITHM = pfedbred.ALGORITHM._replace(
+    summary="personal models by proximal steps from the global one",
+    config=PFedMe,
+    client_init=client_init,
+    step=step,
+    adapt=adapt,
+    minibatches=fedavg.ALGORITHM.minibatches,
+    space={"lam": LogUniform(1.0, 60.0), "alpha": LogUniform(1e-3, 0.03), "alpha_m": LogUniform(1e-3, 0.03)},
+    presets={"paper_tables": PAPER_TABLES, "paper_text": PAPER_TEXT},
+)

@@ -1,0 +1,153 @@
+"""python -m fedray.newcomers RUN --data FILE.npz: what a finished run gives to clients that it has never met.
+
+Their personal factors are trained on their own data; what the federation shares stays as it is. (Clients of the same
+dataset are held out of a run from the start by its --novel-clients.)
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from fedray import data, partition, registry, report, result
+from fedray.config import DataConfig, override
+from fedray.data import Dataset, Shard
+from fedray.federation import LocalCohort
+from fedray.local import Block, numerics
+from fedray.plan import Plan
+from fedray.result import Predictor, Writer
+from fedray.rng import Stream
+from fedray.rounds import Snapshot, State, play_round
+from fedray.terminal import bar, say
+from fedray.types import FedRayError, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Adapt a finished run to clients that it has never met."""
+
+    run: tyro.conf.Positional[Path]
+    """Folder of a finished run."""
+    data: Annotated[str, tyro.conf.arg(metavar="FILE.npz")]
+    """Their examples: arrays x [N, ...], in the units of the run's dataset, and y [N]."""
+    clients: int = 1
+    """Newcomers, among whom the examples are dealt at random."""
+    rounds: int = 10
+    """Rounds of local training, each of as many minibatches as the run's."""
+    test_fraction: float = 0.25
+    """Share of a newcomer's examples kept for testing."""
+    seed: int = 0
+    """Seed of the deal and of the training."""
+    output: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    """Folder for their models, which `fedray.load` reads; by default RUN-newcomers. It must not hold anything yet."""
+    json: bool = False
+    """Print the summary as one JSON object."""
+
+
+def make_plan(run: Plan, options: Options) -> tuple[Plan, list[Shard]]:
+    """The plan of newcomers alone, and their shards; raises FedRayError where they do not fit the run."""
+    able = run.algorithm.adapt is not None
+    name = registry.algorithm_name(run.cfg.algorithm)
+    require(able, "run", options.run, f"{name} has no personal factors that a newcomer could adapt", "choose another")
+    require(options.data.endswith(".npz"), "data", options.data, "not an .npz file", "give arrays x and y in one")
+    dataset = _fitting(run, options, data.load(DataConfig(name=options.data)))
+    dealt = partition.iid(dataset.y, options.clients, options.test_fraction, Stream(options.seed, "partition").numpy)
+    settings = {
+        "data.name": options.data,
+        "clients": options.clients,
+        "novel_clients": options.clients,
+        "adapt_rounds": options.rounds,
+        "seed": options.seed,
+    }
+    ids = range(options.clients)
+    return run._replace(cfg=override(run.cfg, settings), partition=dealt), data.shards(dataset, dealt, ids)
+
+
+def _fitting(run: Plan, options: Options, dataset: Dataset) -> Dataset:
+    """The newcomers' examples in the run's units; raises FedRayError where its network cannot take them."""
+    shape, wanted = tuple(dataset.x.shape[1:]), run.model.input_shape
+    reason = f"its inputs have the shape {list(shape)}, those of the run {list(wanted)}"
+    require(shape == wanted, "data", options.data, reason, "give inputs of that shape")
+    highest, classes = int(dataset.y.max()), run.model.classes
+    reason = f"it has the label {highest}, the run knows 0 to {classes - 1}"
+    require(highest < classes, "data", options.data, reason, "leave those examples out")
+    return dataset._replace(scale=run.scale, classes=classes)
+
+
+def adapt(run: Predictor, options: Options) -> tuple[Plan, Snapshot, State]:
+    """Train the newcomers' personal factors under the server's state of the run."""
+    plan, shards = make_plan(run.plan, options)
+    state = State(plan.cfg.rounds, run.snapshot.server, plan.selection.init(1))
+    with numerics(), bar("round", options.rounds, "newcomers") as move:
+        cohort = LocalCohort(plan, block=Block(plan, range(options.clients), shards, "auto"))
+        while state.round < plan.rounds:
+            state, _ = play_round(plan, state, cohort)
+            accuracy = state.rows[-1].get(f"{report.NOVEL}/accuracy")
+            move(state.round - plan.cfg.rounds, "" if accuracy is None else f"accuracy {accuracy:.1%}")
+    return plan, Snapshot(state.server, cohort.snapshot()), state
+
+
+def summarize(plan: Plan, state: State, options: Options) -> dict[str, Any]:
+    """The measures of the last evaluation and what they mean."""
+    last = state.rows[-1]
+    return {
+        "run": str(options.run),
+        "data": options.data,
+        "clients": options.clients,
+        "rounds": options.rounds,
+        "train_examples": sum(map(len, plan.partition.train)),
+        "test_examples": sum(map(len, plan.partition.test)),
+        report.NOVEL: {name: last[f"{report.NOVEL}/{name}"] for name in report.MEASURES},
+    }
+
+
+def play(options: Options) -> tuple[dict[str, Any], Path]:
+    """Adapt, and write the newcomers' models as a result of their own; raises FedRayError."""
+    for name in ("clients", "rounds"):
+        require(getattr(options, name) >= 1, name, getattr(options, name), "at least one is needed", "leave it out")
+    run = result.load(options.run)
+    writer = Writer(options.output or Path(f"{str(options.run).rstrip('/')}-newcomers"))
+    try:
+        plan, snapshot, state = adapt(run, options)
+        writer.run(plan, snapshot, ())
+        writer.table("metrics.csv", state.rows)
+        summary = summarize(plan, state, options)
+        writer.json("summary.json", summary)
+        return summary, writer.commit()
+    finally:
+        writer.discard()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; 0 done, 2 the request was at fault, 130 interrupted."""
+    config = (tyro.conf.FlagCreatePairsOff, tyro.conf.HelptextFromCommentsOff)
+    options = tyro.cli(Options, prog="python -m fedray.newcomers", description=__doc__, args=argv, config=config)
+    try:
+        summary, folder = play(options)
+    except FedRayError as error:
+        say(f"error: {error}")
+        return 2
+    except KeyboardInterrupt:
+        say("interrupted: nothing was written")
+        return 130
+    if options.json:
+        print(json.dumps(summary))
+    else:
+        found = summary[report.NOVEL]
+        print(
+            f"{options.clients} newcomers after {options.rounds} rounds on {summary['train_examples']} examples: "
+            f"accuracy {found['accuracy']:.2%}, NLL {found['nll']:.3f} nats, ECE {found['ece']:.2%}\n"
+            f"result   {folder}\n"
+            f'use it   python -c "import fedray; print(fedray.load({str(folder)!r}))"'
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

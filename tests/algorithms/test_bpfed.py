@@ -1,0 +1,148 @@
+"""BPFed: its limits pFedBayes, solo training and FedPer, and what of a client is never seen elsewhere."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from fedray import trees
+from fedray.algorithms import bpfed, pfedbayes
+from fedray.messages import payload_bytes
+from fedray.posteriors import kl, kl_and_grad_prior, sigma_and_slope
+from fedray.rng import Stream
+from tests.helpers import block, differing, play, small_plan
+
+EVERYTHING = ("body", "head")
+
+
+def outcome(name, settings=None, **own):
+    plan = small_plan(name, {f"algorithm.{field}": value for field, value in own.items()} | (settings or {}))
+    return plan, *play(plan, [block(plan)])
+
+
+def first_client(plan):
+    """(local, minibatch, noise, shard) of client 1 at the start of a round of a federation that has played two."""
+    cfg, model, host = plan.cfg.algorithm, plan.model, block(plan)
+    server, states, _ = play(plan, [host])
+    data = trees.row(host.data, 1)
+    batch = trees.tree_map(lambda leaf: leaf[:48] if leaf.ndim else leaf, data)
+    local = bpfed.begin(cfg, model, trees.row(states, 1), bpfed.broadcast(cfg, model, server, [1]), data)
+    noise = Stream(0, "test").normal(plan.algorithm.noise_shape(cfg, model, plan.facts))
+    return trees.tree_map(torch.clone, local), batch, noise, data
+
+
+def test_without_personal_layers_and_sync_it_is_pfedbayes_bit_for_bit():
+    plan, server, states, seen = outcome("bpfed", personal=(), sync=False)
+    _, theirs, their_states, expected = outcome("pfedbayes", zeta=1.0)
+    assert differing(server, theirs) == []
+    assert differing(states, their_states) == []
+    for (ups, infos), (other, other_infos) in zip(seen, expected, strict=True):
+        assert torch.equal(ups.mu, other.mu[:, : plan.model.size])
+        assert differing(infos, other_infos) == []
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_with_every_layer_personal_nothing_is_uploaded_and_clients_are_alone(sync):
+    plan, server, together, seen = outcome("bpfed", personal=EVERYTHING, sync=sync)
+    assert all(payload_bytes(ups, plan) == 0 for ups, _ in seen)
+    assert differing(server, plan.initial_server()) == []
+    _, alone, _ = play(plan, [block(plan)], rounds=((2,), (2,)))
+    assert differing(trees.row(together, 2), trees.row(alone, 2)) == []
+
+
+def test_the_dirac_limit_is_fedper():
+    """No noise, no divergence, the posterior's shared layers uploaded: Adam on the weights, shared and personal."""
+    limit = {"zeta": 0.0, "noise_sd": 0.0, "personal_steps": 1, "upload": "posterior", "predict_with": "average"}
+    shards = {"data.partition": "iid"}  # of nearly one size: BPFed averages uniformly
+    bayes = outcome("bpfed", shards, lr_personal=0.01, **limit)
+    point = outcome("fedper", shards, lr=0.01, optimizer="adam")
+    start = bayes[0].initial_server().mu
+    plan = point[0]
+    hosts = [block(plan)]
+    own = plan.model.part(("head",))
+    hosts[0].states = fedper_states(hosts[0].states, start[own])
+    plan = plan._replace(algorithm=plan.algorithm._replace(server_init=lambda *_: point_of(start)))
+    server, states, _ = play(plan, hosts)
+    moved = (bayes[1].mu - start)[plan.model.part(("body",))]
+    assert moved.abs().max() > 0.05
+    assert_close(bayes[1].mu, server.theta, rtol=0, atol=2e-3)
+    assert_close(bayes[2].q.mu[:, own], states.theta, rtol=0, atol=2e-3)
+
+
+def fedper_states(states, head):
+    return states._replace(theta=head.expand_as(states.theta).clone())
+
+
+def point_of(theta):
+    from fedray.algorithms.fedavg import Point
+
+    return Point(theta)
+
+
+def test_a_round_begins_where_both_divergences_and_their_gradients_are_zero():
+    """Of ζ KL(q‖w) to q nothing is left at any ζ, nor of KL(q‖w) to w."""
+    grads = []
+    for zeta in (0.0, 1e6):
+        plan = small_plan("bpfed", {"algorithm.zeta": zeta})
+        local, batch, noise, _ = first_client(small_plan("bpfed"))
+        w = local.w
+        grads.append(
+            pfedbayes.objective_grad(
+                plan.cfg.algorithm, plan.model, local.client.q, w.mu, sigma_and_slope(w.rho)[0], batch, noise[0]
+            )
+        )
+    assert kl(local.client.q, local.w) == 0
+    assert_close(grads[0], grads[1], rtol=1e-6, atol=1e-4)
+    divergence, grad = kl_and_grad_prior(local.client.q, local.w)
+    assert divergence == 0
+    assert torch.cat(grad).count_nonzero() == 0
+
+
+def test_the_prior_of_personal_layers_is_what_the_client_believed_and_of_shared_ones_the_average():
+    plan = small_plan("bpfed")
+    host = block(plan)
+    server, states, _ = play(plan, [host])
+    local, _, _, _ = first_client(plan)
+    own, shared = plan.model.part(("head",)), plan.model.rest(("head",))
+    client = trees.row(states, 1)
+    assert torch.equal(local.w.mu[own], client.q.mu[own])
+    assert torch.equal(local.w.rho[own], client.q.rho[own])
+    assert torch.equal(local.w.mu[shared], server.mu[shared])
+    assert torch.equal(local.client.q.mu[shared], server.mu[shared])
+    assert local.client.q_t == 0  # its optimizer starts anew
+
+
+def test_a_fixed_prior_does_not_follow_the_client():
+    ends = {}
+    for prior in ("moving", "fixed"):
+        plan = small_plan("bpfed", {"algorithm.prior": prior, "algorithm.zeta": 5.0})
+        local, batch, noise, _ = first_client(plan)
+        start = trees.tree_map(torch.clone, local)
+        for _ in range(8):
+            local, _ = bpfed.step(plan.cfg.algorithm, plan.model, local, batch, noise)
+        assert differing(local.w, start.w) == ["mu", "rho"]
+        ends[prior] = kl(local.client.q, start.w)
+        if prior == "fixed":
+            assert differing(local.prior, start.prior) == []
+    assert ends["fixed"] < ends["moving"]  # held back by a prior that stays
+
+
+def test_a_newcomer_moves_personal_layers_alone():
+    plan = small_plan("bpfed")
+    local, batch, noise, _ = first_client(plan)
+    start = trees.tree_map(torch.clone, local)
+    for _ in range(4):
+        local, _ = bpfed.adapt(plan.cfg.algorithm, plan.model, local, batch, noise)
+    own, shared = plan.model.part(("head",)), plan.model.rest(("head",))
+    for after, before in zip((*local.client.q, *local.w), (*start.client.q, *start.w), strict=True):
+        assert torch.equal(after[shared], before[shared])
+        assert not torch.equal(after[own], before[own])
+
+
+def test_an_upload_holds_the_shared_layers_alone():
+    plan, server, states, seen = outcome("bpfed")
+    own, shared = plan.model.part(("head",)), plan.model.rest(("head",))
+    ups = seen[-1][0]
+    assert ups.mu.shape[1:] == ups.rho.shape[1:] == shared.shape
+    assert torch.equal(server.mu[own], plan.initial_server().mu[own])
+    assert payload_bytes(ups, plan) == 4 * 2 * 4 * len(shared)
+    assert not torch.equal(states.q.mu[0][own], states.q.mu[1][own])

@@ -1,0 +1,124 @@
+"""Clients that are held out: the federation never sees them, and afterwards they adapt and nothing else changes."""
+
+import pytest
+import torch
+
+from fedray import checkpoint, registry, report, trees
+from fedray.checkpoint import Store
+from fedray.federation import LocalFederation
+from fedray.types import FedRayError
+from tests.helpers import block, differing, small_plan
+
+ABLE = [name for name, record in registry.algorithms().items() if record.adapt is not None]
+HELD = {"clients_per_round": 3, "novel_clients": 2, "adapt_rounds": 3}
+able = pytest.mark.parametrize("name", ABLE)
+
+
+def whole(name, backend="loop", **settings):
+    federation = LocalFederation(small_plan(name, HELD | settings), backend)
+    return federation, list(federation)
+
+
+def numbers(rows):
+    return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
+
+
+@able
+def test_a_loop_and_a_stack_adapt_alike(name):
+    (loop, first), (stack, second) = whole(name), whole(name, "vmap")
+    assert differing(loop.snapshot(), stack.snapshot()) == []
+    assert [differing(a.novel, b.novel) for a, b in zip(first[2:], second[2:], strict=True)] == [[]] * 3
+
+
+@able
+def test_adaptation_changes_the_newcomers_alone(name):
+    plan = small_plan(name, HELD)
+    federation = LocalFederation(plan, "loop")
+    rounds = iter(federation)
+    next(rounds), next(rounds)
+    before = trees.tree_map(torch.clone, federation.snapshot())
+    members, novel = list(plan.members), list(plan.novel)
+    fresh = block(plan).states
+    assert differing(trees.rows(before.clients, novel), trees.rows(fresh, novel)) == []  # never touched
+    assert differing(trees.rows(before.clients, members), trees.rows(fresh, members))
+    later = list(rounds)
+    after = federation.snapshot()
+    assert differing(after.server, before.server) == []
+    assert differing(trees.rows(after.clients, members), trees.rows(before.clients, members)) == []
+    assert all(differing(trees.row(after.clients, i), trees.row(before.clients, i)) for i in novel)
+    for metrics in later:
+        assert metrics.participants == (4, 5)
+        assert metrics.bytes_up == 0
+        assert metrics.personal is None
+        assert metrics.novel.examples.shape == (2,)
+
+
+@able
+def test_nobody_learns_from_a_newcomer(name):
+    plan = small_plan(name, HELD)
+    down = plan.algorithm.broadcast(plan.cfg.algorithm, plan.model, plan.initial_server(), (4, 5))
+    assert block(plan).train(3, (4, 5), down).up is None
+
+
+def test_only_members_are_selected_and_evaluated():
+    _, rounds = whole("fedper", rounds=6)
+    assert {i for metrics in rounds[:6] for i in metrics.participants} == {0, 1, 2, 3}
+    assert all(metrics.personal.examples.shape == (4,) for metrics in rounds[:6])
+    assert all(metrics.novel is None for metrics in rounds[:6])
+
+
+@able
+def test_newcomers_learn(name):
+    """Layers of their own get better by the round; other personal models are better than the global one."""
+    weak = {"algorithm.zeta": 0.1} if name == "pfedbayes" else {}  # else its prior outweighs shards this small
+    federation, rounds = whole(name, rounds=6, adapt_rounds=8, local_steps=10, **weak)
+    (last,) = federation.cohort.evaluate(14, federation.plan.view(federation.state.server), False)
+    assert torch.equal(last.personal.nll, rounds[-1].novel.nll)
+    if last.global_ is not None:
+        assert (last.personal.nll < last.global_.nll).all()
+        return
+    nll = [float(metrics.novel.nll.sum()) for metrics in rounds[6:]]
+    assert nll == sorted(nll, reverse=True)
+    assert nll[-1] < 0.97 * nll[0]
+
+
+@able
+def test_it_goes_on_from_a_checkpoint_in_the_middle_of_adaptation(name, tmp_path):
+    plan, store = small_plan(name, HELD), Store(str(tmp_path))
+    expected, _ = whole(name)
+    first = iter(LocalFederation(plan, "loop", store=store))
+    assert [next(first).round for _ in range(4)] == [1, 2, 3, 4]
+    begun = checkpoint.newest(store, plan, pytest.fail)
+    assert begun.state.round == 4
+    with LocalFederation(plan, "loop", begun=begun) as second:
+        assert [metrics.round for metrics in second] == [5]
+    assert differing(second.snapshot(), expected.snapshot()) == []
+    assert numbers(second.history().rows) == numbers(expected.history().rows)
+
+
+def test_the_result_reports_them_apart():
+    federation, rounds = whole("bpfed")
+    rows = federation.history().rows
+    summary = report.summarize(federation.plan, rows, None, 0.0)
+    assert summary["novel"]["accuracy"] == rows[-1]["novel/accuracy"]
+    assert summary["personal"]["accuracy"] == rows[1]["personal/accuracy"]
+    assert summary["rounds"] == 2
+    evaluated = rounds[1]._replace(novel=rounds[-1].novel)
+    table = report.client_rows(evaluated, federation.plan)
+    assert ["personal_accuracy" in row for row in table] == [True] * 4 + [False] * 2
+    assert ["novel_accuracy" in row for row in table] == [False] * 4 + [True] * 2
+
+
+REFUSED = [
+    ("fedavg", {"novel_clients": 1}, "--novel-clients 1: fedavg has no personal factors"),
+    ("fedper", {"novel_clients": 6}, "--novel-clients 6: it leaves none of 6 clients"),
+    ("fedper", {"novel_clients": 3}, "--clients-per-round 4: a round needs between 1 and all 3 clients"),
+    ("fedper", {"novel_clients": -1}, "--novel-clients -1: a number of clients"),
+    ("fedper", {"novel_clients": 1, "adapt_rounds": 0}, "--adapt-rounds 0: newcomers take a round or more"),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "words"), REFUSED)
+def test_what_cannot_be_held_out_is_refused(name, settings, words):
+    with pytest.raises(FedRayError, match=words):
+        small_plan(name, settings)
