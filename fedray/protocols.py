@@ -72,13 +72,12 @@ def settle(cfg: Experiment, dataset: Dataset) -> Experiment:
     network = "mlp" if dataset.vectors is None else "lstm"
     users = 0 if dataset.users is None else int(dataset.users.max()) + 1
     clients = users if cfg.clients is None else cfg.clients
+    members = clients - cfg.novel_clients
     return override(
         cfg,
         {
             "clients": clients,
-            "clients_per_round": clients - cfg.novel_clients
-            if cfg.clients_per_round is None
-            else cfg.clients_per_round,
+            "clients_per_round": members if cfg.clients_per_round is None else cfg.clients_per_round,
             "model.name": network if cfg.model.name == "auto" else cfg.model.name,
         },
     )
@@ -126,6 +125,8 @@ def describe(cfg: DataConfig) -> str:
 def remarks(cfg: DataConfig, dataset: Dataset, partition: parts.Partition) -> tuple[str, ...]:
     """What one must know of a partition before one quotes a number."""
     found = []
+    if dataset.vectors is not None and cfg.embedding is None:
+        found.append("without --data.embedding the words have random vectors: accuracies are lower than with GloVe's")
     if cfg.partition == "lognormal" and (missing := skipped(dataset.y, partition)):
         found.append(f"{missing} shares of a class that had run out were left out, as in the published protocol")
     if partition.relabel is not None:

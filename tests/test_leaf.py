@@ -10,6 +10,7 @@ import torch
 
 from fedray import data, metrics, text
 from fedray.algorithms.fedavg import FedAvg
+from fedray.algorithms.fedper import FedPer
 from fedray.config import DataConfig, Experiment, ModelConfig, override
 from fedray.federation import LocalFederation
 from fedray.plan import make_plan
@@ -245,6 +246,8 @@ def test_users_are_the_clients_unless_a_number_is_given(tmp_path):
     _, name = opinions(tmp_path)
     assert make_plan(experiment(name, clients=2)).clients == 2
     plan = make_plan(experiment(name, clients_per_round=3))
+    assert (plan.clients, plan.cfg.clients_per_round) == (4, 3)
+    plan = make_plan(experiment(name, novel_clients=1, algorithm=FedPer()))
     assert (plan.clients, plan.cfg.clients_per_round) == (4, 3)
     with pytest.raises(FedRayError, match=r"--clients-per-round 5: .*all 4 clients"):
         make_plan(experiment(name, clients_per_round=5))

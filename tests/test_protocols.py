@@ -126,6 +126,10 @@ def test_what_one_must_know_of_a_partition_is_said():
     remark = protocols.remarks(cfg.data, dataset, wrong)[1]
     share = 1 / sum(map(len, partition.test))
     assert f"label-bug: 2 examples carry a wrong label, {share:.1%} of those for testing" in remark
+    texts = dataset._replace(vectors=np.zeros((3, 2)))
+    (remark,) = protocols.remarks(DataConfig(), texts, parts.iid(dataset.y, 4, 0.25, rng()))
+    assert "without --data.embedding" in remark
+    assert protocols.remarks(DataConfig(embedding="v.txt"), texts, parts.iid(dataset.y, 4, 0.25, rng())) == ()
     assert protocols.remarks(DataConfig(), dataset, parts.iid(dataset.y, 4, 0.25, rng())) == ()
 
 
