@@ -96,14 +96,14 @@ def _load(cfg: DataConfig) -> Dataset:
 def shards(dataset: Dataset, partition: Partition, ids: Sequence[int]) -> list[Shard]:
     """The shards of the clients ``ids``; x = (v/scale - 0.5)/0.5, constants, so that no test data leak.
 
-    Words are replaced by their vectors.
+    Labels are the dataset's, but where the partition says otherwise. Words are replaced by their vectors.
     """
-    dataset = dealt(dataset, partition)
+    dataset = relabelled(dataset, partition)
     return [Shard(*examples(dataset, partition.train[i]), *examples(dataset, partition.test[i])) for i in ids]
 
 
-def dealt(dataset: Dataset, partition: Partition) -> Dataset:
-    """The dataset with the labels that its examples have in a partition, which may mislabel some."""
+def relabelled(dataset: Dataset, partition: Partition) -> Dataset:
+    """The dataset with the labels of the partition's protocol, where they are not its own."""
     if partition.relabel is None:
         return dataset
     y = dataset.y.copy()

@@ -53,7 +53,7 @@ def check(plan: Plan) -> None:
 def class_losses(block: Block, round: int, view: Any, dataset: Dataset) -> ClassLosses:
     """The sums of every hosted client's personal model after a round; all test examples are read from ``dataset``."""
     plan, union, found = block.plan, np.concatenate(block.plan.partition.test), []
-    dataset = data.dealt(dataset, plan.partition)
+    dataset = data.relabelled(dataset, plan.partition)
     for k, own in enumerate(block.test):
         model = personal_model(block, k, round, view)
         predict = personal_predictor(block, k, round, model, plan.cfg.predict_samples)

@@ -17,6 +17,12 @@ def nll(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     return -(log_p.gather(-1, y[:, None]).squeeze(-1) * weight).sum()
 
 
+def fully_connected(model: Model) -> bool:
+    """Whether the network is a chain of linear layers and ReLUs."""
+    leaks = _leaks(model)
+    return leaks is not None and not any(leaks)
+
+
 def nll_and_grad(model: Model, theta: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Weighted NLL of a batch at theta [P] and its gradient [P].
 

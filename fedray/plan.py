@@ -92,16 +92,15 @@ def resolve(cfg: Experiment) -> Experiment:
     """
     protocol = protocols.protocol(cfg.data)
     clients = protocol.clients if cfg.clients is None else cfg.clients
-    per_round = cfg.clients_per_round
-    if per_round is None and clients is not None:
-        members = clients - cfg.novel_clients
-        usual = members if protocol.clients_per_round is None else protocol.clients_per_round
-        per_round = min(usual, members) if cfg.clients is None else members
+    members = None if clients is None else clients - cfg.novel_clients
+    per_round = members
+    if cfg.clients is None and members is not None and protocol.clients_per_round is not None:
+        per_round = min(protocol.clients_per_round, members)
     return override(
         cfg,
         {
             "clients": clients,
-            "clients_per_round": per_round,
+            "clients_per_round": per_round if cfg.clients_per_round is None else cfg.clients_per_round,
             "data": protocols.resolve(cfg.data),
             "model.name": protocol.model if cfg.model.name == "auto" else cfg.model.name,
         },

@@ -26,6 +26,7 @@ def measures(round: RoundMetrics) -> dict[str, float]:
             summary |= {"worst_decile": metrics.worst_decile(stats)}
             values |= {f"{kind}/{name}": summary[name] for name in MEASURES}
     values |= {f"train/{name}": value for name, value in round.train.items()}
+    values |= {f"selection/{name}": value for name, value in round.selection.items()}
     values |= {f"time/{name}_seconds": value for name, value in round.seconds.items()}
     values |= {"failures": float(len(round.failures))} if round.failures else {}
     return values | {"comm/bytes_up": float(round.bytes_up), "comm/bytes_down": float(round.bytes_down)}

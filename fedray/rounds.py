@@ -53,7 +53,7 @@ def play_round(plan: Plan, state: State, cohort: Cohort, skip: bool = False) -> 
     cfg, algorithm, began = plan.cfg, plan.algorithm, time.perf_counter()
     round = state.round + 1
     spotlights = _gather_spotlights(cohort.evaluate(0, plan.view(state.server), True)) if round == 1 else ()
-    scores = _scores(plan, state.server, cohort)
+    scores, probed, told = _scores(plan, state.server, cohort)
     ids, selection = plan.selection.select(
         state.selection, scores, len(plan.members), cfg.clients_per_round, plan.stream("select", 0, round)
     )
@@ -81,10 +81,12 @@ def play_round(plan: Plan, state: State, cohort: Cohort, skip: bool = False) -> 
         global_=global_,
         seconds={"train": trained - began, "aggregate": aggregated - trained, "evaluate": now - aggregated,
                  "round": now - began},
-        bytes_up=payload_bytes(ups, plan),
-        bytes_down=payload_bytes(down, plan) * (1 if algorithm.down_per_client else sum(len(r.ids) for r in replies)),
+        bytes_up=payload_bytes(ups, plan) + told,
+        bytes_down=payload_bytes(down, plan) * (1 if algorithm.down_per_client else sum(len(r.ids) for r in replies))
+        + probed,
         spotlights=spotlights,
         failures=failures,
+        selection=_scalars(selection),
     )  # fmt: skip
     row = {"round": round} | report.measures(metrics)
     return State(round, server, selection, (*state.rows, row), state.spotlights + spotlights), metrics
@@ -152,15 +154,27 @@ def _why(failures: Sequence[Failure]) -> str:
     return f"{text}\n{first.traceback}" if first.traceback else text
 
 
-def _scores(plan: Plan, server: Any, cohort: Cohort) -> Tensor | None:
-    """The score of every client that the selection policy asks for, [N], stage by stage."""
-    name, message = plan.selection.score, None
-    if name is None:
-        return None
-    for number, stage in enumerate(plan.algorithm.scores[name]):
-        replies = cohort.probe(name, number, plan.view(server), message)
+def _scores(plan: Plan, server: Any, cohort: Cohort) -> tuple[Tensor | None, int, int]:
+    """The score of every client that the selection policy asks for, [N], stage by stage; bytes down and up for it."""
+    name, message, down, up = plan.selection.score, None, 0, 0
+    for number, stage in enumerate(plan.algorithm.scores[name] if name else ()):
+        view = plan.view(server)
+        replies = cohort.probe(name or "", number, view, message)
+        # Every client gets the view once: those that train have it then, but only they need not be sent it again.
+        down += plan.clients * payload_bytes((message, () if number else view), plan)
+        up += payload_bytes(replies, plan)
         message = stage.combine(plan.cfg.algorithm, plan.model, server, replies[: len(plan.members)])
-    return message
+    return message, down, up
+
+
+def _scalars(selection: Any) -> Mapping[str, float]:
+    """The fields of the policy's state that are real numbers: what it has to say of the round."""
+    found = trees.named_leaves(selection)
+    return {
+        name: float(leaf)
+        for name, leaf in found
+        if isinstance(leaf, Tensor) and leaf.ndim == 0 and leaf.is_floating_point()
+    }
 
 
 def _gather_stats(parts: Sequence[EvalStats | None]) -> EvalStats | None:

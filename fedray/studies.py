@@ -177,7 +177,7 @@ def request(study: str, cell: Cell, options: Options) -> play.Request:
     parent = options.execution.output or Path("runs") / study
     output = parent / f"{cell.name}-{identity(cell)[:6]}"
     begun = str(output) if (output / runfolder.NOTE).exists() else ""  # and was interrupted
-    method = registry.algorithms()[registry.algorithm_name(cell.experiment.algorithm)]
+    method = registry.algorithm_of(cell.experiment.algorithm)
     deviation = options.execution.loss_deviation and method.predict_personal is not None  # of the cells that have one
     execution = dataclasses.replace(options.execution, name=cell.name, output=output, loss_deviation=deviation)
     return play.Request(cell.experiment, execution, resume=begun)

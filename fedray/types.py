@@ -102,8 +102,8 @@ class Facts(NamedTuple):
 class Stage(NamedTuple):
     """One pass over the clients for a score: what each computes, and what the server makes of it."""
 
-    probe: Callable[..., Tensor]  # cfg, model, client, down, message, data -> reply [...]
-    combine: Callable[..., Tensor]  # cfg, model, server, replies[N]        -> message; the last one is the scores [N]
+    probe: Callable[..., Tensor]  # cfg, model, client, view, message, data -> reply [...]
+    combine: Callable[..., Any]  # cfg, model, server, replies[N]           -> message; the last one is the scores [N]
 
 
 def one(cfg: Any) -> int:
@@ -178,7 +178,9 @@ class Selection(NamedTuple):
     summary: str
     score: str | None  # the algorithm's score that it needs, by name
     init: Callable[..., Any]  # clients                             -> state
-    select: Callable[..., Any]  # state, scores, clients, m, rng    -> ids (ascending), state
+    select: Callable[
+        ..., Any
+    ]  # state, scores, clients, m, rng    -> ids (ascending), state; its real scalars are logged
 
 
 class Failure(NamedTuple):
@@ -249,6 +251,7 @@ class RoundMetrics(NamedTuple):
     spotlights: tuple[Spotlight, ...] = ()
     failures: tuple[Failure, ...] = ()
     novel: EvalStats | None = None  # rows are the clients that were held out
+    selection: Mapping[str, float] = {}  # what the policy reports of its choice
 
 
 class Cohort(Protocol):

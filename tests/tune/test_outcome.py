@@ -92,7 +92,8 @@ def test_options_are_completed_from_the_algorithm():
     records = registry.algorithms()
     done = complete(Sweep(), records["pfedbayes"], 20)
     assert (done.metric, done.mode, done.max_rounds, done.grace_rounds) == ("personal/accuracy", "max", 20, 5)
-    assert complete(Sweep(), records["fedavg"], 20).metric == "global/accuracy"
+    assert complete(Sweep(), registry.algorithm_of(FedAvg()), 20).metric == "global/accuracy"
+    assert complete(Sweep(), registry.algorithm_of(FedAvg(ft=1)), 20).metric == "personal/accuracy"
     assert complete(Sweep(metric="global/nll"), records["pfedbayes"], 20).mode == "min"
     with pytest.raises(FedRayError, match=r"--metric personal/f1: no such measure.*personal/accuracy"):
         complete(Sweep(metric="personal/f1"), records["pfedbayes"], 20)

@@ -1,0 +1,249 @@
+"""DSVGD: one set of particles stands for the posterior of all clients, moved by Stein variational gradient descent.
+
+Kassab and Simeone, "Federated Generalized Bayesian Learning via Distributed SVGD", 2022; selection of clients by
+Yang, Liu and Kassab, "Client Selection for Federated Bayesian Learning", eqs. 4-7, 13, 17-25 and Algorithms 1-2.
+Client k moves the particles x towards p̃_k = q/t_k · p_k, t_k ≈ p_k its site (fedray.sites); they are its personal
+posterior, too. Serial: the server takes over the particles of the round's one client. Parallel: it averages what the
+clients made of each particle, or runs SVGD itself on p0 Π_k t_k.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedray import trees
+from fedray.aggregate import mean
+from fedray.indicators import stages
+from fedray.likelihood import log_probs
+from fedray.models import Model
+from fedray.particles import Likelihood, check_layers, curvature, initial, network
+from fedray.rng import Stream
+from fedray.sites import BACKENDS, Settings, regression
+from fedray.stein import Bandwidth, Descent, Rule, descend, direction, move, rbf
+from fedray.types import Algorithm, Batch, Choice, Facts, LogUniform, check_choices, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class DSVGD:
+    """Settings of DSVGD; the papers leave most of them open, and then they are the public code's."""
+
+    particles: int = 20
+    """Number M of particles."""
+    lr: float = 0.001
+    """Step size ε; 0.001 is the public code's for networks, 0.05 its for logistic regression."""
+    fudge: float = 1e-6
+    """Added to the root of the running mean of φ², by which a step is divided."""
+    rule: Rule = "rmsprop"
+    """rmsprop: what the papers call AdaGrad, starting anew at every visit; plain: x + ε φ."""
+    bandwidth: Bandwidth = "median"
+    """Bandwidth h of the kernel: median of squared distances / log(M + 1); paper: / log M; code: zeros included."""
+    mode: Literal["serial", "parallel"] = "parallel"
+    """serial: one client per round, whose particles become the server's; parallel: any number, see merge."""
+    merge: Literal["average", "svgd"] = "average"
+    """What the server of the parallel mode does: average: x_n is the mean of what the clients made of x_n; svgd: SVGD
+    on p0 Π_k t_k, which holds what the sites do, and for networks that is little."""
+    server_steps: int = 50
+    """SVGD steps of the server per round (merge svgd)."""
+    sites: Literal["site", "none", "history", "kde_distill", "kde_shared", "kde_code"] = "site"
+    """How t_k is kept: site: as a Gaussian; none: not; history: as the particles of all visits; kde_distill: as in the
+    paper, diverges beyond two dimensions; kde_shared: with an adaptive width; kde_code: the public code's, inert."""
+    curvature: Literal["ggn", "regression"] = "ggn"
+    """Precision of a site from the Gauss-Newton matrix, or by regressing scores on particles (needs M above P)."""
+    beta: float = 0.0
+    """Damping β of a site, t_k ← t_k^(1-β) (t_k new)^β; 0: 1 in serial mode, 0.1 in parallel, where clients that all
+    make up for each other at once would overshoot."""
+    kde_width: float = 0.55
+    """Width λ of the density estimates (kde_distill, kde_code, history)."""
+    distil_steps: int = 10
+    """SVGD steps L' that fit the local particles (kde_distill, kde_shared, kde_code)."""
+    slots: int = 20
+    """Visits of one client that history has room for."""
+    prior_precision: float = math.e
+    """Precision of the Gaussian prior of every parameter; e in the public code."""
+    temperature: float = 1.0
+    """α in p_k = exp(-L_k/α)."""
+    start: Literal["network", "prior"] = "network"
+    """Particles at first: the network's usual initial weights, or draws of the prior."""
+    ksd: Literal["v", "u"] = "v"
+    """Estimator of the KSD score: the V-statistic, or the unbiased U-statistic, which can be negative."""
+    hip: Literal["paper", "first_order"] = "paper"
+    """HIP score of client k: the likelihoods' ⟨φ_k, φ'⟩, or with the direction that k would really follow, and that
+    of the whole posterior: the first-order decrease of the free energy."""
+    hip_offset: bool = True
+    """Keep the part of HIP that all clients share; near convergence it makes the choice almost uniform."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        for name in ("lr", "fudge", "prior_precision", "temperature", "kde_width"):
+            require(getattr(self, name) > 0, name, getattr(self, name), "it is positive", "leave it out")
+        for name in ("particles", "server_steps", "slots", "distil_steps"):
+            require(getattr(self, name) >= 1, name, getattr(self, name), "at least one is needed", "try 20")
+        require(0 <= self.beta <= 1, "beta", self.beta, "the damping lies in [0, 1]", "use 0 for the mode's own")
+
+    def told(self, d: int) -> Settings:
+        """What the backend of the sites is told, of a model with d parameters."""
+        descent = Descent(self.lr, self.fudge, self.rule, self.bandwidth)
+        beta = self.beta or (1.0 if self.mode == "serial" else 0.1)
+        return Settings(d, self.prior_precision, beta, self.kde_width, self.slots, descent, self.distil_steps)
+
+
+class Server(NamedTuple):
+    """The server's state, and what it sends."""
+
+    x: Tensor  # [M, P] global particles
+    sums: Any  # of all sites
+
+
+class Client(NamedTuple):
+    """What a client keeps between rounds."""
+
+    x: Tensor  # [M, P] particles of its tilted posterior
+    site: Any
+    visited: Tensor  # [] 1 once it has trained
+
+
+class Local(NamedTuple):
+    """A client in local training."""
+
+    x: Tensor  # [M, P]
+    v: Tensor  # [M, P] running mean of φ²
+    first: Tensor  # [] 1 before the first step
+    cavity: Any  # q/t_k
+    site: Any
+
+
+class Up(NamedTuple):
+    """What a client uploads."""
+
+    x: Tensor  # [M, P]; empty where the server does not look at it
+    sums: Any  # what its site adds to the sums
+
+
+class Info(NamedTuple):
+    """What a step reports."""
+
+    nll: Tensor  # [] mean over the minibatch and the particles, nats
+    bandwidth: Tensor  # [] h
+
+
+def tilted(cfg: DSVGD, d: int, cavity: Any, x: Tensor, s: Tensor) -> Tensor:
+    """∇log p̃_k at particles x [M, P] where the likelihood's score is s (eq. 6)."""
+    return s - cfg.prior_precision * x + BACKENDS[cfg.sites].pull(cfg.told(d), cavity, x)
+
+
+def server_init(cfg: DSVGD, model: Model, facts: Facts, rng: Stream) -> Server:
+    backend, serial, several = BACKENDS[cfg.sites], cfg.mode == "serial", facts.per_round
+    reason = "serial DSVGD trains one client at a time"
+    require(not serial or several == 1, "clients_per_round", several, reason, "use 1, or --mode parallel")
+    possible = serial or cfg.merge == "average" or backend.summable
+    require(possible, "sites", cfg.sites, "the server cannot rebuild q from them", "use site, or --merge average")
+    reason = f"a client may be visited in each of {facts.rounds} rounds"
+    require(cfg.sites != "history" or cfg.slots >= facts.rounds, "slots", cfg.slots, reason, "raise it")
+    if cfg.sites == "site" and cfg.curvature == "ggn":
+        check_layers(model, "curvature", "ggn")
+    x = initial(model, rng, cfg.particles, cfg.prior_precision if cfg.start == "prior" else None)
+    return Server(x, backend.shared(cfg.told(model.size), x))
+
+
+def client_init(cfg: DSVGD, model: Model, server: Server) -> Client:
+    site = BACKENDS[cfg.sites].own(cfg.told(model.size), server.x)
+    return Client(server.x, site, torch.zeros(()))
+
+
+def broadcast(cfg: DSVGD, model: Model, server: Server, ids: Sequence[int]) -> Server:
+    return server
+
+
+def begin(cfg: DSVGD, model: Model, client: Client, down: Server, data: Batch) -> Local:
+    """x ← the global particles; the cavity q/t_k is fixed for the visit."""
+    cavity = BACKENDS[cfg.sites].cavity(cfg.told(model.size), down.sums, client.site, down.x)
+    return Local(down.x, torch.zeros_like(down.x), torch.ones_like(client.visited), cavity, client.site)
+
+
+def step(cfg: DSVGD, model: Model, local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
+    return advance(cfg, model.size, local, network(model, batch, cfg.temperature))
+
+
+def advance(cfg: DSVGD, d: int, local: Local, likelihood: Likelihood) -> tuple[Local, Info]:
+    """One SVGD step on p̃_k (eq. 13)."""
+    nll, s = likelihood(local.x)
+    kernel, s = rbf(local.x, cfg.bandwidth), tilted(cfg, d, local.cavity, local.x, s)
+    phi = direction(local.x, s, kernel)
+    x, v = move(cfg.told(d).descent, local.x, local.v, local.first > 0, phi)
+    return local._replace(x=x, v=v, first=torch.zeros_like(local.first)), Info(nll, kernel.h.to(nll.dtype))
+
+
+def finish(cfg: DSVGD, model: Model, local: Local, data: Batch) -> tuple[Client, Up]:
+    if cfg.sites != "site":  # no other backend looks at the likelihood again
+        return settle(cfg, model.size, local, local.x, local.x[0])
+    x = local.x
+    _, s = network(model, data, cfg.temperature)(x)
+    curved = regression(x, s) if cfg.curvature == "regression" else curvature(model, data, x, cfg.temperature)
+    return settle(cfg, model.size, local, s, curved)
+
+
+def settle(cfg: DSVGD, d: int, local: Local, s: Tensor, curved: Tensor) -> tuple[Client, Up]:
+    """Renew t_k from the likelihood's scores [M, P] and curvature [P] at the new particles (eq. 7)."""
+    site = BACKENDS[cfg.sites].renew(cfg.told(d), local.site, local.cavity, local.x, s, curved)
+    unused = cfg.mode == "parallel" and cfg.merge == "svgd"
+    up = Up(local.x[:0] if unused else local.x, BACKENDS[cfg.sites].share(local.site, site))
+    return Client(local.x, site, torch.ones_like(local.first)), up
+
+
+def aggregate(cfg: DSVGD, model: Model, server: Server, ids: Sequence[int], ups: Up, n: Tensor) -> Server:
+    """Add the sites' increments in client order; x ← the clients' mean, which of one is its own, or SVGD on p0 Π_k t_k.
+
+    x_n is the mean of what clients made of the same x_n, as FedAvg's weights are; where every p̃_k is the posterior,
+    no particle moves any more.
+    """
+    order = sorted(range(len(ids)), key=lambda row: ids[row])
+    ups = trees.rows(ups, order)
+    sums = trees.tree_map(lambda old, new: (old.double() + new.double().sum(0)).to(old.dtype), server.sums, ups.sums)
+    if cfg.mode == "serial" or cfg.merge == "average":
+        return Server(mean(ups.x), sums)
+    still = torch.zeros_like(server.x)
+    how = cfg.told(model.size).descent
+    return Server(descend(how, server.x, lambda x: tilted(cfg, model.size, sums, x, still), cfg.server_steps), sums)
+
+
+def predict_global(cfg: DSVGD, model: Model, view: Server, x: Tensor, noise: Tensor) -> Tensor:
+    return log_probs(model, view.x, x)
+
+
+def personalize(cfg: DSVGD, model: Model, client: Client, view: Server, data: Batch, noise: Tensor) -> Client:
+    """The particles of the last visit; before the first, the global ones."""
+    return client._replace(x=torch.where(client.visited > 0, client.x, view.x))
+
+
+def predict_personal(cfg: DSVGD, model: Model, personal: Client, x: Tensor, noise: Tensor) -> Tensor:
+    return log_probs(model, personal.x, x)
+
+
+def scores(cfg: DSVGD, model: Model, client: Client, down: Server, data: Batch) -> tuple[Tensor, Tensor]:
+    """The scores of p_k and of p̃_k [M, P] at the global particles, on the whole shard."""
+    _, s = network(model, data, cfg.temperature)(down.x)
+    return s, tilted(cfg, model.size, begin(cfg, model, client, down, data).cavity, down.x, s)
+
+
+ALGORITHM = Algorithm(
+    summary="distributed Stein variational gradient descent; the particles are the posterior",
+    config=DSVGD,
+    server_init=server_init,
+    client_init=client_init,
+    broadcast=broadcast,
+    begin=begin,
+    step=step,
+    finish=finish,
+    aggregate=aggregate,
+    predict_global=predict_global,
+    predict_personal=predict_personal,
+    personalize=personalize,
+    scores=stages(scores),
+    space={"lr": LogUniform(1e-3, 1e-1), "prior_precision": LogUniform(0.1, 100), "particles": Choice((6, 10, 20, 50))},
+)

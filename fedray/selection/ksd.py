@@ -1,0 +1,21 @@
+"""Selection by kernelized Stein discrepancy: clients whose tilted posterior the particles fit worst.
+
+Yang, Liu and Kassab, "Client Selection for Federated Bayesian Learning", eq. 17 and Algorithm 1, with a share ε of
+the uniform distribution (fedray.probabilities).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedray.probabilities import Drawn, draw, undrawn
+from fedray.rng import Stream
+from fedray.types import Selection
+
+
+def select(state: Drawn, scores: Tensor, clients: int, m: int, rng: Stream) -> tuple[tuple[int, ...], Drawn]:
+    """m clients, more likely the larger their score."""
+    return draw(scores, m, rng)
+
+
+SELECTION = Selection("in proportion to the discrepancy of their posterior (KSD)", "ksd", undrawn, select)

@@ -1,0 +1,327 @@
+"""DSVGD: its sites, its limits, analytic posteriors, and the indicators on a network."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from fedray import trees
+from fedray.algorithms import dsvgd
+from fedray.algorithms.dsvgd import DSVGD, Server
+from fedray.federation import LocalCohort
+from fedray.likelihood import nll
+from fedray.local import numerics
+from fedray.particles import ggn_diagonal, network
+from fedray.rng import Stream
+from fedray.rounds import start
+from fedray.sites import BACKENDS, Natural, regression
+from fedray.stein import Descent, descend, ksd, rbf, stein_matrix, v_statistic
+from fedray.types import FedRayError
+from tests.helpers import NETS, block, differing, examples, play, small_plan
+
+PRIOR = 1.0
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """As in every process of a run."""
+    with numerics():
+        yield
+
+
+class Toy:
+    """Clients with likelihoods N(m_k; θ, v_k): every function of DSVGD but the network's."""
+
+    def __init__(self, clients, d, particles, seed=0, **settings):
+        stream = Stream(seed, "toy")
+        self.m = 2 * stream.normal([clients, d]).double()
+        self.precision = (0.3 + 1.4 * stream.uniform([clients, d])).double()
+        self.x = stream.normal([particles, d]).double()
+        self.d, self.settings = d, {"prior_precision": PRIOR, "particles": particles, "mode": "serial", **settings}
+        self.sites = settings.get("sites", "site")
+
+    def __call__(self, k):
+        return lambda x: (torch.zeros(()).double(), self.precision[k] * (self.m[k] - x))
+
+    def posterior(self):
+        """Mean and variance of p0 Π_k p_k [d]."""
+        precision = PRIOR + self.precision.sum(0)
+        return (self.precision * self.m).sum(0) / precision, 1 / precision
+
+    def play(self, rounds, steps, together=1, **settings):
+        """The server and the clients after rounds in which the clients take turns, ``together`` at a time."""
+        cfg = DSVGD(**(self.settings | settings))
+        model, backend, told = SimpleNamespace(size=self.d), BACKENDS[self.sites], cfg.told(self.d)
+        self.server = getattr(self, "server", None) or Server(self.x, backend.shared(told, self.x))
+        fresh = dsvgd.Client(self.x, backend.own(told, self.x), torch.zeros(()).double())
+        self.clients = getattr(self, "clients", None) or [fresh] * len(self.m)
+        for number in range(rounds):
+            ids = sorted({(number * together + j) % len(self.m) for j in range(together)})
+            ups = []
+            for k in ids:
+                local = dsvgd.begin(cfg, model, self.clients[k], self.server, None)
+                for _ in range(steps):
+                    local, _ = dsvgd.advance(cfg, self.d, local, self(k))
+                _, s = self(k)(local.x)
+                self.clients[k], up = dsvgd.settle(cfg, self.d, local, s, regression(local.x, s))
+                ups.append(up)
+            self.server = dsvgd.aggregate(cfg, model, self.server, ids, trees.stack(ups), torch.ones(len(ids)))
+        return self.server, self.clients
+
+    def central(self, *stages):
+        """SVGD on the whole posterior: (steps, learning rate), one stage after the other."""
+        x = self.x
+        for steps, lr in stages:
+            score = lambda x: sum(self(k)(x)[1] for k in range(len(self.m))) - PRIOR * x  # noqa: E731
+            x = descend(Descent(lr), x, score, steps)
+        return x
+
+    def misfit(self, x):
+        """(largest error of the mean in posterior sds, mean ratio of the variances)."""
+        mean, variance = self.posterior()
+        error = ((x.mean(0) - mean) / variance.sqrt()).abs().max()
+        return float(error), float((x.var(0, correction=0) / variance).mean())
+
+
+@pytest.mark.parametrize(
+    ("sites", "rounds"), [("site", 3), ("history", 3), ("none", 3), ("kde_distill", 1), ("kde_shared", 1),
+                          ("kde_code", 1)]
+)  # fmt: skip
+def test_with_one_client_it_is_svgd(sites, rounds):
+    toy = Toy(1, 3, 8, sites=sites, lr=0.05)
+    server, _ = toy.play(rounds, 6)
+    assert_close(server.x, toy.central(*[(6, 0.05)] * rounds), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("sites", BACKENDS)
+def test_the_first_visit_targets_the_prior_times_the_clients_likelihood(sites):
+    toy = Toy(3, 2, 6, sites=sites, lr=0.05)
+    server, _ = toy.play(1, 5)
+    x = descend(Descent(0.05), toy.x, lambda x: toy(0)(x)[1] - PRIOR * x, 5)
+    assert_close(server.x, x, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.25])
+def test_sites_are_exact_for_gaussian_likelihoods_up_to_their_damping(beta):
+    toy = Toy(3, 4, 9, lr=0.05, beta=beta)
+    _, clients = toy.play(3, 5)
+    for k, client in enumerate(clients):
+        assert_close(client.site.lam, beta * toy.precision[k], rtol=1e-6, atol=0)
+        assert_close(client.site.eta, beta * toy.precision[k] * toy.m[k], rtol=1e-6, atol=1e-6)
+    sums = trees.tree_map(lambda *parts: sum(parts), *[client.site for client in clients])
+    assert_close(tuple(toy.server.sums), tuple(sums))
+
+
+def test_changing_a_site_and_the_sums_with_it_leaves_the_clients_target_alone():
+    toy = Toy(3, 4, 9, lr=0.05)
+    server, (client, *_) = toy.play(5, 5)
+    cfg, model, (_, s) = DSVGD(**toy.settings), SimpleNamespace(size=4), toy(0)(server.x)
+    found = []
+    for shift in (0.0, 7.0):
+        site = trees.tree_map(lambda leaf, shift=shift: leaf + shift, client.site)
+        sums = trees.tree_map(lambda leaf, shift=shift: leaf + shift, server.sums)
+        changed = client._replace(site=site), server._replace(sums=sums)
+        found.append(dsvgd.tilted(cfg, 4, dsvgd.begin(cfg, model, *changed, None).cavity, server.x, s))
+    assert_close(found[0], found[1])
+    others = sum(toy(k)(server.x)[1] for k in range(3))
+    assert_close(found[0], others - PRIOR * server.x, rtol=1e-6, atol=1e-6)  # every client has been visited
+
+
+@pytest.mark.parametrize("mode", [{}, {"mode": "parallel", "beta": 0.5}, {"mode": "parallel", "beta": 0.5,
+                                                                          "merge": "svgd"}])  # fmt: skip
+def test_it_recovers_the_analytic_posterior_in_one_dimension(mode):
+    toy, together = Toy(3, 1, 50, **mode), 3 if mode else 1
+    toy.play(40, 50, together, lr=0.05)
+    server, clients = toy.play(20, 50, together, lr=0.005)
+    for x in (server.x, clients[0].x):  # every client's tilted posterior is the posterior
+        error, ratio = toy.misfit(x)
+        assert error < 0.02
+        assert 0.90 < ratio < 1.02
+
+
+@pytest.mark.parametrize("d", [1, 5, 10, 50])
+def test_gaussian_sites_do_what_central_svgd_does(d):
+    toy = Toy(2, d, 20 if d == 50 else 50)
+    toy.play(12, 60, lr=0.05)
+    server, _ = toy.play(4, 60, lr=0.005)
+    error, ratio = toy.misfit(server.x)
+    _, central = toy.misfit(toy.central((720, 0.05), (240, 0.005)))
+    assert error < 0.05
+    assert ratio == pytest.approx(central, abs=0.03)
+    assert d > 1 or ratio > 0.9
+    assert d < 50 or ratio < 0.2  # so few particles cannot stand for the variance, there or here
+
+
+@pytest.mark.parametrize(
+    ("sites", "scale", "error", "low", "high"),
+    [("kde_distill", 0.25, 0.2, 0.75, 1.1), ("kde_shared", 0.25, 0.2, 0.5, 0.95), ("history", 1.0, 0.02, 1.1, 1.4)],
+)
+def test_sites_of_particles_are_about_right_in_one_dimension(sites, scale, error, low, high):
+    """Distilled ones for clients that nearly agree, with too little variance; a history's, with too much."""
+    toy = Toy(2, 1, 50, sites=sites, distil_steps=100, lr=0.02)
+    toy.m *= scale
+    server, _ = toy.play(16, 100)
+    found, ratio = toy.misfit(server.x)
+    assert found < error
+    assert low < ratio < high
+
+
+def test_the_public_codes_sites_do_nothing_in_many_dimensions_and_something_in_one():
+    """Nor does anything else hold the particles: they end at one client's posterior, far from that of both."""
+    for d, inert in ((54, True), (1, False)):
+        inertia = [Toy(2, d, 20, sites=sites, lr=0.05).play(6, 20)[0].x for sites in ("kde_code", "none")]
+        assert (float((inertia[0] - inertia[1]).abs().max()) < 1e-12) is inert
+    good, bad = (Toy(2, 54, 20, sites=sites) for sites in ("site", "kde_code"))
+    good.play(8, 60, lr=0.05)
+    bad.play(8, 60, lr=0.05)
+    assert bad.misfit(bad.server.x)[0] > 10 * good.misfit(good.server.x)[0]
+
+
+@pytest.mark.parametrize("sites", BACKENDS)
+def test_clients_taking_turns_are_the_same_alone_and_stacked_and_leave_the_others_alone(sites):
+    settings = {"clients_per_round": 1, "algorithm.mode": "serial", "algorithm.sites": sites,
+                "algorithm.particles": 4, "algorithm.lr": 0.01, "rounds": 4}  # fmt: skip
+    plan = small_plan("dsvgd", settings)
+    turns = ((2,), (4,), (2,), (0,))
+    loop, stack = (play(plan, [block(plan, backend=backend)], turns) for backend in ("loop", "vmap"))
+    assert all(differing(a, b) == [] for a, b in zip(loop, stack, strict=True))
+    server, states, seen = loop
+    assert_close(server.x, seen[-1][0].x[0])
+    for k in (1, 3, 5):
+        assert differing(trees.row(states, k), trees.row(block(plan).states, k)) == []
+    assert states.visited.tolist() == [1, 0, 1, 0, 1, 0]
+    if sites == "site":
+        for name, total in server.sums._asdict().items():
+            assert_close(total, getattr(states.site, name).sum(0), rtol=1e-5, atol=1e-3)
+
+
+def test_the_merged_particles_are_the_means_of_those_of_one_origin():
+    plan = small_plan("dsvgd", {"algorithm.particles": 4})
+    server, _, seen = play(plan, [block(plan)])
+    assert_close(server.x, seen[-1][0].x.mean(0))
+
+
+@pytest.mark.parametrize("merge", ["average", "svgd"])
+def test_the_order_of_arrival_does_not_change_a_bit(merge):
+    """Not even where the server takes steps whose first has the size ε whatever the direction."""
+    plan = small_plan("dsvgd", {"algorithm.particles": 4, "algorithm.merge": merge})
+    host, aggregate = block(plan), plan.algorithm.aggregate
+    server, _, seen = play(plan, [host])
+    ups, ids, order = seen[-1][0], (1, 2, 4, 5), [2, 0, 3, 1]
+    large = torch.tensor([1e17, 1.0, -1e17, 1.0])[:, None]  # whose sum depends on the order even in float64
+    ups = ups._replace(sums=trees.tree_map(lambda leaf: leaf + large, ups.sums))
+    shuffled = [ids[k] for k in order], trees.rows(ups, order)
+    first, mixed = (aggregate(plan.cfg.algorithm, plan.model, server, *a, None) for a in ((ids, ups), shuffled))
+    assert differing(first, mixed) == []
+    assert (seen[-1][0].x.shape[1] == 0) is (merge == "svgd")
+
+
+def test_a_client_that_was_never_visited_predicts_with_the_global_particles():
+    plan = small_plan("dsvgd", {"algorithm.particles": 4})
+    server, states, _ = play(plan, [block(plan)], rounds=((1, 2),))
+    for k, x in ((0, server.x), (2, states.x[2])):
+        personal = dsvgd.personalize(plan.cfg.algorithm, plan.model, trees.row(states, k), server, None, None)
+        assert torch.equal(personal.x, x)
+
+
+def test_scores_are_gradients_of_the_tempered_likelihood_of_the_whole_shard():
+    model, batch, x = NETS["deep"], examples(9, total=36), Stream(0, "x").normal([3, NETS["deep"].padded]).double()
+    value, s = network(model, batch, temperature=2.0)(x)
+    for n in range(3):
+        theta = x[n].clone().requires_grad_()
+        whole = 36 / 9 * nll(model.apply(theta, batch.x), batch.y, batch.weight)
+        (grad,) = torch.autograd.grad(-whole / 2, theta)
+        assert_close(s[n], grad)
+    assert_close(value, torch.stack([nll(model.apply(t, batch.x), batch.y, batch.weight) for t in x]).mean() / 9)
+
+
+@pytest.mark.parametrize("name", ["mclr", "deep"])
+def test_the_gauss_newton_diagonal(name):
+    """Jᵀ (diag p - p pᵀ) J from the Jacobian; with logits linear in theta also the Hessian's diagonal."""
+    model, batch = NETS[name], examples(7)
+    weight, theta = torch.linspace(0, 2, 7).double(), Stream(0, "theta").normal([model.padded]).double()
+    jacobian = torch.func.jacrev(lambda t: model.apply(t, batch.x))(theta)  # [B, C, P]
+    p = torch.softmax(model.apply(theta, batch.x), -1)
+    middle = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+    expected = torch.einsum("b,bcp,bce,bep->p", weight, jacobian, middle, jacobian)
+    found = ggn_diagonal(model, theta, batch.x, weight)
+    assert_close(found, expected)
+    if name == "mclr":
+        hessian = torch.func.hessian(lambda t: nll(model.apply(t, batch.x), batch.y, weight))(theta)
+        assert_close(found, hessian.diagonal())
+
+
+def test_regression_clips_at_zero_and_survives_coordinates_that_do_not_vary():
+    x = torch.tensor([[0.0, 1.0, 5.0], [1.0, 3.0, 5.0]]).double()
+    s = torch.tensor([[1.0, 1.0, 2.0], [-2.0, 2.0, 3.0]]).double()
+    assert torch.equal(regression(x, s), torch.tensor([3.0, 0.0, 0.0]).double())
+
+
+def probed(settings, score):
+    """The scores by name of a federation with some history, and what they are made of at the global particles."""
+    plan = small_plan("dsvgd", {"algorithm.particles": 5, "algorithm.lr": 0.02} | settings)
+    cohort, cfg, model = LocalCohort(plan, "loop"), plan.cfg.algorithm, plan.model
+    server, _, _ = play(plan, [cohort.block])
+    message = None
+    for number, stage in enumerate(plan.algorithm.scores[score]):
+        replies = cohort.probe(score, number, plan.view(server), message)
+        message = stage.combine(cfg, model, server, replies)
+    own, followed = [], []
+    for k in range(6):
+        client, data = trees.row(cohort.block.states, k), trees.row(cohort.block.data, k)
+        _, s = network(model, data)(server.x)
+        cavity = Natural(server.sums.lam - client.site.lam, server.sums.eta - client.site.eta)
+        own.append(s)
+        followed.append(s - cfg.prior_precision * server.x + cavity.eta - cavity.lam * server.x)
+    return message, server.x, torch.stack(own), torch.stack(followed), cfg, model
+
+
+def test_ksd_scores_are_discrepancies_of_the_tilted_posteriors():
+    for statistic in ("v", "u"):
+        found, x, _, followed, _, model = probed({"algorithm.ksd": statistic}, "ksd")
+        assert_close(found, torch.stack([ksd(x, s, rbf(x), model.size, statistic) for s in followed]))
+
+
+@pytest.mark.parametrize("score", ["hip", "hip_two_phase"])
+@pytest.mark.parametrize("form", ["paper", "first_order"])
+def test_hip_scores_are_double_sums_in_one_phase_and_in_two(score, form):
+    found, x, own, followed, cfg, model = probed({"algorithm.hip": form}, score)
+    target = own.mean(0) if form == "paper" else own.sum(0) - cfg.prior_precision * x
+    mine, kernel = own if form == "paper" else followed, rbf(x)
+    expected = torch.stack([v_statistic(stein_matrix(x, s, target, kernel, model.size)) for s in mine])
+    assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+    if form == "paper":
+        assert_close(found.sum(), 6 * ksd(x, target, kernel, model.size), rtol=1e-4, atol=0)
+    rest, *_ = probed({"algorithm.hip": form, "algorithm.hip_offset": False}, score)
+    assert_close(found - rest, (found - rest)[:1].expand(6))
+    assert (found - rest).abs().min() > 0
+
+
+def test_the_first_order_form_is_the_decrease_of_the_free_energy():
+    """q = N(μ, I) carried by x + ε φ~_k against a Gaussian posterior: -dF/dε = E_q[(s_post - s_q)·φ~_k]."""
+    toy = Toy(2, 2, 400, lr=0.05)
+    toy.x = toy.x - toy.x.mean(0)
+    kernel, x = rbf(toy.x, h=4.0), toy.x
+    s = [toy(k)(x)[1] for k in range(2)]
+    posterior, tilted = s[0] + s[1] - PRIOR * x, s[0] - PRIOR * x
+    phi = dsvgd.direction(x, tilted, kernel)
+    decrease = ((posterior + x) * phi).sum(1).mean()  # by parts, with the score -x of q = N(0, I)
+    found = v_statistic(stein_matrix(x, tilted, posterior, kernel, 2))
+    assert_close(found, decrease, rtol=0.05, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"algorithm.mode": "serial"}, r"^--clients-per-round 4: .*one client at a time; use 1, or --mode parallel"),
+        ({"algorithm.merge": "svgd", "algorithm.sites": "none"}, r"^--sites none: .*use site, or --merge average"),
+        ({"algorithm.sites": "history", "algorithm.slots": 1}, r"^--slots 1: .*each of 2 rounds"),
+        ({"algorithm.particles": 0}, r"^--particles 0"),
+        ({"algorithm.beta": 1.5}, r"^--beta 1.5"),
+        ({"algorithm.sites": "kde"}, r"^--sites kde: .*kde_distill"),
+    ],
+)
+def test_what_cannot_run_is_refused(settings, message):
+    with pytest.raises(FedRayError, match=message):
+        start(small_plan("dsvgd", settings))

@@ -1,0 +1,119 @@
+"""From scores to clients: the papers' probabilities, what cannot be used, the draw, and what a round reports of it."""
+
+import math
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from fedray import registry, tensors
+from fedray.federation import LocalFederation
+from fedray.messages import payload_bytes
+from fedray.probabilities import EPSILON, described, draw, gumbel_top, probabilities
+from fedray.rng import Stream
+from tests.helpers import small_plan
+
+SCORES = torch.tensor([3.0, 1.0, -2.0, 0.0])
+
+
+def test_probabilities_are_the_papers_and_a_share_of_the_uniform_ones():
+    assert_close(probabilities(SCORES, 0.0), torch.tensor([0.75, 0.25, 0, 0]).double())
+    p = probabilities(SCORES)
+    assert_close(p, torch.tensor([0.75, 0.25, 0, 0]).double() * (1 - EPSILON) + EPSILON / 4)
+    assert_close(p.sum(), torch.tensor(1.0).double())
+    assert_close(probabilities(torch.full((7,), 0.3)), torch.full((7,), 1 / 7).double())
+
+
+@pytest.mark.parametrize(
+    "bad", [[0.0, 0.0], [-1.0, -3.0], [math.nan, 1.0], [math.inf, 1.0], [-math.inf, 1.0], [1e-14, 0.0]]
+)
+def test_scores_that_cannot_be_used_make_all_clients_equal(bad):
+    assert torch.equal(probabilities(torch.tensor(bad)), torch.full((2,), 0.5).double())
+
+
+def test_probabilities_follow_their_clients_and_favour_large_scores():
+    scores, order = Stream(0, "scores").normal([9]), torch.tensor([4, 8, 0, 2, 6, 1, 3, 7, 5])
+    assert_close(probabilities(scores)[order], probabilities(scores[order]))
+    # Equations 18 and 25, of scores that are clipped.
+    assert (probabilities(scores) * scores.clamp_min(0)).sum() > scores.clamp_min(0).mean()
+
+
+def test_what_is_reported_of_a_draw():
+    _, drawn = draw(SCORES, 1, Stream(0, "select"))
+    assert drawn.clipped == 1
+    assert_close(drawn.largest, probabilities(SCORES).max())
+    assert_close(drawn.smallest, torch.tensor(EPSILON / 4).double())
+    assert_close(described(torch.full((5,), 0.2), 0).effective, torch.tensor(5.0))
+    assert_close(described(torch.tensor([1.0, 0, 0]), 0).effective, torch.tensor(1.0))
+    assert 1 < drawn.effective < 4
+
+
+def test_draws_have_the_probabilities_of_drawing_one_after_the_other():
+    """Chi-square of 4000 draws of one and of two of four clients; 0.999 quantiles of 3 and 5 degrees of freedom."""
+    p, rounds = torch.tensor([0.5, 0.3, 0.15, 0.05]).double(), 4000
+    single, pairs = torch.zeros(4), {}
+    for number in range(rounds):
+        (one,) = gumbel_top(p, 1, Stream(0, "one", 0, number))
+        two = gumbel_top(p, 2, Stream(0, "two", 0, number))
+        single[one] += 1
+        pairs[two] = pairs.get(two, 0) + 1
+    assert ((single - rounds * p) ** 2 / (rounds * p)).sum() < 16.27
+    chi = 0.0
+    for a in range(4):
+        for b in range(a + 1, 4):
+            expected = float(rounds * (p[a] * p[b] / (1 - p[a]) + p[b] * p[a] / (1 - p[b])))
+            chi += (pairs.get((a, b), 0) - expected) ** 2 / expected
+    assert chi < 20.52
+
+
+@pytest.mark.parametrize("name", ["ksd", "hip", "hip_two_phase"])
+def test_policies_prefer_the_clients_with_the_largest_scores(name):
+    policy, counts = registry.selections()[name], torch.zeros(4)
+    assert policy.score == name
+    state = policy.init(4)
+    assert_close(state.probabilities, torch.full((4,), 0.25).double())
+    for number in range(1000):
+        (one,), state = policy.select(state, SCORES, 4, 1, Stream(0, "select", 0, number))
+        counts[one] += 1
+    assert_close(state.probabilities, probabilities(SCORES))
+    assert ((counts / 1000 - probabilities(SCORES)).abs() < 0.06).all()
+
+
+def test_round_robin_takes_turns():
+    policy = registry.selections()["round_robin"]
+    state, found = policy.init(5), []
+    for number in range(5):
+        ids, state = policy.select(state, None, 5, 2, Stream(0, "select", 0, number))
+        found.append(ids)
+    assert found == [(0, 1), (2, 3), (0, 4), (1, 2), (3, 4)]
+
+
+@pytest.mark.parametrize("name", registry.selections())
+def test_a_policys_state_survives_a_checkpoint(name):
+    policy = registry.selections()[name]
+    _, state = policy.select(policy.init(4), SCORES, 4, 3, Stream(0, "select"))
+    again = tensors.unpack(tensors.pack(state), policy.init(4))
+    assert all(torch.equal(a, b) for a, b in zip(state, again, strict=True))
+
+
+@pytest.mark.parametrize(("name", "sent"), [("uniform", 0), ("ksd", 6 * 8), ("hip", 6 * 4 * 3 * 610),
+                                            ("hip_two_phase", 6 * (4 * 3 * 610 + 8))])  # fmt: skip
+def test_a_round_reports_how_it_chose_and_what_that_cost(name, sent):
+    plan = small_plan("dsvgd", {"selection": name, "algorithm.particles": 3, "rounds": 1})
+    (result,) = LocalFederation(plan)
+    particles, sums = 4 * 3 * 610, 2 * 4 * 610
+    assert result.bytes_up == 4 * (particles + sums) + sent
+    told = {"uniform": 0, "hip_two_phase": particles + sums + particles + 8}.get(name, particles + sums)
+    assert result.bytes_down == 4 * (particles + sums) + 6 * told
+    assert payload_bytes(plan.view(plan.initial_server()), plan) == particles + sums
+    assert set(result.selection) == (set() if name == "uniform" else {"effective", "largest", "smallest", "clipped"})
+    if name != "uniform":
+        assert 1 <= result.selection["effective"] <= 6
+        assert EPSILON / 6 <= result.selection["smallest"] <= 1 / 6 <= result.selection["largest"]
+
+
+def test_what_a_policy_reports_is_among_the_measures_of_the_round():
+    from fedray.report import measures
+
+    (result,) = LocalFederation(small_plan("dsvgd", {"selection": "ksd", "algorithm.particles": 3, "rounds": 1}))
+    assert measures(result)["selection/effective"] == result.selection["effective"]
