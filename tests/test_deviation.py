@@ -82,6 +82,16 @@ def test_the_numbers_of_examples_are_those_of_the_partition(plan, played):
     assert torch.equal(played[1].union, played[1].own.sum(0).expand(6, 10))
 
 
+def test_an_example_counts_for_the_class_that_the_partition_gives_it(plan):
+    test = np.concatenate(plan.partition.test)
+    labels = data.load(plan.cfg.data).y[test]
+    wrong = np.stack([test[labels == 3], np.full((labels == 3).sum(), 7)], 1)
+    turned = plan._replace(partition=plan.partition._replace(relabel=wrong))
+    losses = block(turned).class_losses(1, plan.view(plan.initial_server()), data.load(plan.cfg.data))
+    assert losses.own[:, 3].sum() == losses.union[0, 3] == 0
+    assert torch.equal(losses.union, losses.own.sum(0).expand(6, 10))
+
+
 def test_own_losses_add_up_to_those_of_the_last_evaluation(played):
     last, losses = played
     assert_close(losses.own_nll.sum(1), last.personal.nll)
