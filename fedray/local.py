@@ -161,8 +161,7 @@ class Block:
         for step in range(cfg.local_steps):
             noise = torch.empty(len(index), *shape, device=self.device)
             for stream, out in zip(streams, noise, strict=False):
-                for piece in out if out.ndim > 1 else [out]:  # one piece fits the cache
-                    stream.fill_normal(piece)
+                stream.fill_normal(out)
             yield self._batch(index, ((round - 1) * cfg.local_steps + step) * per_step, per_step), noise
 
     def _batch(self, index: Sequence[int], position: int, count: int) -> Batch:
