@@ -48,7 +48,7 @@ class ClientActor:
 
     def _load(self, plan: Plan) -> data.Dataset:
         """The whole dataset: given to this process, or read from its files and kept no longer than it is used."""
-        return data.load(plan.cfg.data) if self._dataset is None else self._dataset
+        return plan.dataset(self._dataset)
 
     def restore(self, committed: tuple[int, Any]) -> None:
         """Take the private states that the hosted clients had after a round."""

@@ -21,6 +21,7 @@ from fedray import leaf, readers
 from fedray.config import DataConfig
 from fedray.partition import Partition
 from fedray.readers import Dataset
+from fedray.scaling import Scaling, moments, unit, within
 from fedray.types import FedRayError, require
 
 
@@ -80,6 +81,19 @@ def load(cfg: DataConfig, classes: int | None = None) -> Dataset:
     return dataset
 
 
+def scaling(kind: str, dataset: Dataset) -> Scaling | None:
+    """A scaling of a setting's kind; raises FedRayError where the dataset cannot have it."""
+    if kind == "auto":
+        return dataset.scaling
+    require(dataset.vectors is None, "data.scaling", kind, "the vectors of words are used as they are", "leave it out")
+    if kind in ("standard", "feature"):
+        return moments(dataset.x, each=kind == "feature")
+    reason, remedy = "the range of these features is not known", "choose standard or feature"
+    require(dataset.scaling is not None, "data.scaling", kind, reason, remedy)
+    assert dataset.scaling is not None
+    return unit(dataset.scaling) if kind == "unit" else dataset.scaling
+
+
 def _load(cfg: DataConfig) -> Dataset:
     if cfg.name == "digits":
         return readers.digits()
@@ -91,11 +105,11 @@ def _load(cfg: DataConfig) -> Dataset:
     files = _present(cfg)
     pairs = map(readers.batch, files) if cfg.name == "cifar10" else map(readers.idx_pair, files[::2], files[1::2])
     x, y = (np.concatenate(arrays) for arrays in zip(*pairs, strict=True))
-    return Dataset(x, y, 10, 255.0)
+    return Dataset(x, y, 10, within(255))
 
 
 def shards(dataset: Dataset, partition: Partition, ids: Sequence[int]) -> list[Shard]:
-    """The shards of the clients ``ids``; x = (v/scale - 0.5)/0.5, constants, so that no test data leak.
+    """The shards of the clients ``ids``, in a network's units.
 
     Labels are the dataset's, but where the partition says otherwise. Words are replaced by their vectors.
     """
@@ -116,8 +130,7 @@ def examples(dataset: Dataset, indices: np.ndarray) -> tuple[Tensor, Tensor]:
     """The examples of the given positions, x normalised."""
     raw = dataset.x[indices]  # advanced indexing copies: the dataset stays as it is
     x = torch.from_numpy(raw if dataset.vectors is None else dataset.vectors[raw]).float()
-    if dataset.scale is not None:
-        x.div_(dataset.scale).sub_(0.5).div_(0.5)
+    x = x if dataset.scaling is None else dataset.scaling.apply(x)
     return x, torch.from_numpy(dataset.y[indices])
 
 

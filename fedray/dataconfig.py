@@ -26,6 +26,11 @@ class DataConfig:
     embedding: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Frozen word vectors for texts: a word and its numbers per line, such as glove.6B.50d.txt. By default every word
     has random numbers of its own, which know nothing of its meaning: accuracies are lower."""
+    scaling: Literal["auto", "range", "unit", "standard", "feature"] = "auto"
+    """Units of inputs: range: [-1, 1]; unit: [0, 1]; standard: mean 0 and sd 1 of all together; feature: of each by
+    itself (the last two over all examples, those for testing too, as published protocols do). auto: the paper's for
+    the dataset, range but for femnist (unit) and with lognormal sizes mnist (feature) and fashion_mnist (standard);
+    float features as they are."""
     partition: Literal["auto", "labels", "lognormal", "dirichlet", "iid", "natural"] = "auto"
     """labels: a few classes per client, as in pFedBayes; lognormal: windows of classes (u + j) mod C with lognormal
     sizes, as in pFedMe and pFedBreD; dirichlet: class shares drawn from Dir(alpha); iid: at random; natural: users are

@@ -39,7 +39,7 @@ class LocalCohort:
         return [self.block.evaluate(round, view, spotlight)]
 
     def class_losses(self, round: int, view: Any) -> ClassLosses:
-        return self.block.class_losses(round, view, data.load(self.block.plan.cfg.data))
+        return self.block.class_losses(round, view, self.block.plan.dataset())
 
     def probe(self, score: str, stage: int, view: Any, message: Any) -> Tensor:
         return self.block.probe(score, stage, view, message)
@@ -56,7 +56,7 @@ class LocalCohort:
 
 def _hosted(plan: Plan, backend: str, device: str) -> Block:
     ids = range(plan.clients)
-    return Block(plan, ids, data.shards(data.load(plan.cfg.data), plan.partition, ids), backend, device)
+    return Block(plan, ids, data.shards(plan.dataset(), plan.partition, ids), backend, device)
 
 
 class LocalFederation:

@@ -16,6 +16,7 @@ import numpy as np
 
 from fedray import text
 from fedray.readers import Dataset, checked_labels, reading
+from fedray.scaling import within
 from fedray.types import require
 
 SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
@@ -68,7 +69,7 @@ def load(paths: Sequence[Path], classes: int | None, embedding: Path | None) -> 
             return dataset._replace(x=numbers, vectors=text.vectors(words, embedding))
         x = np.concatenate(xs)
     if x.shape[1:] == (PIXELS,) and x.min() >= 0 and x.max() <= 1:
-        return dataset._replace(x=x.reshape(-1, 1, 28, 28), scale=1.0)
+        return dataset._replace(x=x.reshape(-1, 1, 28, 28), scaling=within(1))
     return dataset._replace(x=x)
 
 

@@ -77,7 +77,7 @@ def _fitting(run: Plan, options: Options) -> Dataset:
     shape, wanted = tuple(dataset.x.shape[1:]), run.model.input_shape
     reason = f"its inputs have the shape {list(shape)}, those of the run {list(wanted)}"
     require(shape == wanted, "data", options.data, reason, "give inputs of that shape")
-    return dataset._replace(scale=run.scale)
+    return dataset._replace(scaling=run.scaling)
 
 
 def adapt(run: Predictor, options: Options) -> tuple[Plan, Snapshot, State]:

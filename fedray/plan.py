@@ -13,6 +13,7 @@ from fedray.data import Dataset
 from fedray.models import Model
 from fedray.partition import Partition
 from fedray.rng import Stream
+from fedray.scaling import Scaling
 from fedray.types import Algorithm, Facts, FedRayError, Selection, require
 
 
@@ -24,7 +25,7 @@ class Plan(NamedTuple):
     selection: Selection
     model: Model
     partition: Partition
-    scale: float | None  # raw inputs lie in [0, scale]; None: used as they are
+    scaling: Scaling | None  # of raw inputs; None: used as they are
     remarks: tuple[str, ...] = ()  # what one must know of the data before one quotes a number
 
     @property
@@ -50,6 +51,11 @@ class Plan(NamedTuple):
     def adapting(self, round: int) -> bool:
         """Whether a round is one of the clients that were held out."""
         return round > self.cfg.rounds
+
+    def dataset(self, loaded: Dataset | None = None) -> Dataset:
+        """The pooled examples in the run's units; ``loaded`` saves reading them again."""
+        pooled = data.load(self.cfg.data, self.model.classes) if loaded is None else loaded
+        return pooled._replace(scaling=self.scaling)
 
     @property
     def facts(self) -> Facts:
@@ -151,6 +157,6 @@ def make_plan(cfg: Experiment, dataset: Dataset | None = None) -> Plan:
         cfg.model.name, cfg.model.hidden, cfg.model.lstm_hidden, dataset.input_shape, dataset.classes
     )
     remarks = protocols.remarks(cfg.data, dataset, partition)
-    plan = Plan(cfg, algorithm, selection, model, partition, dataset.scale, remarks)
+    plan = Plan(cfg, algorithm, selection, model, partition, data.scaling(cfg.data.scaling, dataset), remarks)
     plan.initial_server()  # the algorithm refuses here what it cannot run
     return plan

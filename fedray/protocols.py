@@ -24,6 +24,7 @@ class Protocol(NamedTuple):
     medium: tuple[int, int] | None = None
     large: tuple[int, int] | None = None
     labels: int = 5  # s, classes per client
+    scaling: str = "auto"  # of inputs; auto: to [-1, 1], where their range is known
 
 
 _MNIST = Protocol(10, 10, "mlp", (50, 950), (200, 800), (900, 300))
@@ -33,10 +34,13 @@ PFEDBAYES = {
     "fashion_mnist": _MNIST,
     "cifar10": Protocol(20, 10, "vgg", (25, 475), (100, 400), (450, 150)),
 }
-LEAF = {"sent140": Protocol(10, 4, "lstm"), "femnist": Protocol(198, 20, "dnn")}  # pFedBreD's, users as clients
+LEAF = {
+    "sent140": Protocol(10, 4, "lstm"),
+    "femnist": Protocol(198, 20, "dnn", scaling="unit"),
+}  # pFedBreD's, users as clients
 PFEDBRED = {  # with lognormal sizes
-    "mnist": Protocol(100, 20, "dnn", labels=3),
-    "fashion_mnist": Protocol(100, 20, "dnn", labels=2),
+    "mnist": Protocol(100, 20, "dnn", labels=3, scaling="feature"),
+    "fashion_mnist": Protocol(100, 20, "dnn", labels=2, scaling="standard"),
     "cifar10": Protocol(20, 4, "cnn", labels=3),
 }
 
@@ -63,8 +67,10 @@ def _kind(cfg: DataConfig) -> str:
 
 def resolve(cfg: DataConfig) -> DataConfig:
     """The same config with absolute paths, and with what was left to the protocol filled in."""
-    held = protocol(cfg).labels if cfg.labels_per_client is None else cfg.labels_per_client
-    return override(data.resolve(cfg), {"labels_per_client": held, "partition": _kind(cfg)})
+    paper = protocol(cfg)
+    held = paper.labels if cfg.labels_per_client is None else cfg.labels_per_client
+    scaling = paper.scaling if cfg.scaling == "auto" else cfg.scaling
+    return override(data.resolve(cfg), {"labels_per_client": held, "partition": _kind(cfg), "scaling": scaling})
 
 
 def settle(cfg: Experiment, dataset: Dataset) -> Experiment:

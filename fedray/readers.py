@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedray.scaling import Scaling, within
 from fedray.types import FedRayError
 
 REPLACE = "delete it and add --data.download, or choose another --data.root"
@@ -25,7 +26,7 @@ class Dataset(NamedTuple):
     x: np.ndarray  # [N, ...]: images [N, channels, height, width], float32 features, or int32 word numbers [N, T]
     y: np.ndarray  # [N] labels 0..C-1, int64
     classes: int  # C
-    scale: float | None  # raw values lie in [0, scale]; None: used as they are
+    scaling: Scaling | None  # to a network's units; None: used as they are
     users: np.ndarray | None = None  # [N] whose example it is, 0..U-1, where the dataset says so
     vectors: np.ndarray | None = None  # [V + 1, E] float32, those of the words
 
@@ -59,7 +60,7 @@ def digits() -> Dataset:
     path = Path(str(distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")))
     with reading(path, "reinstall scikit-learn"):
         table = np.loadtxt(path, np.uint8, delimiter=",")
-        return Dataset(table[:, :-1].reshape(-1, 1, 8, 8), checked_labels(table[:, -1], len(table), 10), 10, 16.0)
+        return Dataset(table[:, :-1].reshape(-1, 1, 8, 8), checked_labels(table[:, -1], len(table), 10), 10, within(16))
 
 
 def npz(path: Path, classes: int | None = None) -> Dataset:
@@ -72,7 +73,7 @@ def npz(path: Path, classes: int | None = None) -> Dataset:
         classes = len(np.unique(y)) if classes is None else classes
         y = checked_labels(y, len(x), classes)
         if x.dtype == np.uint8:
-            return Dataset(x, y, classes, 255.0)
+            return Dataset(x, y, classes, within(255))
         x = x.astype(np.float32)
         if not np.isfinite(x).all():
             raise ValueError("x holds NaN, infinity, or a number too large for float32")

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedray import data, networks, partition, registry, trees
+from fedray import data, networks, partition, registry, scaling, trees
 from fedray.config import to_dict
 from fedray.local import padded
 from fedray.plan import Plan
@@ -110,7 +110,11 @@ def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def describe(plan: Plan) -> dict[str, Any]:
     """The resolved experiment with the algorithm's name, and the shape of its data."""
-    shape = {"input_shape": list(plan.model.input_shape), "classes": plan.model.classes, "scale": plan.scale}
+    shape = {
+        "input_shape": list(plan.model.input_shape),
+        "classes": plan.model.classes,
+        "scaling": scaling.to_json(plan.scaling),
+    }
     return {
         "algorithm": registry.algorithm_name(plan.cfg.algorithm),
         "experiment": to_dict(plan.cfg),
@@ -164,7 +168,7 @@ class Predictor:
         if tuple(x.shape[1:]) != self.plan.model.input_shape:
             wanted = ", ".join(map(str, self.plan.model.input_shape))
             raise FedRayError(f"x has shape {tuple(x.shape)}; this network takes [B, {wanted}]")
-        return x if self.plan.scale is None else (x / self.plan.scale - 0.5) / 0.5
+        return x if self.plan.scaling is None else self.plan.scaling.apply(x.clone())
 
     def _personal(self, client: int) -> Any:
         plan, algorithm = self.plan, self.plan.algorithm
@@ -178,8 +182,7 @@ class Predictor:
         plan = self.plan
         if plan.algorithm.personalize is client_itself:
             return None
-        dataset = data.load(plan.cfg.data, plan.model.classes)._replace(scale=plan.scale)
-        (shard,) = data.shards(dataset, plan.partition, [client])
+        (shard,) = data.shards(plan.dataset(), plan.partition, [client])
         return padded(shard, plan.facts.shard)
 
 
@@ -209,7 +212,9 @@ def load(folder: str | Path) -> Predictor:
     model = networks.build(cfg.model.name, *size, tuple(shape["input_shape"]), shape["classes"])
     algorithm = registry.algorithm_of(cfg.algorithm)
     selection = registry.pick(registry.selections(), "--selection", cfg.selection)
-    plan = Plan(cfg, algorithm, selection, model, partition.load(folder / "partition.npz"), shape["scale"])
+    plan = Plan(
+        cfg, algorithm, selection, model, partition.load(folder / "partition.npz"), scaling.from_json(shape["scaling"])
+    )
     server = plan.initial_server()
     client = algorithm.client_init(cfg.algorithm, model, server)
     clients = trees.stack([client] * plan.clients)

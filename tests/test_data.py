@@ -13,6 +13,7 @@ import torch
 from fedray import data, protocols
 from fedray import partition as parts
 from fedray.config import DataConfig, Experiment
+from fedray.scaling import within
 from fedray.types import FedRayError
 
 ROOT = os.environ.get("FEDRAY_DATA_ROOT")
@@ -88,9 +89,9 @@ def test_paths_become_absolute_and_follow_root_then_environment_then_cache(tmp_p
 
 
 def test_digits_ship_with_the_package():
-    x, y, classes, scale = data.load(DataConfig(name="digits"))[:4]
+    x, y, classes, scaling = data.load(DataConfig(name="digits"))[:4]
     assert x.shape == (1797, 1, 8, 8)
-    assert (x.min(), x.max(), scale) == (0, 16, 16.0)
+    assert (x.min(), x.max(), scaling) == (0, 16, within(16))
     assert (y.dtype, classes) == (np.int64, 10)
     assert np.bincount(y).min() == 174
     assert x[0, 0, 0].tolist() == [0, 0, 5, 13, 9, 1, 0, 0]  # the first row of the first digit
@@ -102,10 +103,10 @@ def test_digits_ship_with_the_package():
 @pytest.mark.parametrize(("name", "folder"), [("mnist", "MNIST"), ("fashion_mnist", "FashionMNIST")])
 def test_idx_files_are_pooled_training_first(tmp_path, name, folder):
     images, labels = write_mnist(tmp_path, folder=folder)
-    x, y, classes, scale = data.load(DataConfig(name=name, root=tmp_path))[:4]
+    x, y, classes, scaling = data.load(DataConfig(name=name, root=tmp_path))[:4]
     assert np.array_equal(x[:, 0], images)
     assert np.array_equal(y, labels)
-    assert (x.shape[1:], y.dtype, classes, scale) == ((1, 28, 28), np.int64, 10, 255.0)
+    assert (x.shape[1:], y.dtype, classes, scaling) == ((1, 28, 28), np.int64, 10, within(255))
 
 
 def python2(batch):
@@ -127,10 +128,10 @@ def python2(batch):
 @pytest.mark.parametrize("dump", [lambda b: pickle.dumps(b, 3), lambda b: pickle.dumps(b, 4), python2])
 def test_cifar_batches_are_pooled_training_first(tmp_path, dump):
     images, labels = write_cifar(tmp_path, dump=dump)
-    x, y, classes, scale = data.load(DataConfig(name="cifar10", root=tmp_path))[:4]
+    x, y, classes, scaling = data.load(DataConfig(name="cifar10", root=tmp_path))[:4]
     assert np.array_equal(x, images)
     assert np.array_equal(y, labels)
-    assert (x.dtype, y.dtype, classes, scale) == (np.uint8, np.int64, 10, 255.0)
+    assert (x.dtype, y.dtype, classes, scaling) == (np.uint8, np.int64, 10, within(255))
 
 
 def test_a_batch_stored_in_column_order_is_the_same_images(tmp_path):
@@ -144,12 +145,12 @@ def test_a_batch_stored_in_column_order_is_the_same_images(tmp_path):
 def test_npz_images_and_features(tmp_path):
     images = rng().integers(0, 256, (6, 2, 5), dtype=np.uint8)
     labels = np.array([0, 1, 2, 0, 1, 2], np.uint8)
-    x, y, classes, scale = data.load(write_npz(tmp_path / "a.npz", x=images, y=labels))[:4]
+    x, y, classes, scaling = data.load(write_npz(tmp_path / "a.npz", x=images, y=labels))[:4]
     assert np.array_equal(x, images)
     assert y.tolist() == labels.tolist()
-    assert (y.dtype, classes, scale) == (np.int64, 3, 255.0)
-    x, _, _, scale = data.load(write_npz(tmp_path / "b.npz", x=images / 7, y=labels))[:4]
-    assert (x.dtype, scale) == (np.float32, None)
+    assert (y.dtype, classes, scaling) == (np.int64, 3, within(255))
+    x, _, _, scaling = data.load(write_npz(tmp_path / "b.npz", x=images / 7, y=labels))[:4]
+    assert (x.dtype, scaling) == (np.float32, None)
     assert np.array_equal(x, (images / 7).astype(np.float32))
 
 
@@ -349,7 +350,7 @@ def test_a_failed_download_says_so(tmp_path, torchvision, name, reason):
 def test_shards_are_the_clients_own_examples_normalised():
     x = rng().integers(0, 256, (40, 1, 3, 3), dtype=np.uint8)
     x[0].flat[:2] = 0, 255
-    dataset = data.Dataset(x, np.arange(40) % 4, 4, 255.0)
+    dataset = data.Dataset(x, np.arange(40) % 4, 4, within(255))
     partition = parts.iid(dataset.y, 4, 0.25, rng())
     got = data.shards(dataset, partition, [2, 0])
     assert len(got) == 2
@@ -364,7 +365,7 @@ def test_shards_are_the_clients_own_examples_normalised():
 
 
 def test_normalisation_spans_minus_one_to_one():
-    dataset = data.Dataset(np.array([[0], [8], [16], [4]], np.uint8), np.zeros(4, np.int64), 1, 16.0)
+    dataset = data.Dataset(np.array([[0], [8], [16], [4]], np.uint8), np.zeros(4, np.int64), 1, within(16))
     shard = data.shards(dataset, parts.Partition((np.array([0, 1]),), (np.array([2, 3]),)), [0])[0]
     assert shard.train_x.flatten().tolist() == [-1, 0]
     assert shard.test_x.flatten().tolist() == [1, -0.5]

@@ -59,7 +59,7 @@ def test_training_and_test_files_are_pooled_by_user(tmp_path, folder):
     dataset = data.load(DataConfig(name="sent140", root=tmp_path))
     assert dataset.y.tolist() == [1, 0, 0, 1, 1]
     assert dataset.users.tolist() == [0, 0, 1, 1, 2]
-    assert (dataset.classes, dataset.scale, dataset.input_shape) == (2, None, (25, 50))
+    assert (dataset.classes, dataset.scaling, dataset.input_shape) == (2, None, (25, 50))
     assert dataset.x[:, :3].tolist() == [[1, 2, 0], [3, 2, 0], [4, 3, 0], [1, 5, 0], [2, 0, 0]]
     assert np.array_equal(dataset.vectors, text.vectors(["good", "day", "bad", "so", "!"], None))
 
@@ -112,7 +112,7 @@ def test_other_numbers_are_features(tmp_path, x):
     write(tmp_path, {"mine.json": leaf({"a": list(zip(x, (0, 1), strict=True))})})
     dataset = data.load(DataConfig(name=str(tmp_path / "mine.json")))
     assert dataset.x.tolist() == x
-    assert (dataset.scale, dataset.vectors, dataset.classes) == (None, None, 2)
+    assert (dataset.scaling, dataset.vectors, dataset.classes) == (None, None, 2)
 
 
 def test_vectors_come_from_the_file_that_is_given(tmp_path):
