@@ -210,4 +210,6 @@ def test_convolutions_agree_alone_and_stacked_to_rounding(name, tmp_path):
     plan = make_plan(cfg)
     assert plan.model.size == 245_282
     loop, stack = (play(plan, [block(plan, backend=backend)], ((0, 1),)) for backend in ("loop", "vmap"))
-    assert_close(loop, stack, rtol=1e-4, atol=1e-4 if name == "fedavg" else 3e-3)
+    for one, other in zip(trees.leaves(loop), trees.leaves(stack), strict=True):
+        # In norm: where a gradient is almost zero its sign is rounding, and Adam makes whole steps of signs.
+        assert (one - other).norm() <= (1e-5 if name == "fedavg" else 1e-3) * max(other.norm(), 1)
