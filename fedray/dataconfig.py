@@ -56,10 +56,11 @@ class DataConfig:
 class ModelConfig:
     """The network."""
 
-    name: Literal["auto", "mlp", "mclr", "dnn", "cnn", "vgg", "lstm"] = "auto"
+    name: Literal["auto", "mlp", "mclr", "dnn", "cnn", "vgg", "lstm", "blr"] = "auto"
     """auto: the paper's network for the dataset (mlp; vgg for cifar10; lstm for texts; dnn for femnist; with lognormal
     sizes dnn and cnn). mclr is multinomial logistic regression, dnn the mlp with leaky ReLUs, cnn two convolutions and
-    three linear layers (BPFed; pFedBreD's CifarNet), lstm two bidirectional LSTMs and two linear layers for texts."""
+    three linear layers (BPFed; pFedBreD's CifarNet), lstm two bidirectional LSTMs and two linear layers for texts,
+    blr Bayesian logistic regression of two classes, whose prior's log-precision is a parameter (see --prior)."""
     hidden: tuple[int, ...] = (100,)
     """Widths of the hidden layers of the mlp or dnn."""
     lstm_hidden: int = 50
