@@ -10,11 +10,12 @@ from torch.testing import assert_close
 from fedray import indicators, likelihood, networks, particles
 from fedray.algorithms import dsvgd
 from fedray.algorithms.dsvgd import DSVGD
+from fedray.densities import kde_gradient
 from fedray.local import numerics
 from fedray.models import Model
 from fedray.priors import PriorSettings
 from fedray.rng import Stream
-from fedray.sites import BACKENDS
+from fedray.sites import BACKENDS, Count, visits_cavity, visits_pull, visits_site
 from fedray.stein import Descent, descend, rbf, reference
 from fedray.types import Batch, Facts, FedRayError
 from tests.helpers import NETS, block, differing, play, small_plan
@@ -130,6 +131,15 @@ def test_every_kind_of_site_sees_the_gamma_prior_once(sites):
         local, _ = dsvgd.step(cfg, MODEL, local, data, torch.zeros(0))
     score = lambda x: particles.network(MODEL, data)(x)[1] + p0.score(x)  # noqa: E731
     assert_close(local.x, descend(Descent(0.05), server.x, score, 2), rtol=1e-4, atol=1e-4)
+
+
+def test_history_divides_the_particles_of_others_by_the_gamma_prior():
+    """At a client's first visit, after others have moved q away from the prior: pull = ∇log q - ∇log p0."""
+    cfg = DSVGD(prior="gamma", prior_rate=2.0, sites="history")
+    told, x, q = cfg.told(7), thetas(4), 0.1 * thetas(5)
+    own = visits_site(told, q)
+    found = visits_pull(told, visits_cavity(told, Count(torch.ones(())), own, q), x)
+    assert_close(found, kde_gradient(x, q, told.width, 7) - cfg.p0(7).score(x))
 
 
 @pytest.mark.parametrize("form", ["paper", "first_order"])

@@ -90,6 +90,12 @@ def test_the_deal_depends_on_the_seed_and_favours_nobody():
     hands = np.stack([skewed.dealt(9, 3, 9, rng(seed)) for seed in range(900)])
     held = np.stack([(hands == label).any(-1) for label in range(9)]).mean(1)  # [C, K] how often, 1/3 expected
     assert (abs(held - 1 / 3) < 5 * np.sqrt(2 / 9 / 900)).all()
+    together = np.mean([len(set(three.ravel())) == 9 for three in skewed_rows(300)])
+    assert together < 0.2  # neighbours do not make up for each other
+
+
+def skewed_rows(deals):
+    return [skewed.dealt(27, 3, 9, rng(seed))[:3] for seed in range(deals)]
 
 
 def test_uneven_or_too_many_shards_are_refused():
