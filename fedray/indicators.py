@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedray.aggregate import mean
 from fedray.models import Model
+from fedray.priors import Prior
 from fedray.stein import Bandwidth, Reference, hip, ksd, rbf, reference
 from fedray.types import Batch, Stage
 
@@ -27,13 +28,12 @@ class Config(Protocol):
     @property
     def bandwidth(self) -> Bandwidth: ...
     @property
-    def prior_precision(self) -> float: ...
-    @property
     def ksd(self) -> Literal["v", "u"]: ...
     @property
     def hip(self) -> Literal["paper", "first_order"]: ...
     @property
     def hip_offset(self) -> bool: ...
+    def p0(self, d: int) -> Prior: ...
 
 
 def stages(scores: Scores) -> Mapping[str, tuple[Stage, ...]]:
@@ -50,7 +50,7 @@ def compared(cfg: Config, model: Model, server: Any, replies: Tensor) -> Referen
     """φ' of p' = (Π_k p_k)^(1/N) (Lemma 3), or of the posterior p0 Π_k p_k, from the clients' scores of p_k."""
     target = mean(replies[:, 0])
     if cfg.hip == "first_order":
-        target = len(replies) * target - cfg.prior_precision * server.x
+        target = len(replies) * target + cfg.p0(model.size).score(server.x)
     other = reference(server.x, target, rbf(server.x, cfg.bandwidth), model.size)
     return other if cfg.hip_offset else other._replace(offset=torch.zeros_like(other.offset))
 

@@ -33,9 +33,10 @@ class Model:
     layers: nn.Sequential
     input_shape: tuple[int, ...]
     classes: int
+    extra: int = 0  # parameters that no layer reads, at the end of theta: of the prior
     shapes: tuple[tuple[int, ...], ...] = field(init=False)
     slices: dict[str, slice] = field(init=False)  # layer1, layer2, ..., and the last one as head, the others as body
-    size: int = field(init=False)  # parameters of the network
+    size: int = field(init=False)  # parameters, those that no layer reads included
     padded: int = field(init=False)  # P: length of theta
     # Pre-activations per example, for local reparameterization; 0 where weights recur, which it does not cover.
     activations: int = field(init=False)
@@ -55,8 +56,8 @@ class Model:
         for name, value in (
             ("shapes", tuple(shapes)),
             ("slices", slices),
-            ("size", start),
-            ("padded", -(-start // ALIGN) * ALIGN),
+            ("size", start + self.extra),
+            ("padded", -(-(start + self.extra) // ALIGN) * ALIGN),
         ):
             object.__setattr__(self, name, value)
         object.__setattr__(self, "activations", self._count_activations())
@@ -79,9 +80,9 @@ class Model:
         return tuple(parts)
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """The inverse of :meth:`split`, with zeros in the padding."""
+        """The inverse of :meth:`split`, with zeros in the parameters that no layer reads and in the padding."""
         flat = [part.reshape(-1) for part in parts]
-        return torch.cat([*flat, flat[0].new_zeros(self.padded - self.size)])
+        return torch.cat([*flat, flat[0].new_zeros(self.padded - sum(map(len, flat)))])
 
     def forward(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
         """Logits [B, C] of inputs x [B, ...] under the layers' weights and biases."""

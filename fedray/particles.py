@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from fedray.likelihood import fully_connected, nll_and_grad
 from fedray.models import Model
+from fedray.priors import Prior
 from fedray.rng import Stream
 from fedray.types import Batch, require
 
@@ -18,11 +18,10 @@ TOGETHER = 32  # particles that are stacked; the activations of all on a whole s
 Likelihood = Callable[[Tensor], tuple[Tensor, Tensor]]  # x [M, P] -> nll [] per example in nats, s = ∇log p_k(x) [M, P]
 
 
-def initial(model: Model, rng: Stream, count: int, precision: float | None = None) -> Tensor:
-    """Particles [M, P] at first: the network's usual initial weights, or draws of N(0, 1/precision)."""
-    if precision is None:
-        return torch.stack([model.init(rng) for _ in range(count)])
-    return torch.stack([model.pad(rng.normal([model.padded]) / math.sqrt(precision)) for _ in range(count)])
+def initial(model: Model, rng: Stream, count: int, prior: Prior | None = None) -> Tensor:
+    """Particles [M, P] at first: the network's usual initial weights, or draws of the prior."""
+    draws = (model.init(rng) if prior is None else prior.draw(rng, model.padded) for _ in range(count))
+    return torch.stack(list(draws))
 
 
 def network(model: Model, batch: Batch, temperature: float = 1.0) -> Likelihood:

@@ -7,8 +7,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 MATHS = (
-    "models networks recurrent posteriors likelihood minibatches fuse stein densities sites particles indicators "
-    "probabilities bregman optim aggregate metrics rng partition lognormal trees tensors"
+    "models networks recurrent posteriors likelihood minibatches fuse stein densities sites priors particles "
+    "indicators probabilities bregman optim aggregate metrics rng partition lognormal trees tensors"
 )
 RUN_TIME = (
     "registry dataconfig config readers leaf text data protocols plan messages evaluation deviation local rounds "
