@@ -27,7 +27,12 @@ class Packed(LocalCohort):
 
     def train(self, round, ids, down):
         chosen = [(host, [i for i in ids if i in host.ids]) for host in self.blocks]
-        return [host.train(round, mine, down) for host, mine in chosen if mine]
+        rows = host.plan.algorithm.down_per_client
+        return [
+            host.train(round, mine, trees.rows(down, [ids.index(i) for i in mine]) if rows else down)
+            for host, mine in chosen
+            if mine
+        ]
 
     def evaluate(self, round, view, spotlight):
         return [host.evaluate(round, view, spotlight) for host in self.blocks]
