@@ -15,15 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedray.algorithms import dsvgd
+from fedray.algorithms import fedavg, svgd
+from fedray.algorithms.fedavg import Nothing
 from fedray.models import Model
-from fedray.particles import Likelihood, initial, network
-from fedray.priors import PriorSettings
+from fedray.particles import Likelihood, ParticleSettings, network
 from fedray.rng import Stream
 from fedray.types import Algorithm, Batch, Choice, Facts, LogUniform, require
 
@@ -32,27 +32,18 @@ KEYS = 2**24  # whole numbers that float32 holds exactly
 
 
 @dataclass(frozen=True, kw_only=True)
-class DSGLD(PriorSettings):
+class DSGLD(ParticleSettings):
     """Settings of DSGLD; those that the paper leaves open are the public code's."""
 
-    particles: int = 20
-    """Number M of chains, a multiple of the clients per round."""
     a0: float = 5e-4
     """First factor of the step size ε_t = a0 (1/2 + t)^-decay; in the public code 0.0005 for networks and 0.01 for
     logistic regression."""
     decay: float = 0.55
-    """Exponent γ with which steps shrink; the theory of vanishing bias asks for more than 1/2 and at most 1; 0: constant
-    steps."""
-    temperature: float = 1.0
-    """α in p_k = exp(-L_k/α)."""
-    start: Literal["network", "prior"] = "network"
-    """Chains at first: the network's usual initial weights, or draws of the prior."""
+    """Exponent γ with which steps shrink; for a bias that vanishes it lies in (1/2, 1]; 0: constant steps."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("a0", "temperature"):
-            require(getattr(self, name) > 0, name, getattr(self, name), "it is positive", "leave it out")
-        require(self.particles >= 1, "particles", self.particles, "at least one is needed", "try 20")
+        require(self.a0 > 0, "a0", self.a0, "a step size is positive", "try 0.0005")
         require(0 <= self.decay <= 1, "decay", self.decay, "an exponent in [0, 1]", "try 0.55")
 
 
@@ -87,10 +78,6 @@ class View(NamedTuple):
     x: Tensor  # [M, P]
 
 
-class Nothing(NamedTuple):
-    """What clients keep between rounds."""
-
-
 class Info(NamedTuple):
     """What a step reports."""
 
@@ -99,24 +86,18 @@ class Info(NamedTuple):
 
 
 def server_init(cfg: DSGLD, model: Model, facts: Facts, rng: Stream) -> Server:
-    cfg.check_prior(model)
     several, reason = facts.per_round, f"chains are dealt evenly among {facts.per_round} clients per round"
     require(cfg.particles % several == 0, "particles", cfg.particles, reason, f"use a multiple of {several}")
-    x = initial(model, rng, cfg.particles, cfg.p0(model.size) if cfg.start == "prior" else None)
-    x = x.view(several, -1, model.padded)
+    x = cfg.initial(model, rng).view(several, -1, model.padded)
     key = (KEYS * rng.uniform([])).floor()
     return Server(x, torch.zeros(x.shape[:2]), torch.zeros(()), key, torch.tensor(float(facts.clients)))
-
-
-def client_init(cfg: DSGLD, model: Model, server: Server) -> Nothing:
-    return Nothing()
 
 
 def broadcast(cfg: DSGLD, model: Model, server: Server, ids: Sequence[int]) -> Down:
     """Deal the chains; with fewer clients than there are shares, some chains stay."""
     shares, size, padded = server.x.shape
-    reason, remedy = f"there are chains for {shares} clients in a round, not for {len(ids)}", "use False"
-    require(len(ids) <= shares, "train_all", True, reason, remedy)
+    reason = f"there are chains for {shares} clients in a round, not for {len(ids)}"
+    require(len(ids) <= shares, "train_all", True, reason, "leave it out")
     stream = Stream(int(server.key), "chains", 0, int(server.round))
     place = torch.from_numpy(stream.numpy.permutation(shares * size)).view(shares, size)[: len(ids)]
     visit = Visit(server.x.view(-1, padded)[place], server.t.view(-1)[place], place.float())
@@ -165,14 +146,14 @@ ALGORITHM = Algorithm(
     summary="stochastic gradient Langevin chains that travel between clients; one global posterior",
     config=DSGLD,
     server_init=server_init,
-    client_init=client_init,
+    client_init=fedavg.client_init,
     broadcast=broadcast,
     publish=publish,
     begin=begin,
     step=step,
     finish=finish,
     aggregate=aggregate,
-    predict_global=dsvgd.predict_global,
+    predict_global=svgd.predict,
     predict_personal=None,
     noise_shape=noise_shape,
     down_per_client=True,

@@ -12,45 +12,44 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedray.aggregate import mean
-from fedray.algorithms import dsvgd
+from fedray.algorithms import fedavg
+from fedray.algorithms.fedavg import Nothing
+from fedray.likelihood import log_probs
 from fedray.models import Model
-from fedray.particles import Likelihood, initial, network
-from fedray.priors import PriorSettings
+from fedray.particles import Likelihood, ParticleSettings, network
 from fedray.rng import Stream
 from fedray.stein import Bandwidth, Descent, Rule, direction, move, rbf
 from fedray.types import Algorithm, Batch, Choice, Facts, LogUniform, require
 
 
 @dataclass(frozen=True, kw_only=True)
-class SVGD(PriorSettings):
-    """Settings of SVGD; by default those of DSVGD, but for the step size."""
+class SVGD(ParticleSettings):
+    """Settings of SVGD; the paper leaves most of them open, and then they are the public code's."""
 
-    particles: int = 20
-    """Number M of particles."""
-    lr: float = 0.01
+    lr: float = 0.003
     """Step size ε."""
     fudge: float = 1e-6
     """Added to the root of the running mean of φ², by which a step is divided."""
     rule: Rule = "rmsprop"
-    """rmsprop: what the paper calls AdaGrad, its memory kept by the server over all rounds; plain: x + ε φ."""
+    """rmsprop: what the papers call AdaGrad, in DSVGD starting anew at every visit; plain: x + ε φ."""
     bandwidth: Bandwidth = "median"
     """Bandwidth h of the kernel: median of squared distances / log(M + 1); paper: / log M; code: zeros included."""
-    temperature: float = 1.0
-    """α in p_k = exp(-L_k/α)."""
-    start: Literal["network", "prior"] = "network"
-    """Particles at first: the network's usual initial weights, or draws of the prior."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("lr", "fudge", "temperature"):
+        for name in ("lr", "fudge"):
             require(getattr(self, name) > 0, name, getattr(self, name), "it is positive", "leave it out")
-        require(self.particles >= 1, "particles", self.particles, "at least one is needed", "try 20")
+
+    @property
+    def descent(self) -> Descent:
+        """How particles move."""
+        return Descent(self.lr, self.fudge, self.rule, self.bandwidth)
 
 
 class Server(NamedTuple):
@@ -66,10 +65,6 @@ class Particles(NamedTuple):
     """What the server sends."""
 
     x: Tensor  # [M, P]
-
-
-class Nothing(NamedTuple):
-    """What clients keep between rounds."""
 
 
 class Local(NamedTuple):
@@ -93,15 +88,10 @@ class Info(NamedTuple):
 
 
 def server_init(cfg: SVGD, model: Model, facts: Facts, rng: Stream) -> Server:
-    cfg.check_prior(model)
     reason, all_of = "SVGD on all data asks every client in every round", f"use {facts.clients}"
     require(facts.per_round == facts.clients, "clients_per_round", facts.per_round, reason, all_of)
-    x = initial(model, rng, cfg.particles, cfg.p0(model.size) if cfg.start == "prior" else None)
+    x = cfg.initial(model, rng)
     return Server(x, torch.zeros_like(x), torch.ones(()), torch.tensor(float(facts.clients)))
-
-
-def client_init(cfg: SVGD, model: Model, server: Server) -> Nothing:
-    return Nothing()
 
 
 def broadcast(cfg: SVGD, model: Model, server: Server, ids: Sequence[int]) -> Particles:
@@ -130,22 +120,26 @@ def aggregate(cfg: SVGD, model: Model, server: Server, ids: Sequence[int], ups: 
     """One SVGD step on p0 Π_k p_k; where clients failed, the others stand for them: N mean_k s_k is unbiased."""
     s = server.clients * mean(ups.s) + cfg.p0(model.size).score(server.x)
     phi = direction(server.x, s, rbf(server.x, cfg.bandwidth))
-    how = Descent(cfg.lr, cfg.fudge, cfg.rule, cfg.bandwidth)
-    x, v = move(how, server.x, server.v, server.first > 0, phi)
+    x, v = move(cfg.descent, server.x, server.v, server.first > 0, phi)
     return server._replace(x=x, v=v, first=torch.zeros_like(server.first))
+
+
+def predict(cfg: ParticleSettings, model: Model, of: Any, x: Tensor, noise: Tensor) -> Tensor:
+    """log p [M, B, C], a row for each particle x [M, P] of a state of any such method."""
+    return log_probs(model, of.x, x)
 
 
 ALGORITHM = Algorithm(
     summary="Stein variational gradient descent on all data: one exact step per round, a reference for DSVGD",
     config=SVGD,
     server_init=server_init,
-    client_init=client_init,
+    client_init=fedavg.client_init,
     broadcast=broadcast,
     begin=begin,
     step=step,
     finish=finish,
     aggregate=aggregate,
-    predict_global=dsvgd.predict_global,
+    predict_global=predict,
     predict_personal=None,
     defaults={"local_steps": 1},
     space={"lr": LogUniform(1e-3, 1e-1), "prior_precision": LogUniform(0.1, 100), "particles": Choice((6, 10, 20, 50))},
