@@ -72,17 +72,16 @@ class Model:
         return 0 if any(isinstance(layer, BiLSTM) for layer in self.layers) else total
 
     def split(self, theta: Tensor) -> tuple[Tensor, ...]:
-        """theta [P] -> views of it: weight, bias of each layer in order."""
-        parts, start = [], 0
-        for shape in self.shapes:
-            parts.append(theta[start : start + math.prod(shape)].view(shape))
-            start += math.prod(shape)
-        return tuple(parts)
+        """theta [..., P] -> views of it: weight, bias of each layer in order, each [..., *shape]."""
+        sizes = [math.prod(shape) for shape in self.shapes]
+        parts = theta[..., : sum(sizes)].split(sizes, -1)
+        return tuple(part.unflatten(-1, shape) for part, shape in zip(parts, self.shapes, strict=True))
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         """The inverse of :meth:`split`, with zeros in the parameters that no layer reads and in the padding."""
-        flat = [part.reshape(-1) for part in parts]
-        return torch.cat([*flat, flat[0].new_zeros(self.padded - sum(map(len, flat)))])
+        flat = [part.flatten(-len(shape)) for part, shape in zip(parts, self.shapes, strict=True)]
+        rest = self.padded - sum(part.shape[-1] for part in flat)
+        return torch.cat([*flat, flat[0].new_zeros(*flat[0].shape[:-1], rest)], -1)
 
     def forward(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
         """Logits [B, C] of inputs x [B, ...] under the layers' weights and biases."""
