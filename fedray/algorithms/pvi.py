@@ -37,16 +37,17 @@ class PVI:
 
     prior_precision: float = 1.0
     """Precision of the Gaussian prior N(0, 1/precision) of every parameter."""
-    lr: float = 0.01
+    lr: float = 0.005
     """Adam learning rate of the local free energy, in mean and ρ; σ = log(1 + e^ρ). Adam starts anew every round."""
     mc_samples: int = 1
     """Weight vectors drawn per local step."""
     damping: float = 0.0
     """Damping ρ of a client's change of its site; 0: 1 / clients per round, the papers' choice for synchronous PVI,
     which is 1 in sequential PVI, where one client trains per round."""
-    sd_init: float = 0.05
+    sd_init: float = 0.1
     """Standard deviation σ from which the first round's optimization starts, around the network's usual initial
-    weights. Sites start at 1 all the same, so q starts as the prior."""
+    weights. Sites start at 1 all the same, so q starts as the prior; but what the first round does not widen again is
+    in them: a small σ learns fast at first and is forgotten slowly."""
 
     def __post_init__(self) -> None:
         for name in ("prior_precision", "lr", "sd_init"):
