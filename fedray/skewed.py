@@ -34,7 +34,7 @@ def ratio(labels: np.ndarray, clients: int, majority: int, test_fraction: float,
     supply = [min(len(train[label]), len(test[label])) for label in (0, 1)]
     most = next((n for n in range(clients, 0, -1) if (np.array(supply) >= _units(n, majority).sum(0)).all()), 0)
     reason = f"classes of {len(orders[0])} and {len(orders[1])} examples serve {most} clients at 1:{majority}"
-    require(clients == most, "clients", clients, reason, "lower it" if most else "lower --data.majority")
+    require(clients == most, "clients", clients, reason, f"lower it to {most}" if most else "lower --data.majority")
     return checked(_cut(train, clients, majority, rng), _cut(test, clients, majority, rng))
 
 

@@ -1,16 +1,23 @@
 """Bayesian logistic regression: its likelihood, curvature and gamma prior."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
 
-from fedray import likelihood, networks, particles
+from fedray import indicators, likelihood, networks, particles
+from fedray.algorithms import dsvgd
+from fedray.algorithms.dsvgd import DSVGD
+from fedray.local import numerics
 from fedray.models import Model
 from fedray.priors import PriorSettings
 from fedray.rng import Stream
-from fedray.stein import Descent, descend
-from fedray.types import Batch, FedRayError
-from tests.helpers import NETS, small_plan
+from fedray.sites import BACKENDS
+from fedray.stein import Descent, descend, rbf, reference
+from fedray.types import Batch, Facts, FedRayError
+from tests.helpers import NETS, block, differing, play, small_plan
 
 MODEL = networks.build("blr", (), 0, (5,), 2)
 
@@ -108,6 +115,51 @@ def test_svgd_on_the_gamma_posterior_of_a_mode_recovers_its_stationary_point():
     assert float(g.exp()) == pytest.approx(4 / (0.5 + float(w.square().sum()) / 2), rel=0.01)
     gradient = torch.func.grad(log_lik)(x[0], data)[:6] * 200 / float(data.weight.sum())
     assert_close(gradient, g.exp() * w, rtol=0, atol=0.2)
+
+
+@pytest.mark.parametrize("sites", BACKENDS)
+def test_every_kind_of_site_sees_the_gamma_prior_once(sites):
+    """A first visit of two steps is SVGD on p0 p_k."""
+    cfg = DSVGD(prior="gamma", prior_rate=2.0, start="prior", sites=sites, mode="serial", particles=6, lr=0.05)
+    server = dsvgd.server_init(cfg, MODEL, Facts(3, 1, 1, 2, 40, 40), Stream(0, "server"))
+    p0, rng, data = cfg.p0(7), Stream(0, "server"), batch()
+    assert_close(server.x, torch.stack([p0.draw(rng, 64) for _ in range(6)]))
+    data = Batch(data.x.float(), data.y, data.weight.float(), data.place, data.total.float())
+    local = dsvgd.begin(cfg, MODEL, dsvgd.client_init(cfg, MODEL, server), server, data)
+    for _ in range(2):
+        local, _ = dsvgd.step(cfg, MODEL, local, data, torch.zeros(0))
+    score = lambda x: particles.network(MODEL, data)(x)[1] + p0.score(x)  # noqa: E731
+    assert_close(local.x, descend(Descent(0.05), server.x, score, 2), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("form", ["paper", "first_order"])
+def test_only_the_first_order_form_of_hip_sees_the_prior(form):
+    cfg = DSVGD(prior="gamma", prior_rate=2.0, hip=form)
+    x, replies = thetas(4), torch.stack([thetas(4).roll(k, 0) for k in range(3)])[:, None]
+    found = indicators.compared(cfg, MODEL, SimpleNamespace(x=x), replies)
+    target = replies[:, 0].mean(0)
+    target = 3 * target + cfg.p0(7).score(x) if form == "first_order" else target
+    expected = reference(x, target, rbf(x), 7)
+    assert_close(found.phi, expected.phi)
+    assert_close(found.offset, expected.offset)
+
+
+def test_a_federation_with_a_gamma_prior_runs_as_a_loop_and_as_a_stack(tmp_path):
+    stream = Stream(0, "federation")
+    x, y = stream.normal([300, 30]).numpy(), (np.arange(300) % 2).astype(np.int64)
+    np.savez(tmp_path / "two.npz", x=x + 0.5 * y[:, None], y=y)
+    settings = {"prior": "gamma", "start": "prior", "lr": 0.05, "particles": 8}
+    plan = small_plan(
+        "dsvgd",
+        {"data.name": str(tmp_path / "two.npz"), "model.name": "blr", "data.partition": "ratio", "data.majority": 3}
+        | {f"algorithm.{name}": value for name, value in settings.items()},
+    )
+    with numerics():
+        loop, stack = (play(plan, [block(plan, backend=backend)]) for backend in ("loop", "vmap"))
+    assert differing(loop, stack) == []
+    assert len(plan.initial_server().x[0]) == 64
+    assert (loop[0].x[:, 32:] == 0).all()
+    assert not torch.equal(loop[0].x[:, 31], plan.initial_server().x[:, 31])  # log ξ moves with the weights
 
 
 def test_dsvgd_refuses_the_gamma_prior_without_a_precision():

@@ -12,8 +12,8 @@ MATHS = (
 )
 RUN_TIME = (
     "registry dataconfig config readers covertype leaf text data protocols plan messages evaluation deviation local "
-    "rounds federation checkpoint runfolder stores tracking plots client_plots cli terminal compare result report cells "
-    "runs groups published tables compare_plots compare_html status"
+    "rounds federation checkpoint runfolder stores tracking plots client_plots cli terminal compare result report "
+    "cells runs groups published tables compare_plots compare_html status"
 )
 LAYERS = (
     "types",

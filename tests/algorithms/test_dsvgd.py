@@ -140,6 +140,26 @@ def test_it_recovers_the_analytic_posterior_in_one_dimension(mode):
         assert 0.90 < ratio < 1.02
 
 
+@pytest.mark.parametrize("sites", ["site", "history"])
+def test_it_recovers_the_posterior_under_a_gamma_precision(sites):
+    """[w, g] with Gaussian likelihoods of w alone: moments against those of the density on a grid."""
+    toy = Toy(3, 2, 50, sites=sites, prior="gamma", prior_shape=2.0, prior_rate=3.0, slots=100)
+    toy.precision[:, 1] = 0  # no client knows of g
+    if sites == "history":  # its widths would have to shrink with the posterior's
+        toy.m, toy.precision = toy.m[:1], toy.precision[:1]
+    toy.play(30, 40, lr=0.05)
+    server, _ = toy.play(15, 40, lr=0.005)
+    w, g = torch.meshgrid(torch.linspace(-6, 6, 601), torch.linspace(-8, 5, 601), indexing="ij")
+    log_p = 2.5 * g - g.exp() * (3 + w.square() / 2)
+    log_p = log_p - sum(p[0] / 2 * (w - m[0]).square() for p, m in zip(toy.precision, toy.m, strict=True))
+    p = torch.softmax(log_p.flatten().double(), 0)
+    for found, axis in zip(server.x.t(), (w.flatten().double(), g.flatten().double()), strict=True):
+        mean = (p * axis).sum()
+        variance = (p * (axis - mean).square()).sum()
+        assert abs(found.mean() - mean) < 0.1 * variance.sqrt()
+        assert 0.75 < found.var(correction=0) / variance < 1.1
+
+
 @pytest.mark.parametrize("d", [1, 5, 10, 50])
 def test_gaussian_sites_do_what_central_svgd_does(d):
     toy = Toy(2, d, 20 if d == 50 else 50)
