@@ -174,6 +174,9 @@ def test_the_chains_of_a_client_that_failed_stay_where_they_are():
     assert torch.equal(t, torch.tensor([0.0 if i in lost else 5.0 for i in range(8)]))
     assert ((x[there] - before[there]).abs().amax(1) > 1e-3).all()
     assert (x[:, model.size :] == 0).all()
+    visit = dsgld.broadcast(cfg, model, after, ids).visit  # and they take their own number of steps along
+    assert torch.equal(visit.t, t[visit.place.long()])
+    assert torch.equal(visit.x, x[visit.place.long()])
 
 
 def test_the_same_round_deals_the_same_and_the_next_one_anew():
