@@ -173,6 +173,7 @@ def test_the_chains_of_a_client_that_failed_stay_where_they_are():
     assert torch.equal(x[lost], before[lost])
     assert torch.equal(t, torch.tensor([0.0 if i in lost else 5.0 for i in range(8)]))
     assert ((x[there] - before[there]).abs().amax(1) > 1e-3).all()
+    assert torch.equal(x[down.visit.place[:3].long()], reply.up.x[:3])
     assert (x[:, model.size :] == 0).all()
     visit = dsgld.broadcast(cfg, model, after, ids).visit  # and they take their own number of steps along
     assert torch.equal(visit.t, t[visit.place.long()])
