@@ -27,3 +27,8 @@ def mean(values: Tensor) -> Tensor:
 def damped(old: Tensor, new: Tensor, beta: float) -> Tensor:
     """(1-β) old + β new; exactly ``new`` at β = 1."""
     return new if beta == 1 else torch.lerp(old, new, beta)
+
+
+def increased(old: Tensor, increments: Tensor) -> Tensor:
+    """old + Σ_k δ_k of increments [K, ...], summed in float64, in the dtype of ``old``."""
+    return (old.double() + increments.double().sum(0)).to(old.dtype)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -10,13 +12,35 @@ from torch.nn import functional
 
 from fedray.likelihood import fully_connected, nll_and_grad, product
 from fedray.models import Model
-from fedray.priors import Prior
+from fedray.priors import Prior, PriorSettings
 from fedray.rng import Stream
 from fedray.types import Batch, require
 
 TOGETHER = 32  # particles that are stacked; the activations of all on a whole shard might not fit
 
 Likelihood = Callable[[Tensor], tuple[Tensor, Tensor]]  # x [M, P] -> nll [] per example in nats, s = ∇log p_k(x) [M, P]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParticleSettings(PriorSettings):
+    """What every method with particles or chains is told."""
+
+    particles: int = 20
+    """Number M of particles, or of chains."""
+    temperature: float = 1.0
+    """α in p_k = exp(-L_k/α)."""
+    start: Literal["network", "prior"] = "network"
+    """Particles at first: the network's usual initial weights, or draws of the prior."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.particles >= 1, "particles", self.particles, "at least one is needed", "try 20")
+        require(self.temperature > 0, "temperature", self.temperature, "it is positive", "leave it out")
+
+    def initial(self, model: Model, rng: Stream) -> Tensor:
+        """Particles [M, P] at first. Raises FedRayError for a prior that the network does not go with."""
+        self.check_prior(model)
+        return initial(model, rng, self.particles, self.p0(model.size) if self.start == "prior" else None)
 
 
 def initial(model: Model, rng: Stream, count: int, prior: Prior | None = None) -> Tensor:

@@ -26,8 +26,12 @@ class Packed(LocalCohort):
         self.blocks = [block(plan, (0, 1, 2)), block(plan, (3, 4, 5))]
 
     def train(self, round, ids, down):
-        chosen = [(host, [i for i in ids if i in host.ids]) for host in self.blocks]
-        return [host.train(round, mine, down) for host, mine in chosen if mine]
+        replies = []
+        for host in self.blocks:
+            mine = [i for i in ids if i in host.ids]
+            rows = trees.rows(down, [ids.index(i) for i in mine]) if host.plan.algorithm.down_per_client else down
+            replies += [host.train(round, mine, rows)] if mine else []
+        return replies
 
     def evaluate(self, round, view, spotlight):
         return [host.evaluate(round, view, spotlight) for host in self.blocks]

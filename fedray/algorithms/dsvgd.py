@@ -17,32 +17,23 @@ import torch
 from torch import Tensor
 
 from fedray import trees
-from fedray.aggregate import mean
+from fedray.aggregate import increased, mean
+from fedray.algorithms.svgd import SVGD, predict
 from fedray.indicators import stages
-from fedray.likelihood import log_probs
 from fedray.models import Model
-from fedray.particles import Likelihood, check_layers, curvature, initial, network
-from fedray.priors import PriorSettings
+from fedray.particles import Likelihood, check_layers, curvature, network
 from fedray.rng import Stream
 from fedray.sites import BACKENDS, Settings, regression
-from fedray.stein import Bandwidth, Descent, Rule, descend, direction, move, rbf
+from fedray.stein import descend, direction, move, rbf
 from fedray.types import Algorithm, Batch, Choice, Facts, LogUniform, require
 
 
 @dataclass(frozen=True, kw_only=True)
-class DSVGD(PriorSettings):
+class DSVGD(SVGD):
     """Settings of DSVGD; the papers leave most of them open, and then they are the public code's."""
 
-    particles: int = 20
-    """Number M of particles."""
     lr: float = 0.001
     """Step size ε; 0.001 is the public code's for networks, 0.05 its for logistic regression."""
-    fudge: float = 1e-6
-    """Added to the root of the running mean of φ², by which a step is divided."""
-    rule: Rule = "rmsprop"
-    """rmsprop: what the papers call AdaGrad, starting anew at every visit; plain: x + ε φ."""
-    bandwidth: Bandwidth = "median"
-    """Bandwidth h of the kernel: median of squared distances / log(M + 1); paper: / log M; code: zeros included."""
     mode: Literal["serial", "parallel"] = "parallel"
     """serial: one client per round, whose particles become the server's; parallel: any number, see merge."""
     merge: Literal["average", "svgd"] = "average"
@@ -64,10 +55,6 @@ class DSVGD(PriorSettings):
     """SVGD steps L' that fit the local particles (kde_distill, kde_shared, kde_code)."""
     slots: int = 20
     """Visits of one client that history has room for."""
-    temperature: float = 1.0
-    """α in p_k = exp(-L_k/α)."""
-    start: Literal["network", "prior"] = "network"
-    """Particles at first: the network's usual initial weights, or draws of the prior."""
     ksd: Literal["v", "u"] = "v"
     """Estimator of the KSD score: the V-statistic, or the unbiased U-statistic, which can be negative."""
     hip: Literal["paper", "first_order"] = "paper"
@@ -78,17 +65,15 @@ class DSVGD(PriorSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("lr", "fudge", "temperature", "kde_width"):
-            require(getattr(self, name) > 0, name, getattr(self, name), "it is positive", "leave it out")
-        for name in ("particles", "server_steps", "slots", "distil_steps"):
+        require(self.kde_width > 0, "kde_width", self.kde_width, "it is positive", "leave it out")
+        for name in ("server_steps", "slots", "distil_steps"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least one is needed", "try 20")
         require(0 <= self.beta <= 1, "beta", self.beta, "the damping lies in [0, 1]", "use 0 for the mode's own")
 
     def told(self, d: int) -> Settings:
         """What the backend of the sites is told, of a model with d parameters."""
-        descent = Descent(self.lr, self.fudge, self.rule, self.bandwidth)
         beta = self.beta or (1.0 if self.mode == "serial" else 0.1)
-        return Settings(d, self.p0(d).score, beta, self.kde_width, self.slots, descent, self.distil_steps)
+        return Settings(d, self.p0(d).score, beta, self.kde_width, self.slots, self.descent, self.distil_steps)
 
 
 class Server(NamedTuple):
@@ -136,7 +121,6 @@ def tilted(cfg: DSVGD, d: int, cavity: Any, x: Tensor, s: Tensor) -> Tensor:
 
 
 def server_init(cfg: DSVGD, model: Model, facts: Facts, rng: Stream) -> Server:
-    cfg.check_prior(model)
     backend, serial, several = BACKENDS[cfg.sites], cfg.mode == "serial", facts.per_round
     reason = "serial DSVGD trains one client at a time"
     require(not serial or several == 1, "clients_per_round", several, reason, "use 1, or --mode parallel")
@@ -146,7 +130,7 @@ def server_init(cfg: DSVGD, model: Model, facts: Facts, rng: Stream) -> Server:
     require(cfg.sites != "history" or cfg.slots >= facts.rounds, "slots", cfg.slots, reason, "raise it")
     if cfg.sites == "site" and cfg.curvature == "ggn":
         check_layers(model, "curvature", "ggn")
-    x = initial(model, rng, cfg.particles, cfg.p0(model.size) if cfg.start == "prior" else None)
+    x = cfg.initial(model, rng)
     return Server(x, backend.shared(cfg.told(model.size), x))
 
 
@@ -174,7 +158,7 @@ def advance(cfg: DSVGD, d: int, local: Local, likelihood: Likelihood) -> tuple[L
     nll, s = likelihood(local.x)
     kernel, s = rbf(local.x, cfg.bandwidth), tilted(cfg, d, local.cavity, local.x, s)
     phi = direction(local.x, s, kernel)
-    x, v = move(cfg.told(d).descent, local.x, local.v, local.first > 0, phi)
+    x, v = move(cfg.descent, local.x, local.v, local.first > 0, phi)
     return local._replace(x=x, v=v, first=torch.zeros_like(local.first)), Info(nll, kernel.h.to(nll.dtype))
 
 
@@ -203,25 +187,17 @@ def aggregate(cfg: DSVGD, model: Model, server: Server, ids: Sequence[int], ups:
     """
     order = sorted(range(len(ids)), key=lambda row: ids[row])
     ups = trees.rows(ups, order)
-    sums = trees.tree_map(lambda old, new: (old.double() + new.double().sum(0)).to(old.dtype), server.sums, ups.sums)
+    sums = trees.tree_map(increased, server.sums, ups.sums)
     if cfg.mode == "serial" or cfg.merge == "average":
         return Server(mean(ups.x), sums)
     still = torch.zeros_like(server.x)
-    how = cfg.told(model.size).descent
-    return Server(descend(how, server.x, lambda x: tilted(cfg, model.size, sums, x, still), cfg.server_steps), sums)
-
-
-def predict_global(cfg: DSVGD, model: Model, view: Server, x: Tensor, noise: Tensor) -> Tensor:
-    return log_probs(model, view.x, x)
+    x = descend(cfg.descent, server.x, lambda x: tilted(cfg, model.size, sums, x, still), cfg.server_steps)
+    return Server(x, sums)
 
 
 def personalize(cfg: DSVGD, model: Model, client: Client, view: Server, data: Batch, noise: Tensor) -> Client:
     """The particles of the last visit; before the first, the global ones."""
     return client._replace(x=torch.where(client.visited > 0, client.x, view.x))
-
-
-def predict_personal(cfg: DSVGD, model: Model, personal: Client, x: Tensor, noise: Tensor) -> Tensor:
-    return log_probs(model, personal.x, x)
 
 
 def scores(cfg: DSVGD, model: Model, client: Client, down: Server, data: Batch) -> tuple[Tensor, Tensor]:
@@ -240,8 +216,8 @@ ALGORITHM = Algorithm(
     step=step,
     finish=finish,
     aggregate=aggregate,
-    predict_global=predict_global,
-    predict_personal=predict_personal,
+    predict_global=predict,
+    predict_personal=predict,
     personalize=personalize,
     scores=stages(scores),
     space={"lr": LogUniform(1e-3, 1e-1), "prior_precision": LogUniform(0.1, 100), "particles": Choice((6, 10, 20, 50))},

@@ -1,0 +1,161 @@
+"""DSGLD: Langevin chains that travel from client to client and stay for a trajectory at each.
+
+Ahn, Shahbaba and Welling, "Distributed Stochastic Gradient MCMC", ICML 2014. A chain that visits client k takes steps
+θ ← θ + (ε_t/2) [∇log p0 + (1/f_k) s_k] + N(0, ε_t I), s_k = (n_k/b) Σ_b ∇log p(y_b | θ), ε_t = a0 (½ + t)^-γ, t the
+steps of that chain so far. f_k is the probability that it visits k; dividing by it makes the mean drift that of the
+whole posterior, Σ_k f_k s_k/f_k (eq. 10). M chains are the particles.
+
+In a round the M chains are dealt at random among its S clients, M/S to each, in an order drawn anew; a chain waits for
+no other. Where all clients are equally often among the S, as under the policies uniform and round_robin, f_k = 1/N
+whatever S is. What several steps in a row at one client cost is a bias of the stationary distribution, of the order of
+ε_t N times their number: fewer local steps, or smaller ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedray.algorithms import fedavg, svgd
+from fedray.algorithms.fedavg import Nothing
+from fedray.models import Model
+from fedray.particles import Likelihood, ParticleSettings, network
+from fedray.rng import Stream
+from fedray.types import Algorithm, Batch, Choice, Facts, LogUniform, require
+
+SHIFT = 0.5  # of t in ε_t (public code)
+KEYS = 2**24  # whole numbers that float32 holds exactly
+
+
+@dataclass(frozen=True, kw_only=True)
+class DSGLD(ParticleSettings):
+    """Settings of DSGLD; those that the paper leaves open are the public code's."""
+
+    a0: float = 5e-4
+    """First factor of the step size ε_t = a0 (1/2 + t)^-decay. The more examples, the narrower the posterior: start at
+    about 0.5 / training examples in all, 0.0005 for 1,000 (also the public code's) and 0.00005 for 10,000."""
+    decay: float = 0.55
+    """Exponent γ with which steps shrink; for a bias that vanishes it lies in (1/2, 1]; 0: constant steps."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.a0 > 0, "a0", self.a0, "a step size is positive", "try 0.0005")
+        require(0 <= self.decay <= 1, "decay", self.decay, "an exponent in [0, 1]", "try 0.55")
+
+
+class Server(NamedTuple):
+    """The server's state."""
+
+    x: Tensor  # [S, M/S, P] chains, as many to a client of the round
+    t: Tensor  # [S, M/S] steps of each chain so far
+    round: Tensor  # [] rounds so far
+    key: Tensor  # [] of the stream that deals the chains, a whole number
+    clients: Tensor  # [] N = 1/f_k
+
+
+class Visit(NamedTuple):
+    """The chains at a client, going there and coming back."""
+
+    x: Tensor  # [M/S, P]
+    t: Tensor  # [M/S]
+    place: Tensor  # [M/S] the chain's number
+
+
+class Down(NamedTuple):
+    """What the server sends to one client."""
+
+    visit: Visit
+    clients: Tensor  # [] 1/f_k
+
+
+class View(NamedTuple):
+    """What evaluation sees."""
+
+    x: Tensor  # [M, P]
+
+
+class Info(NamedTuple):
+    """What a step reports."""
+
+    nll: Tensor  # [] mean over the minibatch and the chains at the client, nats
+    step_size: Tensor  # [] mean ε_t
+
+
+def server_init(cfg: DSGLD, model: Model, facts: Facts, rng: Stream) -> Server:
+    several, reason = facts.per_round, f"chains are dealt evenly among {facts.per_round} clients per round"
+    require(cfg.particles % several == 0, "particles", cfg.particles, reason, f"use a multiple of {several}")
+    x = cfg.initial(model, rng).view(several, -1, model.padded)
+    key = (KEYS * rng.uniform([])).floor()
+    return Server(x, torch.zeros(x.shape[:2]), torch.zeros(()), key, torch.tensor(float(facts.clients)))
+
+
+def broadcast(cfg: DSGLD, model: Model, server: Server, ids: Sequence[int]) -> Down:
+    """Deal the chains; with fewer clients than there are shares, some chains stay."""
+    shares, size, padded = server.x.shape
+    reason = f"there are chains for {shares} clients in a round, not for {len(ids)}"
+    require(len(ids) <= shares, "train_all", True, reason, "leave it out")
+    stream = Stream(int(server.key), "chains", 0, int(server.round))
+    place = torch.from_numpy(stream.numpy.permutation(shares * size)).view(shares, size)[: len(ids)]
+    visit = Visit(server.x.view(-1, padded)[place], server.t.view(-1)[place], place.float())
+    return Down(visit, server.clients.expand(len(ids)))
+
+
+def publish(cfg: DSGLD, model: Model, server: Server) -> View:
+    return View(server.x.flatten(0, 1))
+
+
+def begin(cfg: DSGLD, model: Model, client: Nothing, down: Down, data: Batch) -> Down:
+    return down
+
+
+def noise_shape(cfg: DSGLD, model: Model, facts: Facts) -> tuple[int, ...]:
+    return cfg.particles // facts.per_round, model.padded
+
+
+def step(cfg: DSGLD, model: Model, local: Down, batch: Batch, noise: Tensor) -> tuple[Down, Info]:
+    return advance(cfg, model.size, local, network(model, batch, cfg.temperature), noise)
+
+
+def advance(cfg: DSGLD, d: int, local: Down, likelihood: Likelihood, noise: Tensor) -> tuple[Down, Info]:
+    """One Langevin step of every chain at the client, from standard normals [M/S, P]."""
+    x, t, _ = local.visit
+    nll, s = likelihood(x)
+    eps = cfg.a0 * (SHIFT + t) ** -cfg.decay
+    noise = torch.where(torch.arange(x.shape[-1], device=x.device) < d, noise, 0)  # the padding stays zero
+    drift = cfg.p0(d).score(x) + local.clients * s
+    x = x + (eps / 2)[:, None] * drift + eps.sqrt()[:, None] * noise
+    return local._replace(visit=local.visit._replace(x=x, t=t + 1)), Info(nll, eps.mean())
+
+
+def finish(cfg: DSGLD, model: Model, local: Down, data: Batch) -> tuple[Nothing, Visit]:
+    return Nothing(), local.visit
+
+
+def aggregate(cfg: DSGLD, model: Model, server: Server, ids: Sequence[int], ups: Visit, n: Tensor) -> Server:
+    """The chains come home; those of a client that failed are where they were."""
+    place, x, t = ups.place.flatten().long(), server.x.flatten(0, 1), server.t.flatten()
+    x, t = x.index_copy(0, place, ups.x.flatten(0, 1)), t.index_copy(0, place, ups.t.flatten())
+    return server._replace(x=x.view_as(server.x), t=t.view_as(server.t), round=server.round + 1)
+
+
+ALGORITHM = Algorithm(
+    summary="stochastic gradient Langevin chains that travel between clients; one global posterior",
+    config=DSGLD,
+    server_init=server_init,
+    client_init=fedavg.client_init,
+    broadcast=broadcast,
+    publish=publish,
+    begin=begin,
+    step=step,
+    finish=finish,
+    aggregate=aggregate,
+    predict_global=svgd.predict,
+    predict_personal=None,
+    noise_shape=noise_shape,
+    down_per_client=True,
+    space={"a0": LogUniform(1e-6, 1e-2), "prior_precision": LogUniform(0.1, 100), "particles": Choice((10, 20, 50))},
+)

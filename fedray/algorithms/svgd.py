@@ -1,0 +1,146 @@
+"""SVGD as if all data were at one place: what distributed particles are measured against.
+
+Liu and Wang, "Stein Variational Gradient Descent", NeurIPS 2016. The score of the posterior is a sum over clients,
+∇log p0 + Σ_k s_k, so the server can take the very steps of centralized SVGD: it sends the particles, each client
+returns its s_k at them, and one round is one step. Of a client's local steps each adds a minibatch to the estimate of
+s_k, none moves a particle: L steps of b examples are one minibatch of L b. There are no approximate sites and there is
+no local drift; the price is an exchange of all particles per step. DSVGD takes its local steps for free: compare at
+equal numbers of steps (100 rounds of 10 there are 1,000 rounds here) or at equal bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedray.aggregate import mean
+from fedray.algorithms import fedavg
+from fedray.algorithms.fedavg import Nothing
+from fedray.likelihood import log_probs
+from fedray.models import Model
+from fedray.particles import Likelihood, ParticleSettings, network
+from fedray.rng import Stream
+from fedray.stein import Bandwidth, Descent, Rule, direction, move, rbf
+from fedray.types import Algorithm, Batch, Choice, Facts, LogUniform, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class SVGD(ParticleSettings):
+    """Settings of SVGD; the paper leaves most of them open, and then they are the public code's."""
+
+    lr: float = 0.003
+    """Step size ε."""
+    fudge: float = 1e-6
+    """Added to the root of the running mean of φ², by which a step is divided."""
+    rule: Rule = "rmsprop"
+    """rmsprop: what the papers call AdaGrad, in DSVGD starting anew at every visit; plain: x + ε φ."""
+    bandwidth: Bandwidth = "median"
+    """Bandwidth h of the kernel: median of squared distances / log(M + 1); paper: / log M; code: zeros included."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("lr", "fudge"):
+            require(getattr(self, name) > 0, name, getattr(self, name), "it is positive", "leave it out")
+
+    @property
+    def descent(self) -> Descent:
+        """How particles move."""
+        return Descent(self.lr, self.fudge, self.rule, self.bandwidth)
+
+
+class Server(NamedTuple):
+    """The server's state."""
+
+    x: Tensor  # [M, P] particles
+    v: Tensor  # [M, P] running mean of φ²
+    first: Tensor  # [] 1 before the first step
+    clients: Tensor  # [] N
+
+
+class Particles(NamedTuple):
+    """What the server sends."""
+
+    x: Tensor  # [M, P]
+
+
+class Local(NamedTuple):
+    """A client that estimates its score."""
+
+    x: Tensor  # [M, P]
+    s: Tensor  # [M, P] sum of the minibatches' estimates
+    steps: Tensor  # [] their number
+
+
+class Up(NamedTuple):
+    """What a client uploads."""
+
+    s: Tensor  # [M, P] ∇log p_k at the particles
+
+
+class Info(NamedTuple):
+    """What a step reports."""
+
+    nll: Tensor  # [] mean over the minibatch and the particles, nats
+
+
+def server_init(cfg: SVGD, model: Model, facts: Facts, rng: Stream) -> Server:
+    reason, all_of = "SVGD on all data asks every client in every round", f"use {facts.clients}"
+    require(facts.per_round == facts.clients, "clients_per_round", facts.per_round, reason, all_of)
+    x = cfg.initial(model, rng)
+    return Server(x, torch.zeros_like(x), torch.ones(()), torch.tensor(float(facts.clients)))
+
+
+def broadcast(cfg: SVGD, model: Model, server: Server, ids: Sequence[int]) -> Particles:
+    return Particles(server.x)
+
+
+def begin(cfg: SVGD, model: Model, client: Nothing, down: Particles, data: Batch) -> Local:
+    return Local(down.x, torch.zeros_like(down.x), torch.zeros_like(data.total))
+
+
+def step(cfg: SVGD, model: Model, local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
+    return estimate(local, network(model, batch, cfg.temperature))
+
+
+def estimate(local: Local, likelihood: Likelihood) -> tuple[Local, Info]:
+    """One minibatch more in the estimate of the score at the same particles."""
+    nll, s = likelihood(local.x)
+    return local._replace(s=local.s + s, steps=local.steps + 1), Info(nll)
+
+
+def finish(cfg: SVGD, model: Model, local: Local, data: Batch) -> tuple[Nothing, Up]:
+    return Nothing(), Up(local.s / local.steps)
+
+
+def aggregate(cfg: SVGD, model: Model, server: Server, ids: Sequence[int], ups: Up, n: Tensor) -> Server:
+    """One SVGD step on p0 Π_k p_k; where clients failed, the others stand for them: N mean_k s_k is unbiased."""
+    s = server.clients * mean(ups.s) + cfg.p0(model.size).score(server.x)
+    phi = direction(server.x, s, rbf(server.x, cfg.bandwidth))
+    x, v = move(cfg.descent, server.x, server.v, server.first > 0, phi)
+    return server._replace(x=x, v=v, first=torch.zeros_like(server.first))
+
+
+def predict(cfg: ParticleSettings, model: Model, of: Any, x: Tensor, noise: Tensor) -> Tensor:
+    """log p [M, B, C], a row for each particle x [M, P] of a state of any such method."""
+    return log_probs(model, of.x, x)
+
+
+ALGORITHM = Algorithm(
+    summary="Stein variational gradient descent on all data: one exact step per round, a reference for DSVGD",
+    config=SVGD,
+    server_init=server_init,
+    client_init=fedavg.client_init,
+    broadcast=broadcast,
+    begin=begin,
+    step=step,
+    finish=finish,
+    aggregate=aggregate,
+    predict_global=predict,
+    predict_personal=None,
+    defaults={"local_steps": 1},
+    space={"lr": LogUniform(1e-3, 1e-1), "prior_precision": LogUniform(0.1, 100), "particles": Choice((6, 10, 20, 50))},
+)
