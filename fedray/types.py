@@ -7,7 +7,7 @@ Everything that crosses ``torch.vmap`` is a NamedTuple of tensors, so a state is
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
@@ -103,7 +103,7 @@ class Stage(NamedTuple):
     """One pass over the clients for a score: what each computes, and what the server makes of it."""
 
     probe: Callable[..., Tensor]  # cfg, model, client, view, message, data -> reply [...]
-    combine: Callable[..., Any]  # cfg, model, server, replies[N]           -> message; the last one is the scores [N]
+    combine: Callable[..., Any]  # cfg, model, server, N replies as they come -> message; the last is the scores [N]
 
 
 def one(cfg: Any) -> int:
@@ -275,8 +275,8 @@ class Cohort(Protocol):
         """The sums of every client's personal model, by class, on its own test shard and on those of all, [N, C]."""
         ...
 
-    def probe(self, score: str, stage: int, view: Any, message: Any) -> Tensor:
-        """The replies of every client in a stage of a score, [N, ...]."""
+    def probe(self, score: str, stage: int, view: Any, message: Any) -> Iterator[Tensor]:
+        """The replies of the clients in a stage of a score, one after the other; only to be read."""
         ...
 
     def snapshot(self) -> Any:
