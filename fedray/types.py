@@ -107,7 +107,7 @@ class Stage(NamedTuple):
 
 
 def one(cfg: Any) -> int:
-    """A step takes one minibatch."""
+    """A step takes one minibatch; a prediction is that of one model."""
     return 1
 
 
@@ -163,6 +163,7 @@ class Algorithm(NamedTuple):
     noise_shape: Callable[..., tuple[int, ...]] = no_noise  # cfg, model, facts      -> shape of step's noise
     personal_noise: Callable[..., tuple[int, ...]] = no_noise  # cfg, model, facts   -> shape of personalize's noise
     predict_noise: Callable[..., tuple[int, ...]] = one_draw  # cfg, model, samples  -> shape of predict's noise
+    particles: Callable[..., int] = one  # cfg -> M: models that every prediction averages, where none are drawn
     adapt: Callable[..., Any] | None = None  # as step, of the personal factors alone: how a newcomer trains
     minibatches: Callable[..., int] = one  # cfg -> J: step's batch is J minibatches, one after the other
     down_per_client: bool = False  # True: broadcast returns one row per client of ids (FedAMP)

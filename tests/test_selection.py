@@ -43,12 +43,14 @@ def test_probabilities_follow_their_clients_and_favour_large_scores():
 
 
 def test_what_is_reported_of_a_draw():
-    _, drawn = draw(SCORES, 1, Stream(0, "select"))
+    (one, two), drawn = draw(SCORES, 2, Stream(0, "select"))
     assert drawn.clipped == 1
+    assert drawn.chosen == (SCORES[one] + SCORES[two]) / 2
+    assert drawn.average == 0.5
     assert_close(drawn.largest, probabilities(SCORES).max())
     assert_close(drawn.smallest, torch.tensor(EPSILON / 4).double())
-    assert_close(described(torch.full((5,), 0.2), 0).effective, torch.tensor(5.0))
-    assert_close(described(torch.tensor([1.0, 0, 0]), 0).effective, torch.tensor(1.0))
+    assert_close(described(torch.full((5,), 0.2), torch.ones(5), [1]).effective, torch.tensor(5.0))
+    assert_close(described(torch.tensor([1.0, 0, 0]), torch.ones(3), [1]).effective, torch.tensor(1.0))
     assert 1 < drawn.effective < 4
 
 
@@ -110,7 +112,8 @@ def test_a_round_reports_how_it_chose_and_what_that_cost(name, sent):
     told = {"uniform": 0, "hip_two_phase": particles + sums + particles + 8}.get(name, particles + sums)
     assert result.bytes_down == 4 * (particles + sums) + 6 * told
     assert payload_bytes(plan.view(plan.initial_server()), plan) == particles + sums
-    assert set(result.selection) == (set() if name == "uniform" else {"effective", "largest", "smallest", "clipped"})
+    reported = {"effective", "largest", "smallest", "clipped", "chosen", "average"}
+    assert set(result.selection) == (set() if name == "uniform" else reported)
     if name != "uniform":
         assert 1 <= result.selection["effective"] <= 6
         assert EPSILON / 6 <= result.selection["smallest"] <= 1 / 6 <= result.selection["largest"]

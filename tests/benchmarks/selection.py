@@ -3,7 +3,7 @@
     python -m tests.benchmarks.selection [--clients 120] [--particles 20] [--size 79409] [--dtype float32]
 
 Scores are normal, from a fixed seed, with a part that all clients share. CPU seconds are those of the stages that a
-round runs, with the numerics of a server. Only the direct form of HIP, which pairs each client's scores with their mean by the double sum of
+round runs. Only the direct form of HIP, which pairs each client's scores with their mean by the double sum of
 Theorem 1, is not in use: it is measured on a few clients, in matrices and, as the sum is written, pair by pair.
 Memory is what the server held at its peak above what it held before.
 """
