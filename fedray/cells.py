@@ -18,12 +18,21 @@ TUNED: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+POLICIES = ("round_robin", "uniform", "ksd", "hip")  # the methods of "Client Selection for Federated Bayesian Learning"
+CHOICE = {
+    "by": "data.name,selection",
+    "metrics": "global/accuracy,global/nll,global/ece,global/mce,global/stability,selection/effective,"
+    "selection/chosen,selection/average,comm/bytes_up,comm/bytes_down",
+}
+
+
 class Cell(NamedTuple):
     """One entry of a study's table."""
 
     name: str  # of its runs, before the seed; a plain file name
     axes: tuple[str, ...]  # what --only may name: the rows that it belongs to
     experiment: Experiment
+    seeds: int = 2  # runs of it, where nobody says how many
 
 
 def base(algorithm: str, dataset: str, size: str = "medium", rounds: int = ROUNDS) -> Experiment:
@@ -85,10 +94,28 @@ def quick() -> list[Cell]:
     return [Cell(name, (name,), base(name, "digits", rounds=5)) for name in ("fedavg", "pfedbayes")]
 
 
+def selection_digits() -> list[Cell]:
+    """Serial DSVGD on digits by every way to choose the client of a round: 30 clients, 100 rounds, no download."""
+    return _selection(
+        {"data.name": "digits", "data.partition": "dirichlet", "clients": 30}, {"particles": 20, "lr": 0.01}
+    )
+
+
+def _selection(federation: Mapping[str, Any], tuned: Mapping[str, Any]) -> list[Cell]:
+    """Four policies over five seeds, one client a round, by the paper's L = 10 steps."""
+    settings = {"clients_per_round": 1, "rounds": 100, "local_steps": 10, "eval_every": 5} | dict(federation)
+    settings |= {f"algorithm.{name}": value for name, value in ({"mode": "serial"} | dict(tuned)).items()}
+    start = override(Experiment(algorithm=registry.algorithms()["dsvgd"].config()), settings)
+    return [Cell(name, (name,), override(start, {"selection": name}), seeds=5) for name in POLICIES]
+
+
 STUDIES: Mapping[str, Callable[[], list[Cell]]] = {
     "quick": quick,
     "table2": table2,
     "table1-mnist": table1_mnist,
     "table1-fmnist": table1_fmnist,
     "table1-cifar10": table1_cifar10,
+    "selection-digits": selection_digits,
 }
+# How a study's table differs from the default of a comparison.
+TABLES: Mapping[str, Mapping[str, str]] = {"selection-digits": CHOICE}
