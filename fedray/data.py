@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedray import leaf, readers
+from fedray import covertype, leaf, readers
 from fedray.config import DataConfig
 from fedray.partition import Partition
 from fedray.readers import Dataset
@@ -40,7 +40,7 @@ _FILES = {  # name -> torchvision's class and the files that it leaves in the ro
     "fashion_mnist": ("FashionMNIST", [f"FashionMNIST/raw/{name}" for name in _IDX]),
     "cifar10": ("CIFAR10", [f"cifar-10-batches-py/{name}" for name in _BATCHES]),
 }
-NAMES = ("digits", *_FILES, *leaf.CLASSES)
+NAMES = ("digits", *_FILES, "covertype", *leaf.CLASSES)
 
 
 def check_name(name: str) -> None:
@@ -74,15 +74,27 @@ def load(cfg: DataConfig, classes: int | None = None) -> Dataset:
     """
     check_name(cfg.name)
     cfg = resolve(cfg)
+    classes = classes if cfg.classes is None else None
     dataset = readers.npz(Path(cfg.name), classes) if cfg.name.endswith(".npz") else _load(cfg)
     reason, remedy = "the dataset has no texts", "leave it out, or choose --data.name sent140"
     require(cfg.embedding is None or dataset.vectors is not None, "data.embedding", cfg.embedding, reason, remedy)
-    return dataset
+    return dataset if cfg.classes is None else _first(dataset, cfg.classes)
+
+
+def _first(dataset: Dataset, classes: int) -> Dataset:
+    """The examples of the classes 0..``classes`` - 1 only; users without any are left out."""
+    reason = f"the dataset has {dataset.classes} classes"
+    require(classes <= dataset.classes, "data.classes", classes, reason, "lower it, or leave it out for all")
+    kept = dataset.y < classes
+    users = None if dataset.users is None else np.unique(dataset.users[kept], return_inverse=True)[1]
+    return dataset._replace(x=dataset.x[kept], y=dataset.y[kept], classes=classes, users=users)
 
 
 def _load(cfg: DataConfig) -> Dataset:
     if cfg.name == "digits":
         return readers.digits()
+    if cfg.name == "covertype":
+        return covertype.load(cfg.root or Path(), cfg.download)
     if is_file(cfg.name):
         return leaf.load([Path(cfg.name)], None, cfg.embedding)
     if cfg.name in leaf.CLASSES:

@@ -16,26 +16,33 @@ class DataConfig:
     """The dataset and how its examples are dealt to the clients."""
 
     name: str = "digits"
-    """digits, mnist, fashion_mnist, cifar10, sent140, femnist, or the path of a file: .npz with arrays x [N, ...] and
-    y [N]; .json as LEAF's; .jsonl with a user, text and label per line (.gz of the last two)."""
+    """digits, mnist, fashion_mnist, cifar10, covertype, sent140, femnist, or the path of a file: .npz with arrays
+    x [N, ...] and y [N]; .json as LEAF's; .jsonl with a user, text and label per line (.gz of the last two)."""
     root: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """Folder that holds the dataset in torchvision's layout, or sent140/ or femnist/ with LEAF's train and test
-    folders; by default $FEDRAY_DATA_ROOT or ~/.cache/fedray."""
+    folders, or covertype/covertype.npz with X [N, 54] and y [N] in 1..7 (an excerpt: covertype_subset.npz); by default
+    $FEDRAY_DATA_ROOT or ~/.cache/fedray."""
     download: bool = False
-    """Let torchvision download the dataset into the root when it is missing."""
+    """Let torchvision, or scikit-learn for covertype, download the dataset into the root when it is missing."""
     embedding: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Frozen word vectors for texts: a word and its numbers per line, such as glove.6B.50d.txt. By default every word
     has random numbers of its own, which know nothing of its meaning: accuracies are lower."""
-    partition: Literal["auto", "labels", "lognormal", "dirichlet", "iid", "natural"] = "auto"
+    classes: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Keep only the examples of the first so many classes; by default of all."""
+    partition: Literal["auto", "labels", "lognormal", "dirichlet", "iid", "natural", "ratio", "shards"] = "auto"
     """labels: a few classes per client, as in pFedBayes; lognormal: windows of classes (u + j) mod C with lognormal
     sizes, as in pFedMe and pFedBreD; dirichlet: class shares drawn from Dir(alpha); iid: at random; natural: users are
-    clients, or groups of users with sizes drawn from Dir(alpha). auto is natural for sent140, femnist and LEAF files,
-    else labels."""
+    clients, or groups of users with sizes drawn from Dir(alpha); ratio: two classes 1:r, the frequent one alternating
+    from client to client; shards: each class cut into equal shards, of which every client gets some of distinct
+    classes at random (the last two as in the client-selection paper). auto is natural for sent140, femnist and LEAF
+    files, ratio for covertype, else labels."""
+    majority: int = 9
+    """r, how many examples of its frequent class a client has to one of the other (ratio partition)."""
     layout: Literal["cluster", "window"] = "cluster"
     """Which labels client u holds: cluster (s*u + j) mod C, two kinds of client; window (u + j) mod C, C kinds."""
     labels_per_client: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """s, the number of classes that a client holds (labels and lognormal partitions); by default the paper's for the
-    dataset (5; with lognormal sizes 3, of fashion_mnist 2)."""
+    """s, the number of classes that a client holds (labels, lognormal and shards partitions); by default the paper's
+    for the dataset (5; with lognormal sizes 3, of fashion_mnist 2; 3 shards)."""
     label_bug: bool = False
     """Mislabel the first ten examples of each class of a client by their slot 0..s-1, as the published generator of
     pFedBreD's MNIST does (lognormal partition): for comparison with its tables only, accuracies count the wrong labels.
@@ -44,22 +51,26 @@ class DataConfig:
     """Examples per client and class, exact and stratified, as pFedBayes's tables (labels partition)."""
     alpha: float = 0.5
     """Concentration of the dirichlet and natural partitions; small is more heterogeneous."""
-    test_fraction: float = 0.25
-    """Share of a client's examples kept for testing (all partitions but labels of a dataset with a table). The papers
-    keep 0.1 of LEAF's."""
+    test_fraction: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    """Share of a client's examples kept for testing (all partitions but labels of a dataset with a table); by default
+    0.25, of covertype 0.2, with shards 1/7 as in MNIST's official division. The papers keep 0.1 of LEAF's."""
 
     def __post_init__(self) -> None:
         check_choices(self)
+        kept = self.classes
+        require(kept is None or kept >= 2, "data.classes", kept, "a classifier needs two", "leave it out for all")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """The network."""
 
-    name: Literal["auto", "mlp", "mclr", "dnn", "cnn", "vgg", "lstm"] = "auto"
-    """auto: the paper's network for the dataset (mlp; vgg for cifar10; lstm for texts; dnn for femnist; with lognormal
-    sizes dnn and cnn). mclr is multinomial logistic regression, dnn the mlp with leaky ReLUs, cnn two convolutions and
-    three linear layers (BPFed; pFedBreD's CifarNet), lstm two bidirectional LSTMs and two linear layers for texts."""
+    name: Literal["auto", "mlp", "mclr", "dnn", "cnn", "vgg", "lstm", "blr"] = "auto"
+    """auto: the paper's network for the dataset (mlp; vgg for cifar10; lstm for texts; dnn for femnist; blr for
+    covertype; with lognormal sizes dnn and cnn). mclr is multinomial logistic regression, dnn the mlp with leaky ReLUs,
+    cnn two convolutions and three linear layers (BPFed; pFedBreD's CifarNet), lstm two bidirectional LSTMs and two
+    linear layers for texts, blr Bayesian logistic regression of two classes, whose prior's log-precision is a parameter
+    (see --prior gamma)."""
     hidden: tuple[int, ...] = (100,)
     """Widths of the hidden layers of the mlp or dnn."""
     lstm_hidden: int = 50

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedray.aggregate import total
 from fedray.models import Model
+from fedray.priors import Prior
 from fedray.stein import Bandwidth, Reference, hip, ksd, rbf, reference
 from fedray.types import Batch, Stage
 
@@ -27,13 +28,12 @@ class Config(Protocol):
     @property
     def bandwidth(self) -> Bandwidth: ...
     @property
-    def prior_precision(self) -> float: ...
-    @property
     def ksd(self) -> Literal["v", "u"]: ...
     @property
     def hip(self) -> Literal["paper", "first_order"]: ...
     @property
     def hip_offset(self) -> bool: ...
+    def p0(self, d: int) -> Prior: ...
 
 
 def stages(scores: Scores) -> Mapping[str, tuple[Stage, ...]]:
@@ -55,7 +55,7 @@ def compared(cfg: Config, model: Model, server: Any, own: Iterable[Tensor]) -> R
     In float64: pairings with it then are the double sums of Theorem 1 to rounding in that.
     """
     x, (added, clients) = server.x.double(), total(own)
-    target = added / clients if cfg.hip == "paper" else added - cfg.prior_precision * x
+    target = added / clients if cfg.hip == "paper" else added + cfg.p0(model.size).score(x)
     other = reference(x, target, rbf(x, cfg.bandwidth), model.size)
     return other if cfg.hip_offset else other._replace(offset=torch.zeros_like(other.offset))
 

@@ -18,13 +18,13 @@ def nll(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
 
 
 def fully_connected(model: Model) -> bool:
-    """Whether the network is a chain of linear layers and ReLUs."""
+    """Whether the network is a chain of linear layers and ReLUs; the first class's logit may be fixed at 0."""
     leaks = _leaks(model)
     return leaks is not None and not any(leaks)
 
 
 def nll_and_grad(model: Model, theta: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Weighted NLL of a batch at theta [P] and its gradient [P].
+    """Weighted NLL of a batch [...] at theta [..., P] and its gradient [..., P].
 
     Fully connected networks are differentiated by hand: under vmap, automatic differentiation costs these small
     networks several times their arithmetic. Others are differentiated with respect to their layers rather than the
@@ -37,16 +37,22 @@ def nll_and_grad(model: Model, theta: Tensor, x: Tensor, y: Tensor, weight: Tens
     def loss(parts: Sequence[Tensor]) -> Tensor:
         return nll(model.forward(parts, x), y, weight)
 
-    grads, value = torch.func.grad_and_value(loss)(model.split(theta))
-    return value, model.join(grads)
+    def one(theta: Tensor) -> tuple[Tensor, Tensor]:
+        grads, value = torch.func.grad_and_value(loss)(model.split(theta))
+        return value, model.join(grads)
+
+    return torch.vmap(one)(theta) if theta.ndim > 1 else one(theta)
 
 
 def _leaks(model: Model) -> list[float | None] | None:
     """The slope below zero of the (leaky) ReLU before each layer, None before the first.
 
-    None in all for a network that is not a chain of flatten, linear, ReLU, linear, ReLU, ..., linear.
+    None in all for a network that is not a chain of flatten, linear, ReLU, linear, ReLU, ..., linear, and perhaps the
+    padding by which the first class's logit is 0.
     """
     first, *chain = model.layers
+    if isinstance(chain[-1], nn.ConstantPad1d) and chain[-1].padding == (1, 0) and chain[-1].value == 0:
+        chain.pop()
     linear, between = chain[::2], chain[1::2]
     if type(first) is not nn.Flatten or len(chain) % 2 == 0 or any(type(layer) is not nn.Linear for layer in linear):
         return None
@@ -68,18 +74,26 @@ def _backpropagation(
         if leak is not None:
             a = functional.leaky_relu(a, leak) if leak else a.relu()
         inputs.append(a)
-        a = a @ w + b
-    log_p = torch.log_softmax(a, -1)
-    onehot = torch.zeros_like(log_p).scatter(-1, y[:, None], 1.0)
-    g = (log_p.exp() - onehot) * weight[:, None]
-    value = -((log_p * onehot).sum(-1) * weight).sum()
+        a = product(a, w) + b[..., None, :]
+    fixed = model.classes - a.shape[-1]  # logits that are 0
+    log_p = torch.log_softmax(functional.pad(a, (fixed, 0)) if fixed else a, -1)
+    onehot = (y[:, None] == torch.arange(model.classes, device=y.device)).to(log_p.dtype)
+    g = ((log_p.exp() - onehot) * weight[:, None])[..., fixed:]
+    value = -((log_p * onehot).sum(-1) * weight).sum(-1)
     grads: list[Tensor] = []
     for w, a, leak in zip(weights[::-1], inputs[::-1], leaks[::-1], strict=True):
-        grads = [a.t() @ g, g.sum(0), *grads]
+        grads = [product(a.mT, g), g.sum(-2), *grads]
         if leak is not None:
-            g = g @ w.t()
+            g = g @ w.mT
             g = torch.where(a > 0, g, leak * g) if leak else g * (a > 0)
     return value, model.join(grads)
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b; one matrix [n, k] for a whole stack [M, k, m] is multiplied once, with the stack side by side [k, M m]."""
+    if a.ndim == 2 and b.ndim == 3:
+        return (a @ b.transpose(0, 1).flatten(1)).unflatten(1, b.shape[::2]).transpose(0, 1)
+    return a @ b
 
 
 def nll_and_grad_local(

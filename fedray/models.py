@@ -33,9 +33,10 @@ class Model:
     layers: nn.Sequential
     input_shape: tuple[int, ...]
     classes: int
+    extra: int = 0  # parameters that no layer reads, at the end of theta: of the prior
     shapes: tuple[tuple[int, ...], ...] = field(init=False)
     slices: dict[str, slice] = field(init=False)  # layer1, layer2, ..., and the last one as head, the others as body
-    size: int = field(init=False)  # parameters of the network
+    size: int = field(init=False)  # parameters, those that no layer reads included
     padded: int = field(init=False)  # P: length of theta
     # Pre-activations per example, for local reparameterization; 0 where weights recur, which it does not cover.
     activations: int = field(init=False)
@@ -55,8 +56,8 @@ class Model:
         for name, value in (
             ("shapes", tuple(shapes)),
             ("slices", slices),
-            ("size", start),
-            ("padded", -(-start // ALIGN) * ALIGN),
+            ("size", start + self.extra),
+            ("padded", -(-(start + self.extra) // ALIGN) * ALIGN),
         ):
             object.__setattr__(self, name, value)
         object.__setattr__(self, "activations", self._count_activations())
@@ -71,17 +72,16 @@ class Model:
         return 0 if any(isinstance(layer, BiLSTM) for layer in self.layers) else total
 
     def split(self, theta: Tensor) -> tuple[Tensor, ...]:
-        """theta [P] -> views of it: weight, bias of each layer in order."""
-        parts, start = [], 0
-        for shape in self.shapes:
-            parts.append(theta[start : start + math.prod(shape)].view(shape))
-            start += math.prod(shape)
-        return tuple(parts)
+        """theta [..., P] -> views of it: weight, bias of each layer in order, each [..., *shape]."""
+        sizes = [math.prod(shape) for shape in self.shapes]
+        parts = theta[..., : sum(sizes)].split(sizes, -1)
+        return tuple(part.unflatten(-1, shape) for part, shape in zip(parts, self.shapes, strict=True))
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """The inverse of :meth:`split`, with zeros in the padding."""
-        flat = [part.reshape(-1) for part in parts]
-        return torch.cat([*flat, flat[0].new_zeros(self.padded - self.size)])
+        """The inverse of :meth:`split`, with zeros in the parameters that no layer reads and in the padding."""
+        flat = [part.flatten(-len(shape)) for part, shape in zip(parts, self.shapes, strict=True)]
+        rest = self.padded - sum(part.shape[-1] for part in flat)
+        return torch.cat([*flat, flat[0].new_zeros(*flat[0].shape[:-1], rest)], -1)
 
     def forward(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
         """Logits [B, C] of inputs x [B, ...] under the layers' weights and biases."""

@@ -32,6 +32,19 @@ def mlp(input_shape: tuple[int, ...], hidden: Sequence[int], classes: int, leak:
     return Model(nn.Sequential(*layers), input_shape, classes)
 
 
+def blr(input_shape: tuple[int, ...], classes: int) -> Model:
+    """Bayesian logistic regression: one logit x·w + bias, that of the first class being 0, and log ξ as last parameter.
+
+    No layer reads log ξ: it is the precision of the weights' gamma prior. Raises FedRayError unless there are two
+    classes. Source: Liu and Wang, "Stein Variational Gradient Descent", whose code has a bias, too.
+    """
+    reason = f"it is for two classes, and the dataset has {classes}"
+    require(classes == 2, "model.name", "blr", reason, "use --model.name mclr, or --data.name covertype")
+    with torch.device("meta"):
+        logit = nn.Linear(math.prod(input_shape), 1)
+    return Model(nn.Sequential(nn.Flatten(), logit, nn.ConstantPad1d((1, 0), 0.0)), input_shape, classes, extra=1)
+
+
 def vgg(input_shape: tuple[int, ...], classes: int) -> Model:
     """pFedBayes's VGG: five 3x3 convolutions, each with ReLU and 2x2 pooling, and one linear layer.
 
@@ -84,6 +97,6 @@ def build(name: str, hidden: Sequence[int], lstm_hidden: int, input_shape: tuple
     """The model of a configuration; raises FedRayError where the inputs do not suit it."""
     if name == "lstm":
         return lstm(input_shape, lstm_hidden, classes)
-    if name in ("vgg", "cnn"):
-        return {"vgg": vgg, "cnn": cnn}[name](input_shape, classes)
+    if name in ("vgg", "cnn", "blr"):
+        return {"vgg": vgg, "cnn": cnn, "blr": blr}[name](input_shape, classes)
     return mlp(input_shape, () if name == "mclr" else hidden, classes, LEAK if name == "dnn" else 0.0)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from fedray.likelihood import fully_connected, nll_and_grad
+from fedray.likelihood import fully_connected, nll_and_grad, product
 from fedray.models import Model
+from fedray.priors import Prior
 from fedray.rng import Stream
 from fedray.types import Batch, require
 
@@ -18,11 +19,10 @@ TOGETHER = 32  # particles that are stacked; the activations of all on a whole s
 Likelihood = Callable[[Tensor], tuple[Tensor, Tensor]]  # x [M, P] -> nll [] per example in nats, s = ∇log p_k(x) [M, P]
 
 
-def initial(model: Model, rng: Stream, count: int, precision: float | None = None) -> Tensor:
-    """Particles [M, P] at first: the network's usual initial weights, or draws of N(0, 1/precision)."""
-    if precision is None:
-        return torch.stack([model.init(rng) for _ in range(count)])
-    return torch.stack([model.pad(rng.normal([model.padded]) / math.sqrt(precision)) for _ in range(count)])
+def initial(model: Model, rng: Stream, count: int, prior: Prior | None = None) -> Tensor:
+    """Particles [M, P] at first: the network's usual initial weights, or draws of the prior."""
+    draws = (model.init(rng) if prior is None else prior.draw(rng, model.padded) for _ in range(count))
+    return torch.stack(list(draws))
 
 
 def network(model: Model, batch: Batch, temperature: float = 1.0) -> Likelihood:
@@ -30,10 +30,8 @@ def network(model: Model, batch: Batch, temperature: float = 1.0) -> Likelihood:
     weight = batch.weight / batch.weight.sum()
 
     def likelihood(x: Tensor) -> tuple[Tensor, Tensor]:
-        def one(theta: Tensor) -> tuple[Tensor, Tensor]:
-            return nll_and_grad(model, theta, batch.x, batch.y, weight)
-
-        nll, grad = torch.vmap(one, chunk_size=TOGETHER)(x)
+        found = [nll_and_grad(model, thetas, batch.x, batch.y, weight) for thetas in x.split(TOGETHER)]
+        nll, grad = (torch.cat(parts) for parts in zip(*found, strict=True))
         return nll.mean(), -(batch.total / temperature) * grad
 
     return likelihood
@@ -41,7 +39,7 @@ def network(model: Model, batch: Batch, temperature: float = 1.0) -> Likelihood:
 
 def curvature(model: Model, batch: Batch, x: Tensor, temperature: float = 1.0) -> Tensor:
     """Mean over particles [M, P] of the Gauss-Newton diagonal of -log p_k [P]."""
-    diagonals = torch.vmap(lambda theta: ggn_diagonal(model, theta, batch.x, batch.weight), chunk_size=TOGETHER)(x)
+    diagonals = torch.cat([ggn_diagonal(model, thetas, batch.x, batch.weight) for thetas in x.split(TOGETHER)])
     return diagonals.mean(0) * (batch.total / batch.weight.sum() / temperature)
 
 
@@ -52,7 +50,7 @@ def check_layers(model: Model, setting: str, value: str) -> None:
 
 
 def ggn_diagonal(model: Model, theta: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """Σ_b weight_b diag(Jᵀ (diag(p) - p pᵀ) J) [P] at theta [P], nats; J the logits' Jacobian, p the softmax.
+    """Σ_b weight_b diag(Jᵀ (diag(p) - p pᵀ) J) [..., P] at theta [..., P], nats; J the logits' Jacobian, p the softmax.
 
     diag(p) - p pᵀ = Σ_c p_c (e_c - p)(e_c - p)ᵀ: each class is a cotangent, and a layer's diagonal is the product of
     squared inputs with the sum of squared cotangents. It is also the Fisher information, never negative, and the
@@ -64,14 +62,16 @@ def ggn_diagonal(model: Model, theta: Tensor, x: Tensor, weight: Tensor) -> Tens
     for i, (w, b) in enumerate(zip(weights, biases, strict=True)):
         a = a.relu() if i else a
         inputs.append(a)
-        a = a @ w + b
-    p = torch.softmax(a, -1)
-    scale = (weight[:, None] * p).sqrt()  # [B, C]
-    cotangents = (torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)[:, None] - p) * scale.t()[:, :, None]
+        a = product(a, w) + b[..., None, :]
+    fixed = model.classes - a.shape[-1]  # logits that are 0, whatever the parameters
+    p = torch.softmax(functional.pad(a, (fixed, 0)), -1)
+    scale = (weight[:, None] * p).sqrt()  # [..., B, C]
+    off = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)[:, None] - p[..., None, :, :]
+    cotangents = (off * scale.mT[..., None])[..., fixed:]  # [..., C, B, logits]
     found: list[Tensor] = []
     for w, a in zip(weights[::-1], inputs[::-1], strict=True):
-        squares = cotangents.square().sum(0)
-        found = [a.square().t() @ squares, squares.sum(0), *found]
+        squares = cotangents.square().sum(-3)
+        found = [product(a.square().mT, squares), squares.sum(-2), *found]
         if len(found) < len(parts):
-            cotangents = (cotangents @ w.t()) * (a > 0)
+            cotangents = (cotangents @ w.mT[..., None, :, :]) * (a > 0)[..., None, :, :]
     return model.join(found)

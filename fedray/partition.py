@@ -53,7 +53,7 @@ def even_size(labels: np.ndarray, of: list[list[int]], test_fraction: float) -> 
     _check_fraction(test_fraction)
     available = np.bincount(labels, minlength=len(of))
     each = max(2, min(int(available[c]) // len(holders) for c, holders in enumerate(of) if holders))
-    test = _held_out(each, test_fraction)
+    test = held_out(each, test_fraction)
     return each - test, test
 
 
@@ -85,7 +85,7 @@ def label_shards(
             parts_test[client].append(pool[start + train : start + train + test])
     # Shuffled once more, so that the first examples of a shard are not all of one class.
     mixed = ([rng.permutation(np.concatenate(p)) for p in parts] for parts in (parts_train, parts_test))
-    return _checked(*mixed)
+    return checked(*mixed)
 
 
 def _check_supply(available: np.ndarray, of: list[list[int]], clients: int, need: int) -> None:
@@ -164,13 +164,13 @@ def hold_out(shards: Sequence[np.ndarray], test_fraction: float, rng: np.random.
     train, test = [], []
     for shard in shards:
         order = rng.permutation(shard)
-        held = _held_out(len(order), test_fraction)
+        held = held_out(len(order), test_fraction)
         train.append(order[held:])
         test.append(order[:held])
-    return _checked(train, test)
+    return checked(train, test)
 
 
-def _held_out(n: int, test_fraction: float) -> int:
+def held_out(n: int, test_fraction: float) -> int:
     """How many of n >= 2 examples are for testing: round(n·f), but at least one on either side."""
     return int(np.clip(round(n * test_fraction), 1, n - 1))
 
@@ -183,7 +183,8 @@ def check_disjoint(partition: Partition) -> None:
         raise FedRayError(f"example {twice[0]} occurs twice in the partition; no example may be shared")
 
 
-def _checked(train: Iterable[np.ndarray], test: Iterable[np.ndarray]) -> Partition:
+def checked(train: Iterable[np.ndarray], test: Iterable[np.ndarray]) -> Partition:
+    """A partition of these index lists; raises as :func:`check_disjoint`."""
     partition = Partition(tuple(train), tuple(test))
     check_disjoint(partition)
     return partition
@@ -228,6 +229,6 @@ def load(path: str | Path) -> Partition:
             raise ValueError("relabel does not hold pairs of a position and a label")
         parts = np.split(indices, offsets[1:-1])
         clients = len(parts) // 2
-        return _checked(parts[:clients], parts[clients:])._replace(relabel=relabel if len(relabel) else None)
+        return checked(parts[:clients], parts[clients:])._replace(relabel=relabel if len(relabel) else None)
     except Exception as error:  # zipfile, zlib and numpy raise whatever the damage leads them to
         raise FedRayError(f"{path}: not a readable partition ({error}); start the run anew") from error

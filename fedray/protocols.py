@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedray import data, leaf
+from fedray import data, leaf, skewed
 from fedray import partition as parts
 from fedray.config import DataConfig, Experiment, override
 from fedray.lognormal import CIFAR10, MNIST, lognormal, skipped
@@ -24,6 +24,7 @@ class Protocol(NamedTuple):
     medium: tuple[int, int] | None = None
     large: tuple[int, int] | None = None
     labels: int = 5  # s, classes per client
+    test: float = 0.25  # share of the examples that are for testing
 
 
 _MNIST = Protocol(10, 10, "mlp", (50, 950), (200, 800), (900, 300))
@@ -39,32 +40,43 @@ PFEDBRED = {  # with lognormal sizes
     "fashion_mnist": Protocol(100, 20, "dnn", labels=2),
     "cifar10": Protocol(20, 4, "cnn", labels=3),
 }
+SHARDS = Protocol(27, 1, "mlp", labels=3, test=1 / 7)  # of client selection, for the digits 0-8: --data.classes 9
+COVERTYPE = Protocol(30, 1, "blr", test=0.2)  # likewise
 
 
 def protocol(cfg: DataConfig) -> Protocol:
     """The federation of the paper that deals this dataset in this way; raises FedRayError for an unknown name.
 
-    Sources: pFedBayes; pFedBreD for the lognormal partition and LEAF's datasets. A file in LEAF's format has what it
+    Sources: pFedBayes; pFedBreD for the lognormal partition and LEAF's datasets; the client-selection paper for shards
+    and covertype. A file in LEAF's format has what it
     has: "auto" and None.
     """
     data.check_name(cfg.name)
     if cfg.partition == "lognormal":
         return PFEDBRED.get(cfg.name, Protocol(100, 20, "mlp", labels=3))
+    if cfg.partition == "shards":
+        return SHARDS
+    if cfg.name == "covertype":
+        return COVERTYPE
     if cfg.name.endswith(leaf.SUFFIXES):
         return Protocol(None, None, "auto") if _kind(cfg) == "natural" else Protocol(10, 10, "auto")
     return (PFEDBAYES | LEAF).get(cfg.name, Protocol(10, 10, "mlp"))
 
 
 def _kind(cfg: DataConfig) -> str:
-    """The partition: by users where the dataset names them, by labels elsewhere, unless one is chosen."""
+    """The partition: by users where the dataset names them, of covertype by ratio, else by labels; or the chosen."""
+    if cfg.name == "covertype" and cfg.partition == "auto":
+        return "ratio"
     by_user = cfg.name in LEAF or cfg.name.endswith(leaf.SUFFIXES)
     return ("natural" if by_user else "labels") if cfg.partition == "auto" else cfg.partition
 
 
 def resolve(cfg: DataConfig) -> DataConfig:
     """The same config with absolute paths, and with what was left to the protocol filled in."""
-    held = protocol(cfg).labels if cfg.labels_per_client is None else cfg.labels_per_client
-    return override(data.resolve(cfg), {"labels_per_client": held, "partition": _kind(cfg)})
+    own = protocol(cfg)
+    held = own.labels if cfg.labels_per_client is None else cfg.labels_per_client
+    test = own.test if cfg.test_fraction is None else cfg.test_fraction
+    return override(data.resolve(cfg), {"labels_per_client": held, "partition": _kind(cfg), "test_fraction": test})
 
 
 def settle(cfg: Experiment, dataset: Dataset) -> Experiment:
@@ -88,6 +100,7 @@ def deal(cfg: Experiment, dataset: Dataset, rng: np.random.Generator) -> parts.P
     own, clients, labels = resolve(cfg.data), cfg.clients, dataset.y
     assert clients is not None, "the number of clients is resolved before the data are dealt"
     assert own.labels_per_client is not None
+    assert own.test_fraction is not None
     reason, remedy = "only the lognormal partition has seeds to mislabel", "leave it out, or --data.partition lognormal"
     require(own.partition == "lognormal" or not own.label_bug, "data.label_bug", own.label_bug, reason, remedy)
     if own.partition == "natural":
@@ -99,6 +112,10 @@ def deal(cfg: Experiment, dataset: Dataset, rng: np.random.Generator) -> parts.P
         return parts.dirichlet(labels, clients, own.alpha, own.test_fraction, rng)
     if own.partition == "iid":
         return parts.iid(labels, clients, own.test_fraction, rng)
+    if own.partition == "ratio":
+        return skewed.ratio(labels, clients, own.majority, own.test_fraction, rng)
+    if own.partition == "shards":
+        return skewed.shards(labels, clients, own.labels_per_client, own.test_fraction, rng)
     if own.partition == "lognormal":
         sizes = CIFAR10 if own.name == "cifar10" else MNIST
         held = own.labels_per_client
@@ -119,6 +136,10 @@ def describe(cfg: DataConfig) -> str:
         return f"lognormal sizes, windows of {cfg.labels_per_client} labels{wrong}"
     if cfg.partition == "natural":
         return f"by user, groups of users with alpha {cfg.alpha:g}"
+    if cfg.partition == "ratio":
+        return f"two classes 1:{cfg.majority}, the frequent one alternating"
+    if cfg.partition == "shards":
+        return f"equal shards of classes, {cfg.labels_per_client} classes per client at random"
     return f"dirichlet, alpha {cfg.alpha:g}" if cfg.partition == "dirichlet" else "iid"
 
 

@@ -31,7 +31,7 @@ class Settings(NamedTuple):
     """What the backends may be told."""
 
     d: int  # the true dimension
-    precision: float  # of the prior N(0, 1/precision)
+    prior: Callable[[Tensor], Tensor]  # its score at x [M, P]
     damping: float  # β: t_k ← t_k^(1-β) (t_k new)^β
     width: float  # λ of kde_distill, kde_code and history
     slots: int  # visits that history can keep
@@ -186,7 +186,7 @@ def visits_cavity(settings: Settings, sums: Count, own: Visits, x: Tensor) -> Pa
 
 def visits_pull(settings: Settings, cavity: Past, x: Tensor) -> Tensor:
     """∇log q - Σ_j ∇log(q_j new/q_j old) - ∇log p0; where a q is the prior, its own gradient."""
-    prior = -settings.precision * x
+    prior = settings.prior(x)
 
     def gradient(centres: Tensor, first: Tensor) -> Tensor:
         return torch.where(first > 0, prior, kde_gradient(x, centres, settings.width, settings.d))

@@ -221,10 +221,9 @@ def conclude(study: str, options: Options, tally: Tally) -> None:
 
 def _compare(study: str, options: Options) -> None:
     track, output = options.execution.tracking, _folder(study, options) / "comparison"
-    own = TABLES.get(study, {})
+    wanted = compare.Options(study=study, uri=track.uri, experiment=track.experiment, output=output)
     try:
-        wanted = compare.Options(study=study, uri=track.uri, experiment=track.experiment, output=output, **own)
-        print(compare.compare(wanted), end="")
+        print(compare.compare(override(wanted, TABLES.get(study, {}))), end="")
         say(f"figures and report.html in {output}")
     except FedRayError as error:  # as where --only left out all that has a metric
         say(f"no table: {error}")

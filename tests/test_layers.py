@@ -7,13 +7,13 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 MATHS = (
-    "models networks recurrent posteriors likelihood minibatches fuse stein densities sites particles indicators "
-    "probabilities bregman optim aggregate metrics rng partition lognormal trees tensors"
+    "models networks recurrent posteriors likelihood minibatches fuse stein densities sites priors particles "
+    "indicators probabilities bregman optim aggregate metrics rng partition lognormal skewed trees tensors"
 )
 RUN_TIME = (
-    "registry dataconfig config readers leaf text data protocols plan messages evaluation deviation local rounds "
-    "federation checkpoint runfolder stores tracking plots client_plots cli terminal compare result report cells runs "
-    "groups published tables compare_plots compare_html status"
+    "registry dataconfig config readers covertype leaf text data protocols plan messages evaluation deviation local "
+    "rounds federation checkpoint runfolder stores tracking plots client_plots cli terminal compare result report "
+    "cells runs groups published tables compare_plots compare_html status"
 )
 LAYERS = (
     "types",

@@ -9,7 +9,6 @@ clients made of each particle, or runs SVGD itself on p0 Π_k t_k.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -23,14 +22,15 @@ from fedray.indicators import stages
 from fedray.likelihood import log_probs
 from fedray.models import Model
 from fedray.particles import Likelihood, check_layers, curvature, initial, network
+from fedray.priors import PriorSettings
 from fedray.rng import Stream
 from fedray.sites import BACKENDS, Settings, regression
 from fedray.stein import Bandwidth, Descent, Rule, descend, direction, move, rbf
-from fedray.types import Algorithm, Batch, Choice, Facts, LogUniform, check_choices, require
+from fedray.types import Algorithm, Batch, Choice, Facts, LogUniform, require
 
 
 @dataclass(frozen=True, kw_only=True)
-class DSVGD:
+class DSVGD(PriorSettings):
     """Settings of DSVGD; the papers leave most of them open, and then they are the public code's."""
 
     particles: int = 20
@@ -64,8 +64,6 @@ class DSVGD:
     """SVGD steps L' that fit the local particles (kde_distill, kde_shared, kde_code)."""
     slots: int = 20
     """Visits of one client that history has room for."""
-    prior_precision: float = math.e
-    """Precision of the Gaussian prior of every parameter; e in the public code."""
     temperature: float = 1.0
     """α in p_k = exp(-L_k/α)."""
     start: Literal["network", "prior"] = "network"
@@ -79,8 +77,8 @@ class DSVGD:
     """Keep the part of HIP that all clients share; near convergence it makes the choice almost uniform."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        for name in ("lr", "fudge", "prior_precision", "temperature", "kde_width"):
+        super().__post_init__()
+        for name in ("lr", "fudge", "temperature", "kde_width"):
             require(getattr(self, name) > 0, name, getattr(self, name), "it is positive", "leave it out")
         for name in ("particles", "server_steps", "slots", "distil_steps"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least one is needed", "try 20")
@@ -90,7 +88,7 @@ class DSVGD:
         """What the backend of the sites is told, of a model with d parameters."""
         descent = Descent(self.lr, self.fudge, self.rule, self.bandwidth)
         beta = self.beta or (1.0 if self.mode == "serial" else 0.1)
-        return Settings(d, self.prior_precision, beta, self.kde_width, self.slots, descent, self.distil_steps)
+        return Settings(d, self.p0(d).score, beta, self.kde_width, self.slots, descent, self.distil_steps)
 
 
 class Server(NamedTuple):
@@ -134,10 +132,11 @@ class Info(NamedTuple):
 
 def tilted(cfg: DSVGD, d: int, cavity: Any, x: Tensor, s: Tensor) -> Tensor:
     """∇log p̃_k at particles x [M, P] where the likelihood's score is s (eq. 6)."""
-    return s - cfg.prior_precision * x + BACKENDS[cfg.sites].pull(cfg.told(d), cavity, x)
+    return s + cfg.p0(d).score(x) + BACKENDS[cfg.sites].pull(cfg.told(d), cavity, x)
 
 
 def server_init(cfg: DSVGD, model: Model, facts: Facts, rng: Stream) -> Server:
+    cfg.check_prior(model)
     backend, serial, several = BACKENDS[cfg.sites], cfg.mode == "serial", facts.per_round
     reason = "serial DSVGD trains one client at a time"
     require(not serial or several == 1, "clients_per_round", several, reason, "use 1, or --mode parallel")
@@ -147,7 +146,7 @@ def server_init(cfg: DSVGD, model: Model, facts: Facts, rng: Stream) -> Server:
     require(cfg.sites != "history" or cfg.slots >= facts.rounds, "slots", cfg.slots, reason, "raise it")
     if cfg.sites == "site" and cfg.curvature == "ggn":
         check_layers(model, "curvature", "ggn")
-    x = initial(model, rng, cfg.particles, cfg.prior_precision if cfg.start == "prior" else None)
+    x = initial(model, rng, cfg.particles, cfg.p0(model.size) if cfg.start == "prior" else None)
     return Server(x, backend.shared(cfg.told(model.size), x))
 
 
