@@ -114,7 +114,7 @@ def selection_mnist() -> list[Cell]:
 
 def _selection(federation: Mapping[str, Any]) -> list[Cell]:
     """Four policies over five seeds, one client a round, which takes the paper's L = 10 steps."""
-    ours = {"algorithm.mode": "serial", "clients_per_round": 1, "rounds": 100, "local_steps": 10, "eval_every": 5}
+    ours = {"algorithm.mode": "serial", "clients_per_round": 1, "rounds": 100, "local_steps": 10, "eval_every": 2}
     start = override(Experiment(algorithm=registry.algorithms()["dsvgd"].config()), ours | dict(federation))
     return [Cell(name, (name,), override(start, {"selection": name}), seeds=5) for name in POLICIES]
 
