@@ -23,6 +23,7 @@ from fedray import compare, play, registry, runfolder, stores
 from fedray.cells import STUDIES, TABLES, Cell
 from fedray.config import Execution, TrackingConfig, fingerprint, override
 from fedray.plan import make_plan, resolve
+from fedray.runs import finished
 from fedray.terminal import check_packages, say
 from fedray.types import FedRayError, check_choices, require
 
@@ -77,7 +78,7 @@ def parse(argv: Sequence[str]) -> tuple[str, Options]:
         registry.pick(STUDIES, "study", argv[0])
     elif "-h" not in argv and "--help" not in argv:
         raise FedRayError(f"no study is given; choose from {', '.join(STUDIES)}")
-    listed = "\n".join(f"  {name:<14}  {(study.__doc__ or '').splitlines()[0]}" for name, study in STUDIES.items())
+    listed = "\n".join(f"  {name:<16}  {(study.__doc__ or '').splitlines()[0]}" for name, study in STUDIES.items())
     options = tyro.cli(
         Options,
         prog=f"python -m fedray.studies {argv[0] if given else 'STUDY'}",
@@ -114,28 +115,6 @@ def runs(name: str, options: Options) -> list[Cell]:
 
 def _seeds(cell: Cell, options: Options) -> int:
     return cell.seeds if options.seeds is None else options.seeds
-
-
-def finished(study: str, uri: str, experiment: str) -> set[str]:
-    """Fingerprints of the finished runs of a study in the store; raises FedRayError where it cannot be read."""
-    address, _, database = stores.resolve(uri)
-    if database is not None and not database.exists():
-        return set()
-    query = f"attributes.status = 'FINISHED' AND tags.study = '{study}'"
-    done: set[str] = set()
-    try:
-        with stores.locked(database):
-            client = stores.connect(address)
-        found = client.get_experiment_by_name(experiment)
-        token = None
-        while found is not None and token != "":
-            page = client.search_runs([found.experiment_id], query, page_token=token)
-            done |= {run.data.tags.get("config", "") for run in page}
-            token = page.token or ""
-    except Exception as error:
-        where = stores.shown(address)
-        raise FedRayError(f"--tracking.uri {where}: {stores.reason(error)}. {stores.remedy(address)}") from None
-    return done
 
 
 class Tally(NamedTuple):
