@@ -74,7 +74,7 @@ class ClientActor:
     def probe(self, score: str, stage: int, view: Any, message: Any) -> Any:
         """The replies of the hosted clients in a stage of a score."""
         view, message = trees.to_torch((view, message), self._device)
-        return trees.to_numpy(self._block.probe(score, stage, view, message))
+        return [trees.to_numpy(reply) for reply in self._block.probe(score, stage, view, message)]
 
     def snapshot(self) -> Any:
         """The private states of the hosted clients."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import ray
@@ -92,9 +93,9 @@ class RayCohort:
     def class_losses(self, round: int, view: Any) -> ClassLosses:
         return trees.concatenate(self._ask_all("class_losses", round, ray.put(trees.to_numpy(view))))
 
-    def probe(self, score: str, stage: int, view: Any, message: Any) -> torch.Tensor:
+    def probe(self, score: str, stage: int, view: Any, message: Any) -> Iterator[torch.Tensor]:
         shared = ray.put(trees.to_numpy(view)), ray.put(trees.to_numpy(message))
-        return torch.cat(self._ask_all("probe", score, stage, *shared))
+        return itertools.chain.from_iterable(self._ask_all("probe", score, stage, *shared))
 
     def snapshot(self) -> Any:
         return trees.concatenate(self._ask_all("snapshot"))

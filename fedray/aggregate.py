@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -17,6 +19,16 @@ def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
     for value, share in zip(values, a.tolist(), strict=True):
         total.add_(value, alpha=share)
     return total.to(values.dtype)
+
+
+def total(values: Iterable[Tensor]) -> tuple[Tensor, int]:
+    """Σ_k x_k in float64 and K, of tensors that come one after the other and need not be kept."""
+    rest = iter(values)
+    added, count = next(rest).to(torch.float64, copy=True), 1
+    for value in rest:
+        added.add_(value)
+        count += 1
+    return added, count
 
 
 def mean(values: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ def compare(options: Options) -> str:
             raise FedRayError(f"--format {name}: not a format; choose from {', '.join(FORMATS)}")
     store = Store(options.uri)
     found = store.find(options.experiment, options.study, options.sweeps)
-    known = sorted({name for run in found for name in run.measured})
+    known = sorted({name for run in found for name in groups.measurable(run)})
     if options.metrics == METRICS:  # methods without personal models can be compared too
         metrics = [name for name in metrics if name in known] or metrics
     for name in metrics:

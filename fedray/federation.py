@@ -41,7 +41,7 @@ class LocalCohort:
     def class_losses(self, round: int, view: Any) -> ClassLosses:
         return self.block.class_losses(round, view, self.block.plan.dataset())
 
-    def probe(self, score: str, stage: int, view: Any, message: Any) -> Tensor:
+    def probe(self, score: str, stage: int, view: Any, message: Any) -> Iterator[Tensor]:
         return self.block.probe(score, stage, view, message)
 
     def snapshot(self) -> Any:

@@ -15,6 +15,7 @@ from fedray.types import FedRayError
 
 ALIASES = {"algorithm": "algorithm.name", "dataset": "data.name"}
 DATA = ("data.name", "data.size")
+STABILITY = "stability"  # of a model: not logged, made of its accuracies
 # Where and on which machine a run was played is no setting of it; the seed is what is averaged over.
 NOT_SETTINGS = {"seed", "runtime", "data.root", "data.download"}
 
@@ -131,10 +132,26 @@ def _number(text: str) -> bool:
         return False
 
 
+def measurable(run: Run) -> set[str]:
+    """The metrics of which a run has a figure."""
+    return {
+        *run.measured,
+        *(f"{name.partition('/')[0]}/{STABILITY}" for name in report.EVALUATED if name in run.measured),
+    }
+
+
 def figure(rounds: Sequence[Mapping[str, float]], metric: str) -> float | None:
-    """A run's figure: the mean over the window of its summary.json; None where it was not measured."""
-    values = [row[metric] for row in report.window(rounds) if metric in row]
-    return sum(values) / len(values) if values else None
+    """A run's figure, None where it was not measured: the mean over the window of its summary.json.
+
+    Bytes are added up over all rounds, and what a policy reports of its choices is averaged over all; stability is
+    the standard deviation of the accuracy over the last ten evaluations.
+    """
+    group, _, name = metric.partition("/")
+    if name == STABILITY:
+        return report.stability(rounds, group)
+    chosen = rounds if group in ("comm", "selection") else report.window(rounds)
+    values = [row[metric] for row in chosen if metric in row]
+    return sum(values) / (1 if group == "comm" else len(values)) if values else None
 
 
 def measure(row: Row, histories: Mapping[str, Sequence[Mapping[str, float]]], metrics: Sequence[str]) -> Row:

@@ -6,14 +6,14 @@ the global particles; every indicator is taken at them, on the client's whole sh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from fedray.aggregate import mean
+from fedray.aggregate import total
 from fedray.models import Model
 from fedray.priors import Prior
 from fedray.stein import Bandwidth, Reference, hip, ksd, rbf, reference
@@ -37,21 +37,26 @@ class Config(Protocol):
 
 
 def stages(scores: Scores) -> Mapping[str, tuple[Stage, ...]]:
-    """KSD; HIP from the clients' scores; and HIP in two phases, of which the server needs only a sum in the first."""
-    tell, pair = Stage(partial(_tell, scores), compared), Stage(partial(_pair, scores), _as_it_is)
+    """KSD; HIP from the clients' scores; and HIP in two phases, of which the server needs only a sum in the first.
+
+    At the server hip holds the scores of all clients, N M P floats, since all are needed before the first is paired;
+    hip_two_phase adds them up as they come, and holds one.
+    """
     return {
-        "ksd": (Stage(partial(_ksd, scores), _as_it_is),),
-        "hip": (tell._replace(combine=_pair_all),),
-        "hip_two_phase": (tell, pair),
+        "ksd": (Stage(partial(_ksd, scores), _as_they_are),),
+        "hip": (Stage(partial(_tell, scores), _pair_all),),
+        "hip_two_phase": (Stage(partial(_tell_own, scores), _announce), Stage(partial(_pair, scores), _as_they_are)),
     }
 
 
-def compared(cfg: Config, model: Model, server: Any, replies: Tensor) -> Reference:
-    """φ' of p' = (Π_k p_k)^(1/N) (Lemma 3), or of the posterior p0 Π_k p_k, from the clients' scores of p_k."""
-    target = mean(replies[:, 0])
-    if cfg.hip == "first_order":
-        target = len(replies) * target + cfg.p0(model.size).score(server.x)
-    other = reference(server.x, target, rbf(server.x, cfg.bandwidth), model.size)
+def compared(cfg: Config, model: Model, server: Any, own: Iterable[Tensor]) -> Reference:
+    """φ' of p' = (Π_k p_k)^(1/N) (Lemma 3), or of the posterior p0 Π_k p_k, from the clients' scores of p_k [M, P].
+
+    In float64: pairings with it then are the double sums of Theorem 1 to rounding in that.
+    """
+    x, (added, clients) = server.x.double(), total(own)
+    target = added / clients if cfg.hip == "paper" else added + cfg.p0(model.size).score(x)
+    other = reference(x, target, rbf(x, cfg.bandwidth), model.size)
     return other if cfg.hip_offset else other._replace(offset=torch.zeros_like(other.offset))
 
 
@@ -59,6 +64,11 @@ def _ksd(scores: Scores, cfg: Config, model: Model, client: Any, down: Any, mess
     """S(q, p̃_k) []."""
     _, s = scores(cfg, model, client, down, data)
     return ksd(down.x, s, rbf(down.x, cfg.bandwidth), model.size, cfg.ksd)
+
+
+def _tell_own(scores: Scores, cfg: Config, model: Model, client: Any, down: Any, message: None, data: Batch) -> Tensor:
+    """The score of p_k [M, P]."""
+    return scores(cfg, model, client, down, data)[0]
 
 
 def _tell(scores: Scores, cfg: Config, model: Model, client: Any, down: Any, message: None, data: Batch) -> Tensor:
@@ -70,10 +80,16 @@ def _pair(scores: Scores, cfg: Config, model: Model, client: Any, down: Any, mes
     return hip(scores(cfg, model, client, down, data)[0 if cfg.hip == "paper" else 1], message)
 
 
-def _pair_all(cfg: Config, model: Model, server: Any, replies: Tensor) -> Tensor:
+def _pair_all(cfg: Config, model: Model, server: Any, replies: Iterable[Tensor]) -> Tensor:
+    told = list(replies)
+    other = compared(cfg, model, server, (reply[0] for reply in told))
+    return torch.stack([hip(reply[-1], other) for reply in told])
+
+
+def _announce(cfg: Config, model: Model, server: Any, replies: Iterable[Tensor]) -> Reference:
     other = compared(cfg, model, server, replies)
-    return torch.stack([hip(s, other) for s in replies[:, -1]])
+    return other._replace(phi=other.phi.to(server.x.dtype))  # what is sent is not twice as large
 
 
-def _as_it_is(cfg: Config, model: Model, server: Any, replies: Tensor) -> Tensor:
-    return replies
+def _as_they_are(cfg: Config, model: Model, server: Any, replies: Iterable[Tensor]) -> Tensor:
+    return torch.stack(list(replies))

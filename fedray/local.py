@@ -186,14 +186,12 @@ class Block:
         """Sums by class of every hosted client's personal model, on its own test shard and on those of all clients."""
         return deviation.class_losses(self, round, view, dataset)
 
-    def probe(self, score: str, stage: int, view: Any, message: Any) -> Tensor:
-        """The replies of the hosted clients in a stage of a score, [K, ...]."""
-        plan, replies = self.plan, []
+    def probe(self, score: str, stage: int, view: Any, message: Any) -> Iterator[Tensor]:
+        """The replies of the hosted clients in a stage of a score, each computed when it is asked for."""
+        plan, probe = self.plan, self.plan.algorithm.scores[score][stage].probe
         for k in range(len(self.ids)):
             client, data = trees.row(self.states, k), trees.row(self.data, k)
-            probe = plan.algorithm.scores[score][stage].probe
-            replies.append(probe(plan.cfg.algorithm, plan.model, client, view, message, data))
-        return torch.stack(replies).cpu()
+            yield probe(plan.cfg.algorithm, plan.model, client, view, message, data).cpu()
 
 
 def padded(shard: Shard, size: int) -> Batch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -21,16 +22,20 @@ class Drawn(NamedTuple):
     largest: Tensor  # []
     smallest: Tensor  # []
     clipped: Tensor  # [] clients whose score was negative
+    chosen: Tensor  # [] mean score of those drawn: of first-order HIP the decrease of F/α per unit of step
+    average: Tensor  # [] mean score of all; the expectation of ``chosen`` is never below (eqs. 18, 25)
 
 
 def undrawn(clients: int) -> Drawn:
     """Before the first round."""
-    return described(torch.full((clients,), 1 / clients, dtype=torch.float64), 0)
+    return described(torch.full((clients,), 1 / clients, dtype=torch.float64), torch.zeros(clients), range(clients))
 
 
-def described(p: Tensor, clipped: int) -> Drawn:
-    """Probabilities [N] with what is reported of them."""
-    return Drawn(p, torch.exp(torch.special.entr(p).sum()), p.max(), p.min(), torch.tensor(float(clipped)).double())
+def described(p: Tensor, scores: Tensor, ids: Sequence[int]) -> Drawn:
+    """Probabilities [N] from scores [N], by which clients were drawn, with what is reported of them."""
+    scores = scores.double()
+    effective, clipped = torch.exp(torch.special.entr(p).sum()), (scores < 0).double().sum()
+    return Drawn(p, effective, p.max(), p.min(), clipped, scores[list(ids)].mean(), scores.mean())
 
 
 def probabilities(scores: Tensor, epsilon: float = EPSILON) -> Tensor:
@@ -59,4 +64,5 @@ def gumbel_top(p: Tensor, m: int, rng: Stream) -> tuple[int, ...]:
 def draw(scores: Tensor, m: int, rng: Stream) -> tuple[tuple[int, ...], Drawn]:
     """m clients by their scores [N], and how they were drawn."""
     p = probabilities(scores)
-    return gumbel_top(p, m, rng), described(p, int((scores < 0).sum()))
+    ids = gumbel_top(p, m, rng)
+    return ids, described(p, scores, ids)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -75,7 +76,7 @@ def _kinds(round: RoundMetrics) -> tuple[tuple[str, EvalStats | None], ...]:
 
 
 def summarize(plan: Plan, rows: Sequence[Mapping[str, float]], run_id: str | None, seconds: float) -> dict[str, Any]:
-    """The result of a run: each metric averaged over the last tenth of the evaluations, at most ten.
+    """The result of a run: each metric averaged over the last tenth of the evaluations, at most ten; bytes in all.
 
     ``rows`` are the measures of the rounds played, with their 'round'; a model that the method lacks is None.
     """
@@ -86,6 +87,7 @@ def summarize(plan: Plan, rows: Sequence[Mapping[str, float]], run_id: str | Non
         "rounds": min(len(rows), plan.cfg.rounds),
         "seed": plan.cfg.seed,
         **{kind: _average(kind, averaged) for kind in KINDS},
+        "stability": {kind: stability(rows, kind) for kind in KINDS},
         **({NOVEL: _average(NOVEL, adapted)} if plan.novel else {}),
         "seconds": seconds,
         "bytes_up": int(sum(row["comm/bytes_up"] for row in rows)),
@@ -100,6 +102,12 @@ def window(rows: Sequence[Mapping[str, float]], names: Sequence[str] = EVALUATED
     return evaluated[-min(WINDOW, math.ceil(len(evaluated) / 10)) :] if evaluated else []
 
 
+def stability(rows: Sequence[Mapping[str, float]], kind: str) -> float | None:
+    """Sample standard deviation of a model's accuracy over the last ten evaluations; None of fewer than two."""
+    values = [row[f"{kind}/accuracy"] for row in rows if f"{kind}/accuracy" in row][-WINDOW:]
+    return statistics.stdev(values) if len(values) > 1 else None
+
+
 def _average(kind: str, rows: Sequence[Mapping[str, float]]) -> dict[str, float] | None:
     if not rows or f"{kind}/accuracy" not in rows[0]:
         return None
@@ -108,8 +116,7 @@ def _average(kind: str, rows: Sequence[Mapping[str, float]]) -> dict[str, float]
 
 def protocol(plan: Plan, rounds: Sequence[int]) -> dict[str, Any]:
     """What the numbers mean: which models, rounds, clients, draws and data."""
-    cfg, samples = plan.cfg, plan.cfg.predict_samples
-    drawn = f"average of {samples} posterior draws" if samples else "mean weights"
+    cfg = plan.cfg
     trained = f"all trained, {cfg.clients_per_round} averaged" if cfg.train_all else f"{cfg.clients_per_round} trained"
     span = f"round {rounds[0]}" if len(rounds) == 1 else f"mean of {len(rounds)} evaluations"
     return {
@@ -118,13 +125,21 @@ def protocol(plan: Plan, rounds: Sequence[int]) -> dict[str, Any]:
         "global": "the aggregated model on every client's test shard" if plan.algorithm.predict_global else None,
         "clients": f"all {len(plan.members)} evaluated, {trained} per round",
         **({"novel": _held_out(plan)} if plan.novel else {}),
-        "prediction": "one prediction, without draws" if plan.algorithm.predict_noise is one_draw else drawn,
+        "prediction": _prediction(plan),
         "pooling": "sums over all test examples of all clients",
         "dataset": cfg.data.name,
         "partition": protocols.describe(cfg.data),
         "train_examples": sum(map(len, plan.partition.train)),
         "test_examples": sum(map(len, plan.partition.test)),
     }
+
+
+def _prediction(plan: Plan) -> str:
+    """What a prediction averages."""
+    samples, particles = plan.cfg.predict_samples, plan.algorithm.particles(plan.cfg.algorithm)
+    if plan.algorithm.predict_noise is not one_draw:
+        return f"average of {samples} posterior draws" if samples else "mean weights"
+    return f"average of {particles} particles" if particles > 1 else "one prediction, without draws"
 
 
 def _held_out(plan: Plan) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -159,12 +160,20 @@ def _scores(plan: Plan, server: Any, cohort: Cohort) -> tuple[Tensor | None, int
     name, message, down, up = plan.selection.score, None, 0, 0
     for number, stage in enumerate(plan.algorithm.scores[name] if name else ()):
         view = plan.view(server)
-        replies = cohort.probe(name or "", number, view, message)
         # Every client gets the view once: those that train have it then, but only they need not be sent it again.
-        down += plan.clients * payload_bytes((message, () if number else view), plan)
-        up += payload_bytes(replies, plan)
-        message = stage.combine(plan.cfg.algorithm, plan.model, server, replies[: len(plan.members)])
+        down += len(plan.members) * payload_bytes((message, () if number else view), plan)
+        sent: list[int] = []
+        replies = _weighed(cohort.probe(name or "", number, view, message), plan, sent)
+        message = stage.combine(plan.cfg.algorithm, plan.model, server, replies)
+        up += sum(sent)
     return message, down, up
+
+
+def _weighed(replies: Iterator[Tensor], plan: Plan, sent: list[int]) -> Iterator[Tensor]:
+    """The replies of the federation's clients; the bytes of each join ``sent``."""
+    for reply in itertools.islice(replies, len(plan.members)):
+        sent.append(payload_bytes(reply, plan))
+        yield reply
 
 
 def _scalars(selection: Any) -> Mapping[str, float]:

@@ -111,6 +111,28 @@ class Store:
             raise FedRayError(f"--uri {self.where}: {stores.reason(error)}; {cure}") from None
 
 
+def finished(study: str, uri: str, experiment: str) -> set[str]:
+    """Fingerprints of the finished runs of a study in the store; raises FedRayError where it cannot be read."""
+    address, _, database = stores.resolve(uri)
+    if database is not None and not database.exists():
+        return set()
+    query = f"attributes.status = 'FINISHED' AND tags.study = '{study}'"
+    done: set[str] = set()
+    try:
+        with stores.locked(database):
+            client = stores.connect(address)
+        found = client.get_experiment_by_name(experiment)
+        token = None
+        while found is not None and token != "":
+            page = client.search_runs([found.experiment_id], query, page_token=token)
+            done |= {run.data.tags.get("config", "") for run in page}
+            token = page.token or ""
+    except Exception as error:
+        where = stores.shown(address)
+        raise FedRayError(f"--tracking.uri {where}: {stores.reason(error)}. {stores.remedy(address)}") from None
+    return done
+
+
 def _existing(uri: str) -> str:
     """The absolute address of a store; raises FedRayError where a SQLite file is none."""
     try:

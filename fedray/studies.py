@@ -19,10 +19,11 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import tyro
 
-from fedray import play, registry, runfolder, stores
-from fedray.cells import STUDIES, Cell
+from fedray import compare, play, registry, runfolder, stores
+from fedray.cells import STUDIES, TABLES, Cell
 from fedray.config import Execution, TrackingConfig, fingerprint, override
 from fedray.plan import make_plan, resolve
+from fedray.runs import finished
 from fedray.terminal import check_packages, say
 from fedray.types import FedRayError, check_choices, require
 
@@ -41,14 +42,14 @@ class Data:
 class Options:
     """How much of a study to run, and where."""
 
-    seeds: int = 2
-    """Runs per cell, with seeds that follow each other."""
+    seeds: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Runs per cell, with seeds that follow each other; by default the study's (2; 5 where it compares selections)."""
     seed_start: int = 0
     """The first seed."""
     rounds: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """Communication rounds; by default the study's (800 for the paper's tables)."""
-    eval_every: int = 1
-    """Evaluate after every k-th round (and after the last)."""
+    eval_every: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Evaluate after every k-th round (and after the last); by default the study's."""
     only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="ROW ...")] = ()
     """Cells of these rows, such as zeta, rho_init or lr of table2, or an algorithm of table1-mnist."""
     size: Literal["small", "medium", "large", "all"] = "all"
@@ -77,7 +78,7 @@ def parse(argv: Sequence[str]) -> tuple[str, Options]:
         registry.pick(STUDIES, "study", argv[0])
     elif "-h" not in argv and "--help" not in argv:
         raise FedRayError(f"no study is given; choose from {', '.join(STUDIES)}")
-    listed = "\n".join(f"  {name:<14}  {(study.__doc__ or '').splitlines()[0]}" for name, study in STUDIES.items())
+    listed = "\n".join(f"  {name:<16}  {(study.__doc__ or '').splitlines()[0]}" for name, study in STUDIES.items())
     options = tyro.cli(
         Options,
         prog=f"python -m fedray.studies {argv[0] if given else 'STUDY'}",
@@ -102,35 +103,18 @@ def runs(name: str, options: Options) -> list[Cell]:
     require(right, "size", options.size, f"{name} has no such cell", f"choose from {', '.join(sizes)}")
     chosen = [cell for cell in cells if options.size in ("all", cell.experiment.data.size)]
     chosen = [cell for cell in chosen if not options.only or set(options.only) & set(cell.axes)]
-    settings = {f"data.{key}": value for key, value in vars(options.data).items()} | {"eval_every": options.eval_every}
-    settings |= {} if options.rounds is None else {"rounds": options.rounds}
+    settings = {f"data.{key}": value for key, value in vars(options.data).items()}
+    settings |= {key: value for key in ("rounds", "eval_every") if (value := getattr(options, key)) is not None}
     return [
         cell._replace(name=f"{cell.name}-s{seed}", experiment=override(cell.experiment, settings | {"seed": seed}))
-        for seed in range(options.seed_start, options.seed_start + options.seeds)
+        for seed in range(options.seed_start, options.seed_start + max(_seeds(cell, options) for cell in chosen))
         for cell in chosen
+        if seed < options.seed_start + _seeds(cell, options)
     ]
 
 
-def finished(study: str, uri: str, experiment: str) -> set[str]:
-    """Fingerprints of the finished runs of a study in the store; raises FedRayError where it cannot be read."""
-    address, _, database = stores.resolve(uri)
-    if database is not None and not database.exists():
-        return set()
-    query = f"attributes.status = 'FINISHED' AND tags.study = '{study}'"
-    done: set[str] = set()
-    try:
-        with stores.locked(database):
-            client = stores.connect(address)
-        found = client.get_experiment_by_name(experiment)
-        token = None
-        while found is not None and token != "":
-            page = client.search_runs([found.experiment_id], query, page_token=token)
-            done |= {run.data.tags.get("config", "") for run in page}
-            token = page.token or ""
-    except Exception as error:
-        where = stores.shown(address)
-        raise FedRayError(f"--tracking.uri {where}: {stores.reason(error)}. {stores.remedy(address)}") from None
-    return done
+def _seeds(cell: Cell, options: Options) -> int:
+    return cell.seeds if options.seeds is None else options.seeds
 
 
 class Tally(NamedTuple):
@@ -172,10 +156,13 @@ def identity(cell: Cell) -> str:
     return fingerprint(resolve(cell.experiment))
 
 
+def _folder(study: str, options: Options) -> Path:
+    return options.execution.output or Path("runs") / study
+
+
 def request(study: str, cell: Cell, options: Options) -> play.Request:
     """What launch is to run for a cell; its result goes to a folder that no other settings share."""
-    parent = options.execution.output or Path("runs") / study
-    output = parent / f"{cell.name}-{identity(cell)[:6]}"
+    output = _folder(study, options) / f"{cell.name}-{identity(cell)[:6]}"
     begun = str(output) if (output / runfolder.NOTE).exists() else ""  # and was interrupted
     method = registry.algorithm_of(cell.experiment.algorithm)
     deviation = options.execution.loss_deviation and method.predict_personal is not None  # of the cells that have one
@@ -197,7 +184,7 @@ def show(study: str, options: Options) -> None:
 
 
 def conclude(study: str, options: Options, tally: Tally) -> None:
-    """Say how it went and what to type next."""
+    """Say how it went and what to type next; of a study that is complete, print the table and write its figures."""
     say(f"{study}: {tally.ran} run, {tally.skipped} finished before, {len(tally.failed)} failed")
     if tally.failed:
         say(f"failed, tried again by the same command: {', '.join(tally.failed)}")
@@ -205,7 +192,20 @@ def conclude(study: str, options: Options, tally: Tally) -> None:
     words = ["python", "-m", "fedray.compare", "--study", study]
     words += ["--uri", stores.shown(track.uri)] if track.uri != default.uri else []
     words += ["--experiment", track.experiment] if track.experiment != default.experiment else []
+    words += [word for name, value in TABLES.get(study, {}).items() for word in (f"--{name}", value)]
     say(f"compare  {shlex.join(words)}")
+    if tally.ran + tally.skipped == len(runs(study, options)):
+        _compare(study, options)
+
+
+def _compare(study: str, options: Options) -> None:
+    track, output = options.execution.tracking, _folder(study, options) / "comparison"
+    wanted = compare.Options(study=study, uri=track.uri, experiment=track.experiment, output=output)
+    try:
+        print(compare.compare(override(wanted, TABLES.get(study, {}))), end="")
+        say(f"figures and report.html in {output}")
+    except FedRayError as error:  # as where --only left out all that has a metric
+        say(f"no table: {error}")
 
 
 def _interrupt(*_: object) -> None:

@@ -33,6 +33,14 @@ STYLES = {
     "brier": Style("Brier score", better=-1),
     "entropy": Style("entropy (nats)"),
     "mutual_information": Style("mutual information (nats)"),
+    "stability": Style("sd over the last 10 evaluations (%)", 100, 2, -1),
+}
+OTHERS = {
+    "comm/bytes_up": Style("MB up", 1e-6, 1, -1),
+    "comm/bytes_down": Style("MB down", 1e-6, 1, -1),
+    "selection/effective": Style("effective clients", digits=1),
+    "selection/chosen": Style("score of the chosen"),
+    "selection/average": Style("score of all"),
 }
 ARROWS = {+1: " ↑", -1: " ↓", 0: ""}
 
@@ -59,7 +67,7 @@ def style(metric: str) -> Style:
     kind, _, name = metric.partition("/")
     if kind in ("personal", "global") and name in STYLES:
         return STYLES[name]._replace(label=f"{kind} {STYLES[name].label}")
-    return Style(metric)
+    return OTHERS.get(metric, Style(metric))
 
 
 def table(rows: Sequence[Row], by: Sequence[str], metrics: Sequence[str]) -> Table:
@@ -74,14 +82,18 @@ def table(rows: Sequence[Row], by: Sequence[str], metrics: Sequence[str]) -> Tab
         heads = [[*row.values, *([row.label] if labelled else []), str(len(row.runs))] for row in block]
         entries = zip(heads, zip(*columns, strict=True), strict=True)
         blocks.append([[*map(Entry, head), *numbers] for head, numbers in entries])
-    return Table(header, blocks, len(by) + labelled, _caption(blocks))
+    return Table(header, blocks, len(by) + labelled, _caption(blocks, metrics))
 
 
-def _caption(blocks: Sequence[Sequence[Sequence[Entry]]]) -> str:
+def _caption(blocks: Sequence[Sequence[Sequence[Entry]]], metrics: Sequence[str]) -> str:
     text = (
         "Mean ± sample standard deviation over n seeds of each run's mean over its last tenth of evaluations, at most "
         "ten. Bold: the best on the same data."
     )
+    if any(metric.startswith("comm/") for metric in metrics):
+        text += " Bytes are those of the whole run."
+    if any(metric.startswith("selection/") for metric in metrics):
+        text += " What a policy reports of its choices is averaged over all rounds."
     if any(entry.note for block in blocks for row in block for entry in row):
         text += " In brackets: published figures; papers report the best round on test data, after 700 to 800 rounds."
     return text

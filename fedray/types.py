@@ -7,7 +7,7 @@ Everything that crosses ``torch.vmap`` is a NamedTuple of tensors, so a state is
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
@@ -103,11 +103,11 @@ class Stage(NamedTuple):
     """One pass over the clients for a score: what each computes, and what the server makes of it."""
 
     probe: Callable[..., Tensor]  # cfg, model, client, view, message, data -> reply [...]
-    combine: Callable[..., Any]  # cfg, model, server, replies[N]           -> message; the last one is the scores [N]
+    combine: Callable[..., Any]  # cfg, model, server, N replies as they come -> message; the last is the scores [N]
 
 
 def one(cfg: Any) -> int:
-    """A step takes one minibatch."""
+    """A step takes one minibatch; a prediction is that of one model."""
     return 1
 
 
@@ -163,6 +163,7 @@ class Algorithm(NamedTuple):
     noise_shape: Callable[..., tuple[int, ...]] = no_noise  # cfg, model, facts      -> shape of step's noise
     personal_noise: Callable[..., tuple[int, ...]] = no_noise  # cfg, model, facts   -> shape of personalize's noise
     predict_noise: Callable[..., tuple[int, ...]] = one_draw  # cfg, model, samples  -> shape of predict's noise
+    particles: Callable[..., int] = one  # cfg -> M: models that every prediction averages, where none are drawn
     adapt: Callable[..., Any] | None = None  # as step, of the personal factors alone: how a newcomer trains
     minibatches: Callable[..., int] = one  # cfg -> J: step's batch is J minibatches, one after the other
     down_per_client: bool = False  # True: broadcast returns one row per client of ids (FedAMP)
@@ -275,8 +276,8 @@ class Cohort(Protocol):
         """The sums of every client's personal model, by class, on its own test shard and on those of all, [N, C]."""
         ...
 
-    def probe(self, score: str, stage: int, view: Any, message: Any) -> Tensor:
-        """The replies of every client in a stage of a score, [N, ...]."""
+    def probe(self, score: str, stage: int, view: Any, message: Any) -> Iterator[Tensor]:
+        """The replies of the clients in a stage of a score, one after the other; only to be read."""
         ...
 
     def snapshot(self) -> Any:

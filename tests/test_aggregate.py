@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from fedray.aggregate import damped, mean, weighted_mean
+from fedray.aggregate import damped, mean, total, weighted_mean
 from fedray.rng import Stream
 
 UPS, N = Stream(0, "ups").normal([7, 64]), torch.tensor([3, 1, 4, 1, 5, 9, 2])
@@ -38,3 +38,14 @@ def test_damping_moves_a_share_of_the_way_or_beyond(beta):
     assert_close(damped(old, new, beta), (1 - beta) * old + beta * new)
     assert torch.equal(damped(old, old, beta), old)
     assert torch.equal(damped(torch.full_like(old, torch.nan), new, 1), new)
+
+
+def test_a_total_is_that_of_all_in_double_precision_and_leaves_them_as_they_are():
+    kept = UPS.double().clone()
+    added, count = total(value for value in UPS.double())
+    assert count == 7
+    assert_close(added, kept.sum(0), rtol=1e-15, atol=1e-15)
+    assert total([torch.tensor(1e8), torch.tensor(1.0), torch.tensor(-1e8)]) == (1, 3)
+    double = UPS.double()
+    total(double)
+    assert torch.equal(double, kept)

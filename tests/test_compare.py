@@ -91,7 +91,8 @@ NAMES = ("accuracy", "nll", "ece", "worst_decile")
 def real(store, tmp_path_factory):
     """The comparison of the real run."""
     folder = tmp_path_factory.mktemp("real")
-    metrics = [f"{kind}/{name}" for kind in ("personal", "global") for name in NAMES]
+    metrics = [f"{kind}/{name}" for kind in ("personal", "global") for name in (*NAMES, "stability")]
+    metrics += ["comm/bytes_up", "comm/bytes_down"]
     assert run(store, folder, "--experiment", "real", "--metrics", ",".join(metrics)) == 0
     return folder
 
@@ -103,6 +104,9 @@ def test_the_figures_of_a_run_are_those_of_its_summary(store, real):
     for kind in ("personal", "global"):
         for name in NAMES:
             assert float(row[f"{kind}/{name} mean"]) == summary[kind][name]
+        assert float(row[f"{kind}/stability mean"]) == summary["stability"][kind] > 0
+    for way in ("up", "down"):
+        assert float(row[f"comm/bytes_{way} mean"]) == summary[f"bytes_{way}"]
     drawn = sorted(path.name for path in (real / "figures").iterdir())
     kinds = ["accuracy", "clients", "reliability-global", "reliability-personal"]
     assert drawn == [f"{kind}-digits-medium.png" for kind in kinds]

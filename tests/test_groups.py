@@ -97,6 +97,27 @@ def test_a_figure_is_the_mean_of_the_last_tenth():
     assert groups.figure(evaluations([0.5]), "personal/accuracy") is None
 
 
+def test_stability_is_the_sd_of_the_last_ten_evaluations():
+    late = [0.80, 0.82, 0.84, 0.80, 0.81, 0.83, 0.80, 0.85, 0.79, 0.80]
+    rows = evaluations([0.1] * 30 + late)
+    rows[35]["global/nll"] = rows[0]["global/nll"] = 1.0
+    rows.append({"round": 41, "comm/bytes_up": 8.0})  # was not evaluated
+    assert groups.figure(rows, "global/stability") == pytest.approx(statistics.stdev(late))
+    assert groups.figure(rows, "personal/stability") is None
+    assert groups.figure(rows[:1], "global/stability") is None
+    assert groups.measurable(run()._replace(measured=frozenset({"personal/accuracy", "train/nll"}))) == {
+        "personal/accuracy", "personal/stability", "train/nll"
+    }  # fmt: skip
+
+
+def test_bytes_add_up_and_choices_average_over_all_rounds():
+    rows = evaluations([10.0] * 99 + [30.0], "comm/bytes_up")
+    rows = [row | {"selection/chosen": row["round"], "global/accuracy": 0.5} for row in rows]
+    assert groups.figure(rows, "comm/bytes_up") == 1020.0
+    assert groups.figure(rows, "selection/chosen") == 50.5
+    assert groups.figure(rows, "comm/bytes_down") is None
+
+
 def test_mean_and_sample_sd_over_seeds():
     histories = [evaluations([0.9]), evaluations([0.92]), evaluations([0.97])]
     cell = groups.cell(histories, "global/accuracy")

@@ -100,6 +100,18 @@ def test_an_interrupted_run_goes_on(cut: Callable[..., int], capfd: pytest.Captu
     assert history("cut") == ("FINISHED", [1, 2, 3, 4, 5, 6])
 
 
+SERIAL = ["--mode", "serial", "--clients-per-round", "1", "--sites", "history", "--selection"]
+
+
+@pytest.mark.parametrize("options", [[*SERIAL, "hip"], ["--selection", "ksd"]])
+def test_particles_and_the_choice_of_clients_go_on(options: list[str], cut: Callable[..., int]) -> None:
+    argv = ["dsvgd", *FAST[1:], "--particles", "4", "--tracking.uri", "none", *options]
+    assert launch.main([*argv, "--name", "whole"]) == 0
+    assert cut([*argv, "--name", "cut"], 3) == 130
+    assert launch.main(["--resume", "runs/cut", "--backend", "loop"]) == 0
+    same_result("runs/whole", "runs/cut")
+
+
 def test_a_run_may_be_cut_off_again_and_again_and_lose_its_last_checkpoint(cut: Callable[..., int]) -> None:
     assert launch.main([*FAST, "--name", "whole"]) == 0
     assert cut([*FAST, "--name", "cut"], 2) == 130

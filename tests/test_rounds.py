@@ -1,5 +1,6 @@
 """Rounds: who trains, what is refused, what is counted, when is evaluated, and that something is learned."""
 
+import itertools
 import math
 from typing import NamedTuple
 
@@ -37,7 +38,7 @@ class Packed(LocalCohort):
         return [host.evaluate(round, view, spotlight) for host in self.blocks]
 
     def probe(self, score, stage, view, message):
-        return torch.cat([host.probe(score, stage, view, message) for host in self.blocks])
+        return itertools.chain.from_iterable(host.probe(score, stage, view, message) for host in self.blocks)
 
     def snapshot(self):
         return trees.concatenate([host.states for host in self.blocks])
@@ -248,8 +249,8 @@ def test_a_score_goes_through_its_stages_to_the_policy():
         return data.total / message
 
     stages = (
-        Stage(shard_size, lambda cfg, model, server, replies: replies.sum()),
-        Stage(share, lambda cfg, model, server, replies: replies * 100),
+        Stage(shard_size, lambda cfg, model, server, replies: sum(replies)),
+        Stage(share, lambda cfg, model, server, replies: torch.stack(list(replies)) * 100),
     )
     seen = []
 

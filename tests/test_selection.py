@@ -1,16 +1,20 @@
 """From scores to clients: the papers' probabilities, what cannot be used, the draw, and what a round reports of it."""
 
+import gc
 import math
+import weakref
 
 import pytest
 import torch
 from torch.testing import assert_close
 
-from fedray import registry, tensors
-from fedray.federation import LocalFederation
+from fedray import registry, rounds, tensors, trees
+from fedray.federation import LocalCohort, LocalFederation
+from fedray.indicators import stages
 from fedray.messages import payload_bytes
 from fedray.probabilities import EPSILON, described, draw, gumbel_top, probabilities
 from fedray.rng import Stream
+from fedray.stein import rbf, stein_matrix, v_statistic
 from tests.helpers import small_plan
 
 SCORES = torch.tensor([3.0, 1.0, -2.0, 0.0])
@@ -39,12 +43,14 @@ def test_probabilities_follow_their_clients_and_favour_large_scores():
 
 
 def test_what_is_reported_of_a_draw():
-    _, drawn = draw(SCORES, 1, Stream(0, "select"))
+    (one, two), drawn = draw(SCORES, 2, Stream(0, "select"))
     assert drawn.clipped == 1
+    assert drawn.chosen == (SCORES[one] + SCORES[two]) / 2
+    assert drawn.average == 0.5
     assert_close(drawn.largest, probabilities(SCORES).max())
     assert_close(drawn.smallest, torch.tensor(EPSILON / 4).double())
-    assert_close(described(torch.full((5,), 0.2), 0).effective, torch.tensor(5.0))
-    assert_close(described(torch.tensor([1.0, 0, 0]), 0).effective, torch.tensor(1.0))
+    assert_close(described(torch.full((5,), 0.2), torch.ones(5), [1]).effective, torch.tensor(5.0))
+    assert_close(described(torch.tensor([1.0, 0, 0]), torch.ones(3), [1]).effective, torch.tensor(1.0))
     assert 1 < drawn.effective < 4
 
 
@@ -106,7 +112,8 @@ def test_a_round_reports_how_it_chose_and_what_that_cost(name, sent):
     told = {"uniform": 0, "hip_two_phase": particles + sums + particles + 8}.get(name, particles + sums)
     assert result.bytes_down == 4 * (particles + sums) + 6 * told
     assert payload_bytes(plan.view(plan.initial_server()), plan) == particles + sums
-    assert set(result.selection) == (set() if name == "uniform" else {"effective", "largest", "smallest", "clipped"})
+    reported = {"effective", "largest", "smallest", "clipped", "chosen", "average"}
+    assert set(result.selection) == (set() if name == "uniform" else reported)
     if name != "uniform":
         assert 1 <= result.selection["effective"] <= 6
         assert EPSILON / 6 <= result.selection["smallest"] <= 1 / 6 <= result.selection["largest"]
@@ -117,3 +124,44 @@ def test_what_a_policy_reports_is_among_the_measures_of_the_round():
 
     (result,) = LocalFederation(small_plan("dsvgd", {"selection": "ksd", "algorithm.particles": 3, "rounds": 1}))
     assert measures(result)["selection/effective"] == result.selection["effective"]
+
+
+def watched(plan, alive, most):
+    """The plan with a count of the replies that exist at a time."""
+
+    def watch(stage):
+        def probe(*args):
+            reply = stage.probe(*args)
+            alive.add(reply)
+            gc.collect()
+            most.append(len(alive))
+            return reply
+
+        return stage._replace(probe=probe)
+
+    scores = {name: tuple(map(watch, parts)) for name, parts in plan.algorithm.scores.items()}
+    return plan._replace(algorithm=plan.algorithm._replace(scores=scores))
+
+
+@pytest.mark.parametrize(("name", "held"), [("hip", 6), ("hip_two_phase", 2)])
+def test_how_many_clients_scores_the_server_holds(name, held):
+    """All that it is going to pair; of those that are only added up, the last one and the next."""
+    alive, most = weakref.WeakSet(), []
+    plan = watched(small_plan("dsvgd", {"selection": name, "algorithm.particles": 3}), alive, most)
+    rounds._scores(plan, plan.initial_server(), LocalCohort(plan, "loop"))
+    assert max(most[:6]) == held
+
+
+def test_hips_at_the_server_are_the_double_sums_to_ten_digits_though_scores_come_in_float32():
+    plan = small_plan("dsvgd", {"algorithm.particles": 5})
+    model, server = plan.model, plan.initial_server()
+    mask = torch.arange(model.padded) < model.size
+    scores = [mask * (0.1 + Stream(0, "s", k).normal([5, model.padded])) for k in range(7)]
+    (stage,) = stages(lambda *args: (args[-1], args[-1]))["hip"]
+    told = [stage.probe(plan.cfg.algorithm, model, None, server, None, s) for s in scores]
+    found = stage.combine(plan.cfg.algorithm, model, server, iter(told))
+    x = server.x.double()
+    target, kernel = torch.stack(scores).double().mean(0), rbf(x)
+    sums = [v_statistic(stein_matrix(x, s.double(), target, kernel, model.size)) for s in scores]
+    assert_close(found, torch.stack(sums), rtol=1e-10, atol=0)
+    assert trees.leaves(told)[0].dtype == torch.float32

@@ -226,3 +226,54 @@ def test_bad_input_is_refused_before_anything_runs(case: str, capfd: pytest.Capt
     assert "Traceback" not in err
     assert all(word in err for word in words), err
     assert not list(Path.cwd().iterdir())
+
+
+@pytest.mark.parametrize(
+    ("study", "clients", "particles"), [("selection", 30, 6), ("selection-mnist", 27, 20), ("selection-digits", 30, 6)]
+)
+def test_selection_is_compared_by_four_policies_over_five_seeds(study: str, clients: int, particles: int) -> None:
+    policies = ["round_robin", "uniform", "ksd", "hip"]
+    assert names(study) == [f"{policy}-s{seed}" for seed in range(5) for policy in policies]
+    assert names(study, "--seeds", "1", "--only", "hip") == ["hip-s0"]
+    cells = STUDIES[study]()
+    for cell in cells:
+        cfg = resolve(cell.experiment)
+        assert (cfg.selection, cfg.clients, cfg.clients_per_round, cfg.rounds) == (cell.name, clients, 1, 100)
+        assert (cfg.algorithm.mode, cfg.algorithm.particles, cfg.local_steps) == ("serial", particles, 10)
+        other = [name for name, value in settings(cfg).items() if value != settings(resolve(cells[0].experiment))[name]]
+        assert other == ([] if cell is cells[0] else ["selection"])
+    assert settings(resolve(STUDIES["selection"]()[0].experiment))["data.partition"] == "ratio"
+
+
+def test_a_complete_study_ends_in_its_table_and_figures(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    small = {"algorithm.particles": 2, "model.hidden": (8,), "clients": 6, "rounds": 4, "local_steps": 2}
+    cells = [cell._replace(experiment=override(cell.experiment, small)) for cell in STUDIES["selection-digits"]()]
+
+    def two() -> list[Cell]:
+        """In turn, and by HIP."""
+        return [cells[0], cells[3]]
+
+    monkeypatch.setattr(studies, "STUDIES", {"selection-digits": two})
+    command = ["selection-digits", "--runtime", "local", "--seeds", "1"]
+    assert main([*command, "--limit", "1"]) == 0
+    assert capfd.readouterr().out == ""  # half of it is no comparison
+    assert main(command) == 0
+    table = capfd.readouterr().out
+    hip, turns = (line.split(" | ") for line in table.splitlines()[2:4])
+    assert (hip[:2], turns[:2]) == (["| digits", "hip"], ["| digits", "round_robin"])
+    assert turns[-4] == "–"  # whom it chooses has no score
+    assert "NLL" in table
+    assert "sd over the last 10 evaluations" in table
+    folder = Path("runs/selection-digits/comparison")
+    assert (folder / "report.html").exists()
+    assert {path.name.partition("-")[0] for path in (folder / "figures").iterdir()} >= {"accuracy", "reliability"}
+    assert main(command) == 0
+    again = capfd.readouterr()
+    assert again.out == table
+    assert "0 run, 2 finished before" in again.err
+    up = [float(row[-2].strip("*")) for row in (hip, turns)]
+    particles = 4 * 2 * (65 * 8 + 9 * 10)
+    sums = 2 * 4 * (65 * 8 + 9 * 10)
+    assert up == pytest.approx([4 * (particles + sums + 6 * particles) / 1e6, 4 * (particles + sums) / 1e6], abs=0.05)

@@ -110,3 +110,13 @@ def test_html_is_escaped():
 def test_a_metric_that_is_no_measure_is_shown_as_stored():
     assert tables.style("train/nll") == tables.Style("train/nll")
     assert groups.cell([[{"round": 1, ACC: 0.5, "train/nll": 0.3}]], "train/nll") == (0.3, None, 1)
+
+
+def test_traffic_is_in_megabytes_of_the_whole_run():
+    cheap = A._replace(cells={"comm/bytes_up": Cell(2.5e6, 0.5e6, 3)})
+    dear = B._replace(cells={"comm/bytes_up": Cell(7.1e8, None, 1)})
+    table = tables.table([cheap, dear], ["algorithm"], ["comm/bytes_up"])
+    assert table.header[-1] == "MB up ↓"
+    assert [line[-1].text for line in table.blocks[0]] == ["2.5 ± 0.5", "710.0"]
+    assert "Bytes are those of the whole run" in table.caption
+    assert "Bytes" not in build(A, B).caption

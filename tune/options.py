@@ -30,7 +30,7 @@ class Sweep:
     default the algorithm's own space."""
     metric: str = "personal/accuracy"
     """Measure that ranks the trials: personal/ or global/ and accuracy, nll, ece, mce, brier or worst_decile."""
-    mode: Literal["auto", "max", "min"] = "auto"
+    mode: Annotated[Literal["auto", "max", "min"], tyro.conf.arg(name="metric-mode")] = "auto"
     """Whether more or less of it is better; auto knows."""
     max_rounds: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """Rounds of a trial that is not stopped; by default --rounds."""

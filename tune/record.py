@@ -13,7 +13,7 @@ from fedray.tracking import MLflowTracker, NullTracker, Tracker
 from tune.options import Sweep
 
 UNFINISHED = "unfinished"
-MEASURES = ("personal/", "global/", "train/", "time/", "comm/")
+MEASURES = ("personal/", "global/", "train/", "time/", "comm/", "selection/")
 
 
 class Store(NamedTuple):

@@ -16,6 +16,7 @@ import torch
 
 from actors.federation import RayFederation
 from fedray import trees
+from fedray.algorithms.dsvgd import DSVGD
 from fedray.algorithms.fedavg import FedAvg
 from fedray.algorithms.pfedbayes import PFedBayes
 from fedray.config import Execution, Experiment
@@ -29,8 +30,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 
 def small(**settings: object) -> Plan:
     """Two short rounds on digits; 7 of 10 clients train in each, so that idle ones are covered too."""
-    defaults = {"rounds": 2, "local_steps": 3, "clients_per_round": 7, "batch_size": 32}
-    return make_plan(Experiment(algorithm=PFedBayes(), **(defaults | settings)))  # type: ignore[arg-type]
+    defaults = {"rounds": 2, "local_steps": 3, "clients_per_round": 7, "batch_size": 32, "algorithm": PFedBayes()}
+    return make_plan(Experiment(**(defaults | settings)))  # type: ignore[arg-type]
 
 
 def played(federation: LocalFederation | RayFederation) -> tuple[Snapshot, list[float]]:
@@ -64,6 +65,29 @@ def test_on_1_2_and_10_actors(reference: tuple[Snapshot, list[float]], clients_p
     snapshot, nll = played(federation)
     assert_same(snapshot, reference[0])
     assert nll == reference[1]
+
+
+PARTICLES = {
+    "serial": {"algorithm": DSVGD(mode="serial", particles=3), "clients_per_round": 1, "selection": "hip", "rounds": 3},
+    "parallel": {"algorithm": DSVGD(particles=3), "selection": "hip_two_phase"},
+}
+
+
+@pytest.mark.parametrize("mode", PARTICLES)
+def test_particles_and_who_is_chosen_by_them_are_the_same_on_1_and_2_actors(mode: str) -> None:
+    plan = small(**PARTICLES[mode])
+    local = LocalFederation(plan, "loop")
+    expected = list(local)
+    for clients_per_actor in (10, 5):
+        with RayFederation(plan, Execution(clients_per_actor=clients_per_actor, backend="vmap")) as federation:
+            found = list(federation)
+            assert_same(federation.snapshot(), local.snapshot())
+        for ours, theirs in zip(found, expected, strict=True):
+            assert (ours.participants, ours.selection) == (theirs.participants, theirs.selection)
+            assert (ours.bytes_up, ours.bytes_down) == (theirs.bytes_up, theirs.bytes_down)
+            assert ours.global_ is not None
+            assert theirs.global_ is not None
+            assert torch.equal(ours.global_.nll, theirs.global_.nll)
 
 
 def test_an_actor_killed_in_mid_round_changes_nothing() -> None:

@@ -25,14 +25,20 @@ SETTINGS = {"rounds": 4, "clients_per_round": 6}
 TWO = Execution(clients_per_actor=3, backend="loop")
 
 
-@functools.cache
-def undisturbed() -> Snapshot:
-    with LocalFederation(small_plan("pfedbayes", SETTINGS), "loop") as federation:
+def played(plan: Plan) -> Snapshot:
+    with LocalFederation(plan, "loop") as federation:
         list(federation)
         return federation.snapshot()
 
 
-def ends_alike(federation: RayFederation, meddle: dict[int, str] | None = None, act=None) -> list[Failure]:
+@functools.cache
+def undisturbed() -> Snapshot:
+    return played(small_plan("pfedbayes", SETTINGS))
+
+
+def ends_alike(
+    federation: RayFederation, meddle: dict[int, str] | None = None, act=None, as_in: Snapshot | None = None
+) -> list[Failure]:
     """Play to the end, acting after given rounds; the failures that were reported."""
     failures: list[Failure] = []
     with federation:
@@ -41,7 +47,7 @@ def ends_alike(federation: RayFederation, meddle: dict[int, str] | None = None, 
             if metrics.round in (meddle or {}):
                 act(meddle[metrics.round])
         assert [row["round"] for row in federation.history().rows] == [1, 2, 3, 4]
-        assert differing(federation.snapshot(), undisturbed()) == []
+        assert differing(federation.snapshot(), as_in or undisturbed()) == []
     return failures
 
 
@@ -131,6 +137,21 @@ def test_many_kills_at_random_moments(tmp_path: Path) -> None:
 
     failures = ends_alike(federation, {1: "1", 2: "server", 3: "0"}, strike)
     assert len(failures) >= 1
+
+
+def test_particles_outlive_actors_that_die_while_clients_are_chosen(tmp_path: Path) -> None:
+    """One is killed before the first round, which starts with the scores, and one each later, at whatever moment."""
+    chosen = {"selection": "hip_two_phase", "algorithm.mode": "serial", "algorithm.particles": 3}
+    serial = small_plan("dsvgd", SETTINGS | chosen | {"clients_per_round": 1})
+    federation = RayFederation(serial, TWO, Store(str(tmp_path)))
+    os.kill(federation.client_pids()[1], signal.SIGKILL)
+
+    def strike(who: str) -> None:
+        os.kill(federation.client_pids()[int(who)], signal.SIGKILL)
+
+    failures = ends_alike(federation, {1: "0", 2: "1"}, strike, played(serial))
+    assert {failure.action for failure in failures} == {"replaced"}
+    assert len(failures) >= 2
 
 
 def plan() -> Plan:

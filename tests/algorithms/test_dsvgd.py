@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from fedray import trees
+from fedray import report, trees
 from fedray.algorithms import dsvgd
 from fedray.algorithms.dsvgd import DSVGD, Server
 from fedray.federation import LocalCohort
@@ -273,6 +273,19 @@ def test_regression_clips_at_zero_and_survives_coordinates_that_do_not_vary():
     x = torch.tensor([[0.0, 1.0, 5.0], [1.0, 3.0, 5.0]]).double()
     s = torch.tensor([[1.0, 1.0, 2.0], [-2.0, 2.0, 3.0]]).double()
     assert torch.equal(regression(x, s), torch.tensor([3.0, 0.0, 0.0]).double())
+
+
+def test_a_prediction_averages_the_particles_whatever_the_number_of_draws():
+    for settings in ({"predict_samples": 10}, {"predict_samples": 0}):
+        plan = small_plan("dsvgd", settings | {"algorithm.particles": 5})
+        (last,) = plan.algorithm.predict_noise(plan.cfg.algorithm, plan.model, 10)
+        assert last == 0
+        assert report.protocol(plan, [1])["prediction"] == "average of 5 particles"
+    alone = small_plan("dsvgd", {"algorithm.particles": 1})
+    assert report.protocol(alone, [1])["prediction"] == "one prediction, without draws"
+    model, server = plan.model, plan.initial_server()
+    x = Stream(0, "pixels").normal([3, 64])
+    assert plan.algorithm.predict_global(plan.cfg.algorithm, model, plan.view(server), x, None).shape == (5, 3, 10)
 
 
 def probed(settings, score):

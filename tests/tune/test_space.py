@@ -6,6 +6,8 @@ import pytest
 from fedray.algorithms.pfedbayes import PFedBayes
 from fedray.config import Experiment
 from fedray.types import Choice, FedRayError, LogUniform, Uniform
+from tests.helpers import ALGORITHMS
+from tune.__main__ import read
 from tune.space import Grid, make, show, to_tune
 
 BASE = Experiment(algorithm=PFedBayes())
@@ -70,3 +72,10 @@ def test_draws_stay_within_and_follow_their_law():
     draws = np.log([to_tune(LogUniform(0.5, 20)).sample() for _ in range(2000)])
     assert np.log(0.5) <= draws.min() < draws.max() <= np.log(20)
     assert abs(draws.mean() - (np.log(0.5) + np.log(20)) / 2) < 4 * np.log(40) / 12**0.5 / 2000**0.5
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_no_setting_of_a_method_has_the_name_of_an_option_of_sweeps(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    request, _ = read([name, "--samples", "3", "--metric-mode", "max"])
+    assert (request.sweep.samples, request.sweep.mode) == (3, "max")

@@ -217,6 +217,16 @@ def test_a_diverging_trial_fails_with_its_reason_and_is_not_the_best(tmp_path):
     assert "client" in bad.data.tags["outcome"]
 
 
+def test_particles_are_swept_with_their_own_space_and_a_policy_that_asks_for_scores(tmp_path):
+    options = ["--samples", "2", "--max-rounds", "2", "--scheduler", "none", "--mode", "serial", "--selection", "hip"]
+    code, _, err = sweep(tmp_path, *options, "--clients-per-round", "1", algorithm="dsvgd")
+    assert code == 0, err
+    client, _, runs = children(tmp_path)
+    assert len({run.data.params["algorithm.lr"] for run in runs}) == 2
+    assert all(run.data.params["algorithm.mode"] == "serial" for run in runs)
+    assert all(set(steps(client, run, "selection/effective")) == {1, 2} for run in runs)
+
+
 @pytest.mark.parametrize("scheduler", ["pbt", "median"])
 def test_other_schedulers_end_by_themselves(tmp_path, scheduler):
     options = ["--space", "lr=loguniform(1e-4,0.5)", "--samples", "4", "--max-rounds", "8", "--grace-rounds", "2"]
