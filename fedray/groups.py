@@ -133,7 +133,9 @@ def _number(text: str) -> bool:
 
 def figure(rounds: Sequence[Mapping[str, float]], metric: str) -> float | None:
     """A run's figure: the mean over the window of its summary.json; None where it was not measured."""
-    values = [row[metric] for row in report.window(rounds) if metric in row]
+    newcomers = metric.startswith(f"{report.NOVEL}/")  # who are evaluated after the federation's rounds
+    window = report.window(rounds, (metric,)) if newcomers else report.window(rounds)
+    values = [row[metric] for row in window if metric in row]
     return sum(values) / len(values) if values else None
 
 

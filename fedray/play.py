@@ -22,7 +22,7 @@ from fedray.result import Writer
 from fedray.rounds import Snapshot, State
 from fedray.runfolder import Note
 from fedray.status import Status
-from fedray.terminal import bar, check_packages, say
+from fedray.terminal import accuracies, bar, check_packages, say
 from fedray.tracking import Tracker
 from fedray.types import Failure, FedRayError, RoundMetrics
 
@@ -177,7 +177,7 @@ def _write(
     if evaluated is not None:
         writer.table("clients.csv", report.client_rows(evaluated, run.plan))
         writer.table("calibration.csv", report.calibration_rows(evaluated))
-        writer.table("client_calibration.csv", report.client_calibration_rows(evaluated))
+        writer.table("client_calibration.csv", report.client_calibration_rows(evaluated, run.plan))
     if failures:
         writer.table("failures.csv", [failure._asdict() for failure in failures])
     try:
@@ -246,9 +246,7 @@ def progress(plan: Plan, done: int) -> Iterator[Any]:
         def advance(values: dict[str, float]) -> None:
             nonlocal done
             done += 1
-            shown = [f"{kind} {values[f'{kind}/accuracy']:.1%}" for kind in ("personal", "global", "novel")
-                     if f"{kind}/accuracy" in values]  # fmt: skip
-            move(done, "  ".join(shown))
+            move(done, "  ".join(accuracies(values)))
 
         yield advance
 
