@@ -24,6 +24,7 @@ class Protocol(NamedTuple):
     medium: tuple[int, int] | None = None
     large: tuple[int, int] | None = None
     labels: int = 5  # s, classes per client
+    held_out: float = 0.25  # share of a client's examples for testing, where there are no sizes
     scaling: str = "auto"  # of inputs; auto: to [-1, 1], where their range is known
 
 
@@ -34,10 +35,10 @@ PFEDBAYES = {
     "fashion_mnist": _MNIST,
     "cifar10": Protocol(20, 10, "vgg", (25, 475), (100, 400), (450, 150)),
 }
-LEAF = {
-    "sent140": Protocol(10, 4, "lstm"),
-    "femnist": Protocol(198, 20, "dnn", scaling="unit"),
-}  # pFedBreD's, users as clients
+LEAF = {  # pFedBreD's, users as clients, tested on as many examples as LEAF keeps for it
+    "sent140": Protocol(10, 4, "lstm", held_out=0.1),
+    "femnist": Protocol(198, 20, "dnn", scaling="unit", held_out=0.1),
+}
 PFEDBRED = {  # with lognormal sizes
     "mnist": Protocol(100, 20, "dnn", labels=3, scaling="feature"),
     "fashion_mnist": Protocol(100, 20, "dnn", labels=2, scaling="standard"),
@@ -70,7 +71,9 @@ def resolve(cfg: DataConfig) -> DataConfig:
     paper = protocol(cfg)
     held = paper.labels if cfg.labels_per_client is None else cfg.labels_per_client
     scaling = paper.scaling if cfg.scaling == "auto" else cfg.scaling
-    return override(data.resolve(cfg), {"labels_per_client": held, "partition": _kind(cfg), "scaling": scaling})
+    tested = paper.held_out if cfg.test_fraction is None else cfg.test_fraction
+    settings = {"labels_per_client": held, "partition": _kind(cfg), "scaling": scaling, "test_fraction": tested}
+    return override(data.resolve(cfg), settings)
 
 
 def settle(cfg: Experiment, dataset: Dataset) -> Experiment:
@@ -94,6 +97,7 @@ def deal(cfg: Experiment, dataset: Dataset, rng: np.random.Generator) -> parts.P
     own, clients, labels = resolve(cfg.data), cfg.clients, dataset.y
     assert clients is not None, "the number of clients is resolved before the data are dealt"
     assert own.labels_per_client is not None
+    assert own.test_fraction is not None
     reason, remedy = "only the lognormal partition has seeds to mislabel", "leave it out, or --data.partition lognormal"
     require(own.partition == "lognormal" or not own.label_bug, "data.label_bug", own.label_bug, reason, remedy)
     if own.partition == "natural":
