@@ -17,7 +17,7 @@ from actors.placement import Layout
 from fedray import checkpoint, trees
 from fedray.checkpoint import File
 from fedray.plan import Plan
-from fedray.types import ClassLosses, EvalReply, Failure, TrainReply
+from fedray.replies import ClassLosses, EvalReply, Failure, TrainReply
 
 ATTEMPTS = 4  # times that one call is given to an actor before the cohort gives up
 START_SECONDS = 180.0  # that a new process may take before the clock of --round-timeout runs

@@ -22,8 +22,9 @@ from fedray import trees
 from fedray.checkpoint import Checkpoint, Store, newest
 from fedray.config import Execution
 from fedray.plan import Plan
+from fedray.replies import ClassLosses, Failure, RoundMetrics
 from fedray.rounds import Snapshot, State
-from fedray.types import ClassLosses, Failure, FedRayError, RoundMetrics, RunError
+from fedray.types import FedRayError, RunError
 
 PLACEMENT_SECONDS = 120.0  # how long a cluster in use may take to free what fits it
 WATCH_SECONDS = 5.0  # between two looks at a reservation

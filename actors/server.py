@@ -13,8 +13,8 @@ from fedray.checkpoint import Checkpoint, Store
 from fedray.federation import advance
 from fedray.local import numerics
 from fedray.plan import Plan
+from fedray.replies import ClassLosses, RoundMetrics
 from fedray.rounds import Snapshot, State, start
-from fedray.types import ClassLosses, RoundMetrics
 
 
 class ServerActor:

@@ -29,8 +29,9 @@ from fsspec.implementations.local import LocalFileSystem
 from fedray import tensors, trees
 from fedray.config import fingerprint
 from fedray.plan import Plan
+from fedray.replies import Cohort, Failure, Spotlight
 from fedray.rounds import State
-from fedray.types import Cohort, Failure, RunError, Spotlight
+from fedray.types import RunError
 
 FORMAT, KIND = 1, "checkpoint"  # KIND: of a failure to write one
 FILE_BYTES = 2**28  # private states are written in files of this size: a reader holds one at a time

@@ -11,8 +11,8 @@ from fedray import checkpoint, data, trees
 from fedray.checkpoint import Checkpoint, File, Store
 from fedray.local import Block, numerics
 from fedray.plan import Plan
+from fedray.replies import ClassLosses, Cohort, EvalReply, RoundMetrics, TrainReply
 from fedray.rounds import Snapshot, State, play_round, start
-from fedray.types import ClassLosses, Cohort, EvalReply, RoundMetrics, TrainReply
 
 
 def advance(

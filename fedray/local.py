@@ -26,8 +26,9 @@ from fedray.fuse import check_compiler, fusing
 from fedray.messages import bad_rows, not_finite
 from fedray.models import PARAMETRIC, Model
 from fedray.plan import Plan
+from fedray.replies import ClassLosses, EvalReply, Failure, TrainReply
 from fedray.rng import Passes
-from fedray.types import Batch, ClassLosses, EvalReply, Failure, TrainReply, require
+from fedray.types import Batch, require
 
 BACKENDS = ("auto", "loop", "vmap", "compiled")
 # On a CPU stacking saves calls, which matter less the larger the vectors of a client are, and in the end loses the

@@ -18,13 +18,14 @@ from fedray.checkpoint import Checkpoint, Store
 from fedray.config import Execution, Experiment, fingerprint, flatten, to_dict
 from fedray.federation import LocalFederation
 from fedray.plan import Plan, make_plan
+from fedray.replies import Failure, RoundMetrics
 from fedray.result import Writer
 from fedray.rounds import Snapshot, State
 from fedray.runfolder import Note
 from fedray.status import Status
 from fedray.terminal import accuracies, bar, check_packages, say
 from fedray.tracking import Tracker
-from fedray.types import Failure, FedRayError, RoundMetrics
+from fedray.types import FedRayError
 
 RECENT_ROUNDS = 10  # whose mean time tells how long the rest will take
 

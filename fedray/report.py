@@ -8,7 +8,8 @@ from typing import Any
 
 from fedray import metrics, protocols, registry
 from fedray.plan import Plan
-from fedray.types import EvalStats, RoundMetrics, one_draw
+from fedray.replies import RoundMetrics
+from fedray.types import EvalStats, one_draw
 
 WINDOW = 10  # evaluations averaged at the end, of runs that are long enough: a tenth of the evaluations, at most ten
 MEASURES = ("accuracy", "nll", "ece", "mce", "brier", "entropy", "mutual_information", "worst_decile")
