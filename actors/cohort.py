@@ -14,8 +14,8 @@ from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, Ray
 
 from actors.client import ClientActor
 from actors.placement import Layout
-from fedray import checkpoint, trees
-from fedray.checkpoint import File
+from fedray import checkpoint_files, trees
+from fedray.checkpoint_files import File
 from fedray.plan import Plan
 from fedray.replies import ClassLosses, EvalReply, Failure, TrainReply
 
@@ -109,7 +109,7 @@ class RayCohort:
         for slot, written in enumerate(replies):
             if written is None:
                 (states,) = self._ask("snapshot", {slot: ()})
-                written = checkpoint.write_clients(folder, self._layout.blocks[slot], states)
+                written = checkpoint_files.write_clients(folder, self._layout.blocks[slot], states)
             files += written
         return files
 

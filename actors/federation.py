@@ -19,7 +19,8 @@ from actors.cohort import ATTEMPTS, ClientsLostError, Policy
 from actors.placement import Layout, arrange
 from actors.server import remote_options
 from fedray import trees
-from fedray.checkpoint import Checkpoint, Store, newest
+from fedray.checkpoint import Store, newest
+from fedray.checkpoint_files import Checkpoint
 from fedray.config import Execution
 from fedray.plan import Plan
 from fedray.replies import ClassLosses, Failure, RoundMetrics

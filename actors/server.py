@@ -9,7 +9,8 @@ from actors.cohort import Policy, RayCohort
 from actors.gauges import Gauges
 from actors.placement import Layout
 from fedray import trees
-from fedray.checkpoint import Checkpoint, Store
+from fedray.checkpoint import Store
+from fedray.checkpoint_files import Checkpoint
 from fedray.federation import advance
 from fedray.local import numerics
 from fedray.plan import Plan

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedray import checkpoint, deviation, registry, report, runfolder, status, stores, tracking
-from fedray.checkpoint import Checkpoint, Store
+from fedray.checkpoint import Store
+from fedray.checkpoint_files import Checkpoint
 from fedray.config import Execution, Experiment, fingerprint, flatten, to_dict
 from fedray.federation import LocalFederation
 from fedray.plan import Plan, make_plan
