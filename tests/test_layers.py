@@ -12,8 +12,8 @@ MATHS = (
 )
 RUN_TIME = (
     "registry dataconfig config scaling readers leaf text data protocols plan replies messages evaluation deviation "
-    "local rounds federation checkpoint checkpoint_files runfolder stores tracking plots client_plots cli terminal compare "
-    "result report cells runs groups published tables compare_plots compare_html status"
+    "local rounds federation checkpoint checkpoint_files runfolder stores tracking plots client_plots cli terminal "
+    "compare result report cells runs groups published tables compare_plots compare_html status"
 )
 LAYERS = (
     "types",
