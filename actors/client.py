@@ -10,8 +10,8 @@ import fsspec
 import torch
 from fsspec.implementations.local import LocalFileSystem
 
-from fedray import checkpoint, data, trees
-from fedray.checkpoint import File
+from fedray import checkpoint_files, data, trees
+from fedray.checkpoint_files import File
 from fedray.local import Block, numerics
 from fedray.plan import Plan
 
@@ -85,7 +85,7 @@ class ClientActor:
         fs, path = fsspec.url_to_fs(folder)
         if isinstance(fs, LocalFileSystem) and not fs.exists(path):
             return None
-        return checkpoint.write_clients(folder, self._ids, self._block.states)
+        return checkpoint_files.write_clients(folder, self._ids, self._block.states)
 
     def pid(self) -> int:
         """The process that hosts this actor."""

@@ -15,10 +15,10 @@ from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, Ray
 
 from actors.client import ClientActor
 from actors.placement import Layout
-from fedray import checkpoint, trees
-from fedray.checkpoint import File
+from fedray import checkpoint_files, trees
+from fedray.checkpoint_files import File
 from fedray.plan import Plan
-from fedray.types import ClassLosses, EvalReply, Failure, TrainReply
+from fedray.replies import ClassLosses, EvalReply, Failure, TrainReply
 
 ATTEMPTS = 4  # times that one call is given to an actor before the cohort gives up
 START_SECONDS = 180.0  # that a new process may take before the clock of --round-timeout runs
@@ -110,7 +110,7 @@ class RayCohort:
         for slot, written in enumerate(replies):
             if written is None:
                 (states,) = self._ask("snapshot", {slot: ()})
-                written = checkpoint.write_clients(folder, self._layout.blocks[slot], states)
+                written = checkpoint_files.write_clients(folder, self._layout.blocks[slot], states)
             files += written
         return files
 

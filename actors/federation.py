@@ -19,11 +19,13 @@ from actors.cohort import ATTEMPTS, ClientsLostError, Policy
 from actors.placement import Layout, arrange
 from actors.server import remote_options
 from fedray import trees
-from fedray.checkpoint import Checkpoint, Store, newest
+from fedray.checkpoint import Store, newest
+from fedray.checkpoint_files import Checkpoint
 from fedray.config import Execution
 from fedray.plan import Plan
+from fedray.replies import ClassLosses, Failure, RoundMetrics
 from fedray.rounds import Snapshot, State
-from fedray.types import ClassLosses, Failure, FedRayError, RoundMetrics, RunError
+from fedray.types import FedRayError, RunError
 
 PLACEMENT_SECONDS = 120.0  # how long a cluster in use may take to free what fits it
 WATCH_SECONDS = 5.0  # between two looks at a reservation

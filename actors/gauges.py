@@ -17,7 +17,7 @@ from typing import Any
 
 from ray.util.metrics import Counter, Gauge
 
-from fedray.types import RoundMetrics
+from fedray.replies import RoundMetrics
 
 
 class Gauges:

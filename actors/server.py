@@ -9,12 +9,13 @@ from actors.cohort import Policy, RayCohort
 from actors.gauges import Gauges
 from actors.placement import Layout
 from fedray import trees
-from fedray.checkpoint import Checkpoint, Store
+from fedray.checkpoint import Store
+from fedray.checkpoint_files import Checkpoint
 from fedray.federation import advance
 from fedray.local import numerics
 from fedray.plan import Plan
+from fedray.replies import ClassLosses, RoundMetrics
 from fedray.rounds import Snapshot, State, start
-from fedray.types import ClassLosses, RoundMetrics
 
 
 class ServerActor:

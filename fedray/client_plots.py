@@ -11,6 +11,7 @@ import numpy as np
 
 from fedray.deviation import TABLE
 from fedray.plots import COLOURS, LINES, canvas, save, table
+from fedray.report import NAMES, NOVEL
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 PANELS_MAX, COLUMNS = 12, 5  # reliability diagrams on a page, and side by side
 AGREED = 1e-9  # nats of mutual information that only rounding makes: all draws predict the same
 UNCERTAINTIES = (("entropy", "Predictive entropy"), ("mutual_information", "Mutual information"))
+SHORT = {"personal": "personal", "global": "global", NOVEL: "newcomer"}
 LIGHT, DARK = "#E2E2E2", "#BDBDBD"
 
 Rows = Sequence[Mapping[str, str]]  # of a CSV file
@@ -56,8 +58,8 @@ def reliability_figure(rows: Rows) -> Figure | None:
             filled.setdefault(row["model"], {}).setdefault(int(row["client"]), []).append(row)
     if not filled:
         return None
-    kind = next(model for model in COLOURS if model in filled)
-    ranked = sorted(filled[kind], key=lambda client: -_ece(filled[kind][client]))
+    first = {client: model for model in reversed(COLOURS) for client in filled.get(model, ())}  # newcomers have one
+    ranked = sorted(first, key=lambda client: -_ece(filled[first[client]][client]))
     places = np.linspace(0, len(ranked) - 1, min(len(ranked), PANELS_MAX)).round().astype(int)
     picked = [ranked[place] for place in places]
     lines = math.ceil(len(picked) / COLUMNS)
@@ -72,7 +74,8 @@ def reliability_figure(rows: Rows) -> Figure | None:
             ax.tick_params(labelbottom=True)
             ax.set_xlabel("Confidence (%)")
     thinned = f": {len(picked)} of {len(ranked)}, evenly spaced" if len(picked) < len(ranked) else ""
-    figure.suptitle(f"Clients by the ECE of the {kind} model, the worst first{thinned}", fontsize=10)
+    by = NAMES[next(model for model in COLOURS if model in filled)] + ", newcomers by theirs" * (NOVEL in filled)
+    figure.suptitle(f"Clients by the ECE of the {by}, the worst first{thinned}", fontsize=10)
     figure.supylabel("Accuracy (%)", fontsize=10)
     _model_legend(figure, list(filled))
     return figure
@@ -84,7 +87,7 @@ def _model_legend(figure: Figure, models: Sequence[str]) -> None:
     handles = []
     for model in models:
         look: dict[str, Any] = dict(zip(("linestyle", "marker"), LINES[model], strict=True))
-        handles.append(Line2D([], [], color=COLOURS[model], label=f"{model} model", **look))
+        handles.append(Line2D([], [], color=COLOURS[model], label=NAMES[model], **look))
     handles.append(Line2D([], [], color="black", linestyle="--", linewidth=0.8, label="perfectly calibrated"))
     figure.legend(
         handles=handles,
@@ -114,7 +117,7 @@ def _draw_client(ax: Axes, client: int, filled: Mapping[str, Mapping[int, Rows]]
         ax.plot(100 * confidence, 100 * accuracy, style, color=COLOURS[model], linewidth=1)
         areas = 150 * count / count.sum()
         ax.scatter(100 * confidence, 100 * accuracy, areas, COLOURS[model], marker=marker, alpha=0.8)
-    errors = ", ".join(f"{100 * _ece(bins):.1f} % {model}" for model, bins in models.items())
+    errors = ", ".join(f"{100 * _ece(bins):.1f} % {SHORT[model]}" for model, bins in models.items())
     ticks = range(0, 101, 25)
     ax.set(xlim=(-4, 104), ylim=(-4, 104), xticks=ticks, yticks=ticks)
     ax.set_title(f"Client {client}\nECE {errors}", fontsize=8)
@@ -124,7 +127,7 @@ def uncertainty_figure(rows: Rows) -> Figure | None:
     """Mean entropy and mutual information of each client's predictions, a line from its own model to the global one."""
     models = [model for model in COLOURS if rows and f"{model}_entropy" in rows[0]]
     panels = [(_columns(rows, *(f"{model}_{name}" for model in models)), label) for name, label in UNCERTAINTIES]
-    panels = [(values, label) for values, label in panels if values and max(map(np.max, values)) > AGREED]
+    panels = [(values, label) for values, label in panels if values and max(map(np.nanmax, values)) > AGREED]
     if not panels:
         return None
     figure = canvas(max(3.6, 3.1 * len(panels)), 3.6)
@@ -140,14 +143,15 @@ def _draw_uncertainty(ax: Axes, models: Sequence[str], values: Sequence[np.ndarr
     places = np.arange(len(models))
     spread = 0.1 * np.sin(2.4 * np.arange(len(values[0])))  # so that equal clients do not hide each other
     lines = ax.plot(places[:, None] + spread, np.stack(values), color=DARK, linewidth=0.8, zorder=1)
-    lines[0].set_label("the same client" if len(models) > 1 else "")
+    joined = np.isfinite(np.stack(values)).sum(0).max() > 1  # a newcomer has one model
+    lines[0].set_label("the same client" if joined else "")
     for place, model, each in zip(places, models, values, strict=True):
         marker = LINES[model][1]
         ax.plot(place + spread, each, marker, color=COLOURS[model], alpha=0.7, markersize=4.5, linestyle="none")
-    medians = [np.median(each) for each in values]
+    medians = [np.nanmedian(each) for each in values]
     ax.hlines(medians, places - 0.25, places + 0.25, color="black", linewidth=1.5, label="median over clients")
     ax.set(xlim=(-0.5, len(models) - 0.5))
-    ax.set_xticks(places, [f"{model} model" for model in models])
+    ax.set_xticks(places, [NAMES[model] for model in models])
     ax.margins(y=0.08)
     ax.grid(visible=False, axis="x")
 

@@ -22,7 +22,7 @@ Histories = Mapping[str, Sequence[Mapping[str, float]]]  # the rounds of each ru
 Figures = dict[str, list[Path]]  # by the title of their block
 
 FORMATS = {"md": "table.md", "latex": "table.tex", "csv": "table.csv", "html": "report.html"}
-METRICS = "personal/accuracy,global/accuracy,personal/ece,personal/nll"
+METRICS = "personal/accuracy,global/accuracy,personal/ece,personal/nll,novel/accuracy"
 
 
 @dataclass(frozen=True, kw_only=True)

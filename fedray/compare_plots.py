@@ -53,7 +53,7 @@ def draw(folder: Path, suffix: str, series: Sequence[Series]) -> list[Path]:
     series = series[:ROWS_MAX]
     makers = [("accuracy", lambda _: accuracy_figure(series)), ("clients", lambda _: clients_figure(series))]
     makers += [("loss_deviation", lambda _: deviation_figure(series))]
-    makers += [(f"reliability-{kind}", lambda _, kind=kind: reliability_figure(series, kind)) for kind in report.KINDS]
+    makers += [(f"reliability-{kind}", lambda _, kind=kind: reliability_figure(series, kind)) for kind in report.NAMES]
     paths = [plots.save(folder, f"{name}-{suffix}.png", make) for name, make in makers]
     return [path for path in paths if path]
 
@@ -83,7 +83,7 @@ def _points(rows: Sequence[Mapping[str, float]], metric: str, cost: Sequence[str
 
 def accuracy_figure(series: Sequence[Series]) -> Figure | None:
     """Accuracy (%) against rounds, seconds and bytes; a row of panels per kind of model, a band of one sd."""
-    kinds = [kind for kind in report.KINDS if any(len(curve(s.histories, kind, ("round",), 1).x) for s in series)]
+    kinds = [kind for kind in report.NAMES if any(len(curve(s.histories, kind, ("round",), 1).x) for s in series)]
     if not kinds:
         return None
     figure = plots.canvas(12, 3.4 * len(kinds) + 0.25 * math.ceil(len(series) / 3))
@@ -92,7 +92,7 @@ def accuracy_figure(series: Sequence[Series]) -> Figure | None:
         for ax, (label, unit, cost) in zip(panels, COSTS, strict=True):
             _draw_curves(ax, series, kind, cost, unit)
             ax.set_xlabel(label)
-        panels[0].set_ylabel(f"Accuracy of the {kind} model (%)")
+        panels[0].set_ylabel(f"Accuracy of the {report.NAMES[kind]} (%)")
     _legend(figure, series)
     return figure
 
@@ -119,7 +119,7 @@ def _look(index: int) -> dict[str, Any]:
 def _legend(figure: Figure, series: Sequence[Series]) -> None:
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], label=each.name, **_look(index)) for index, each in enumerate(series)]
+    handles = [Line2D([], [], label=_wrap(each.name), **_look(index)) for index, each in enumerate(series)]
     figure.legend(handles=handles, loc="outside lower center", ncols=min(3, len(series)))
 
 
@@ -192,7 +192,7 @@ def _examples(rows: Sequence[Mapping[str, str]]) -> list[tuple[str, ...]]:
 
 def clients_figure(series: Sequence[Series]) -> Figure | None:
     """The accuracy (%) of every client at the last evaluation: one point per client and seed, and its quartiles."""
-    kinds = {kind: [_clients(each, kind) for each in series] for kind in report.KINDS}
+    kinds = {kind: [_clients(each, kind) for each in series] for kind in report.NAMES}
     kinds = {kind: values for kind, values in kinds.items() if any(len(each) for each in values)}
     if not kinds:
         return None
@@ -201,7 +201,7 @@ def clients_figure(series: Sequence[Series]) -> Figure | None:
     for ax, (kind, values) in zip(axes, kinds.items(), strict=True):
         for index, accuracies in enumerate(values):
             _draw_clients(ax, index, 100 * accuracies)
-        ax.set(xlabel=f"Accuracy of the {kind} model on a client (%)")
+        ax.set(xlabel=f"Accuracy on a client, {report.NAMES[kind]} (%)")
         ax.grid(visible=False, axis="y")
     axes[0].set_yticks(range(len(series)), [_wrap(each.name) for each in series])
     axes[0].set_ylim(len(series) - 0.5, -0.5)  # the first row on top, as in the table

@@ -29,8 +29,8 @@ class DataConfig:
     has random numbers of its own, which know nothing of its meaning: accuracies are lower."""
     scaling: Literal["auto", "range", "unit", "standard", "feature"] = "auto"
     """Units of inputs: range: [-1, 1]; unit: [0, 1]; standard: mean 0 and sd 1 of all together; feature: of each by
-    itself (the last two over all examples, those for testing too, as published protocols do). auto: the paper's for
-    the dataset, range but for femnist (unit) and with lognormal sizes mnist (feature) and fashion_mnist (standard);
+    itself (the last two over all examples, those for testing too, as published protocols do). auto: range, but unit for
+    femnist, feature for covertype, and with lognormal sizes pFedBreD's: feature for mnist, standard for fashion_mnist;
     float features as they are."""
     classes: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """Keep only the examples of the first so many classes; by default of all."""
@@ -58,7 +58,7 @@ class DataConfig:
     """Concentration of the dirichlet and natural partitions; small is more heterogeneous."""
     test_fraction: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
     """Share of a client's examples kept for testing (all partitions but labels of a dataset with a table); by default
-    0.25, of covertype 0.2, with shards 1/7 as in MNIST's official division. The papers keep 0.1 of LEAF's."""
+    0.25, of sent140 and femnist LEAF's 0.1, of covertype 0.2, with shards 1/7 as in MNIST's official division."""
 
     def __post_init__(self) -> None:
         check_choices(self)

@@ -23,7 +23,8 @@ from fedray import data, metrics, registry, trees
 from fedray.data import Dataset
 from fedray.evaluation import ROWS, Examples, Predict, personal_model, personal_predictor, pieces
 from fedray.plan import Plan
-from fedray.types import ClassLosses, FedRayError
+from fedray.replies import ClassLosses
+from fedray.types import FedRayError
 
 if TYPE_CHECKING:
     from fedray.local import Block

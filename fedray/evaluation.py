@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fedray import metrics, trees
-from fedray.types import EvalReply, EvalStats, Spotlight
+from fedray.replies import EvalReply, Spotlight
+from fedray.types import EvalStats
 
 if TYPE_CHECKING:
     from fedray.local import Block

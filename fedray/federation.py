@@ -7,12 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
-from fedray import checkpoint, data, trees
-from fedray.checkpoint import Checkpoint, File, Store
+from fedray import checkpoint, checkpoint_files, data, trees
+from fedray.checkpoint import Store
+from fedray.checkpoint_files import Checkpoint, File
 from fedray.local import Block, numerics
 from fedray.plan import Plan
+from fedray.replies import ClassLosses, Cohort, EvalReply, RoundMetrics, TrainReply
 from fedray.rounds import Snapshot, State, play_round, start
-from fedray.types import ClassLosses, Cohort, EvalReply, RoundMetrics, TrainReply
 
 
 def advance(
@@ -51,7 +52,7 @@ class LocalCohort:
         self.block.states = trees.tree_map(Tensor.clone, clients)
 
     def save(self, folder: str) -> list[File]:
-        return checkpoint.write_clients(folder, self.block.ids, self.block.states)
+        return checkpoint_files.write_clients(folder, self.block.ids, self.block.states)
 
 
 def _hosted(plan: Plan, backend: str, device: str) -> Block:

@@ -144,13 +144,13 @@ def figure(rounds: Sequence[Mapping[str, float]], metric: str) -> float | None:
     """A run's figure, None where it was not measured: the mean over the window of its summary.json.
 
     Bytes are added up over all rounds, and what a policy reports of its choices is averaged over all; stability is
-    the standard deviation of the accuracy over the last ten evaluations.
+    the standard deviation of the accuracy over the last ten evaluations. Newcomers are evaluated after the others.
     """
     group, _, name = metric.partition("/")
     if name == STABILITY:
         return report.stability(rounds, group)
-    chosen = rounds if group in ("comm", "selection") else report.window(rounds)
-    values = [row[metric] for row in chosen if metric in row]
+    chosen = report.window(rounds, (metric,)) if group == report.NOVEL else report.window(rounds)
+    values = [row[metric] for row in (rounds if group in ("comm", "selection") else chosen) if metric in row]
     return sum(values) / (1 if group == "comm" else len(values)) if values else None
 
 

@@ -2,7 +2,7 @@
 
 Algorithms are written for one client; here they are stacked from outside. Loop and vmap give bitwise the same result
 on CPU for fully connected networks, because draws are keyed by client and round and parameter vectors are padded; to
-a tolerance for convolutions, and for products of less than 400 multiplications, where PyTorch's kernels differ.
+a tolerance for convolutions, and for products of few multiplications, where PyTorch's kernels differ.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import math
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -17,19 +18,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedray import deviation, evaluation, trees
 from fedray.data import Dataset, Shard
 from fedray.fuse import check_compiler, fusing
 from fedray.messages import bad_rows, not_finite
+from fedray.models import PARAMETRIC, Model
 from fedray.plan import Plan
+from fedray.replies import ClassLosses, EvalReply, Failure, TrainReply
 from fedray.rng import Passes
-from fedray.types import Batch, ClassLosses, EvalReply, Failure, TrainReply, require
+from fedray.types import Batch, require
 
 BACKENDS = ("auto", "loop", "vmap", "compiled")
-SMALL = 40_000  # parameters: on CPU, stacking saves the calls of small networks and loses the cache for larger ones
-CHUNK = 32  # clients stacked at a time on CPU
+# On a CPU stacking saves calls, which matter less the larger the vectors of a client are, and in the end loses the
+# cache; the arithmetic is the same, whatever the batch. Stacked convolutions are slower. See docs/performance.md.
+SMALL, SMALL_CONVOLUTIONAL = 160_000, 40_000  # numbers in the longest vector of a client: up to here it pays
+STACK, CHUNK = 1_300_000, 32  # numbers, and clients, stacked at a time on a CPU
+TINY = 400  # multiplications of a product, below which PyTorch computes it in another order alone than in a stack
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
@@ -77,12 +83,16 @@ class Block:
     def __init__(self, plan: Plan, ids: Sequence[int], shards: Sequence[Shard], backend: str, device: str = "cpu"):
         self.plan, self.ids, self.device = plan, tuple(ids), torch.device(device)
         require(backend in BACKENDS, "backend", backend, "not a backend", f"choose from {BACKENDS}")
-        small = self.device.type == "cuda" or plan.model.padded <= SMALL
+        server = plan.initial_server()
+        client = plan.algorithm.client_init(plan.cfg.algorithm, plan.model, server)
+        size = max([plan.model.padded, *(leaf.numel() for leaf in trees.leaves(client))])
+        small = self.device.type == "cuda" or size <= (SMALL if _linear(plan.model) else SMALL_CONVOLUTIONAL)
         self.backend = ("vmap" if small else "loop") if backend == "auto" else backend
+        self._least = 2 if backend == "auto" and _same_alone(plan) else 1  # clients that are worth a stack
         if self.backend == "compiled":
             check_compiler()
-        self.chunk = 1 if self.backend != "vmap" else len(ids) if self.device.type == "cuda" else CHUNK
-        self._functions = _stacked(plan) if self.backend == "vmap" else _plain(plan)  # begin, step, finish, adapt
+        stack = len(ids) if self.device.type == "cuda" else min(CHUNK, max(1, STACK // size))
+        self.chunk = stack if self.backend == "vmap" else 1
         self._facts = plan.facts
         self.n = [len(shard.train_y) for shard in shards]
         cfg = plan.cfg
@@ -90,9 +100,6 @@ class Block:
         self.data = trees.stack([padded(shard, self._facts.shard) for shard in shards])
         self.test = [(shard.test_x.to(device), shard.test_y.to(device)) for shard in shards]
         self.data = trees.tree_map(lambda leaf: leaf.to(device), self.data)
-        server = plan.initial_server()
-        algorithm = plan.algorithm
-        client = algorithm.client_init(plan.cfg.algorithm, plan.model, server)
         # Fresh memory: a state must not alias the server's, nor be a broadcast view of one client.
         self.states = trees.tree_map(lambda leaf: leaf.to(device).clone(), trees.stack([client] * len(ids)))
 
@@ -139,17 +146,18 @@ class Block:
         if self.plan.algorithm.down_per_client:
             down = trees.rows(down, range(first, first + len(index)))
         draws = self._draws(round, index)
-        if self.backend != "vmap":
+        if self.backend != "vmap" or len(index) < self._least:
             down = trees.row(down, 0) if self.plan.algorithm.down_per_client else down
             one = (trees.row(draw, 0) for draw in draws)
-            result = _local_round(self._steps(round), trees.row(states, 0), down, trees.row(data, 0), one)
+            plain = self._of(round, _plain(self.plan))
+            result = _local_round(plain, trees.row(states, 0), down, trees.row(data, 0), one)
             return trees.tree_map(lambda leaf: leaf[None], result)
-        clients, ups, infos = _local_round(self._steps(round), states, down, data, draws)
+        clients, ups, infos = _local_round(self._of(round, _stacked(self.plan)), states, down, data, draws)
         return clients, ups, trees.tree_map(lambda leaf: leaf.transpose(0, 1), infos)
 
-    def _steps(self, round: int) -> tuple[Callable[..., Any], ...]:
+    def _of(self, round: int, functions: tuple[Callable[..., Any], ...]) -> tuple[Callable[..., Any], ...]:
         """begin, step and finish of a round; a newcomer's step is of its personal factors alone."""
-        begin, step, finish, adapt = self._functions
+        begin, step, finish, adapt = functions
         return begin, adapt if self.plan.adapting(round) else step, finish
 
     def _draws(self, round: int, index: Sequence[int]) -> Iterator[tuple[Batch, Tensor]]:
@@ -202,6 +210,16 @@ def padded(shard: Shard, size: int) -> Batch:
     x[:n], y[:n] = shard.train_x, shard.train_y
     weight = (torch.arange(size) < n).float()
     return Batch(x, y, weight, torch.arange(size), torch.tensor(float(n)))
+
+
+def _linear(model: Model) -> bool:
+    return all(isinstance(layer, nn.Linear) for layer in model.layers if isinstance(layer, PARAMETRIC))
+
+
+def _same_alone(plan: Plan) -> bool:
+    """Whether a client's result is bitwise the same alone and in a stack: of linear layers that are not tiny."""
+    products = [plan.cfg.batch_size * math.prod(shape) for shape in plan.model.shapes[::2]]
+    return _linear(plan.model) and min(products) >= TINY
 
 
 def _plain(plan: Plan) -> tuple[Callable[..., Any], ...]:

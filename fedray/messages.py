@@ -8,7 +8,7 @@ import torch
 
 from fedray import trees
 from fedray.plan import Plan
-from fedray.types import Failure, TrainReply
+from fedray.replies import Failure, TrainReply
 
 
 def bad_rows(up: Any) -> dict[int, str]:

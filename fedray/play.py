@@ -6,25 +6,24 @@ import contextlib
 import csv
 import dataclasses
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedray import checkpoint, deviation, registry, report, runfolder, status, stores, tracking
-from fedray.checkpoint import Checkpoint, Store
+from fedray.checkpoint import Store
+from fedray.checkpoint_files import Checkpoint
 from fedray.config import Execution, Experiment, fingerprint, flatten, to_dict
 from fedray.federation import LocalFederation
 from fedray.plan import Plan, make_plan
+from fedray.replies import Failure, RoundMetrics
 from fedray.result import Writer
 from fedray.rounds import Snapshot, State
 from fedray.runfolder import Note
 from fedray.status import Status
-from fedray.terminal import bar, check_packages, say
+from fedray.terminal import accuracies, bar, check_packages, say
 from fedray.tracking import Tracker
-from fedray.types import Failure, FedRayError, RoundMetrics
 
 RECENT_ROUNDS = 10  # whose mean time tells how long the rest will take
 
@@ -78,8 +77,8 @@ def run(request: Request, tags: Mapping[str, str] | None = None) -> Outcome:
     for remark in plan.remarks:
         say(f"warning: {remark}")
     note = runfolder.read(request.resume) if request.resume else None
-    name = note.name if note else _name(plan, request.execution)
-    folder = _folder(request, name)
+    name = note.name if note else runfolder.name(plan, request.execution)
+    folder = runfolder.place(request.resume, request.execution.output, name)
     with runfolder.locked(folder):
         writer = Writer(folder, note is not None and runfolder.holds(folder, note))
         try:
@@ -99,7 +98,7 @@ def _guarded(run: Run) -> Outcome:
         status.end(run.folder, "interrupted" if stopped else "failed")
         run.tracker.finish("KILLED" if stopped else "FAILED", None)
         if (run.folder / runfolder.NOTE).exists():
-            say(f"go on    {_go_on(run.folder)}")
+            say(f"go on    {runfolder.command(run.folder)}")
         raise
 
 
@@ -113,7 +112,8 @@ def _play(run: Run) -> Outcome:
     begun = checkpoint.newest(run.store, plan, lambda text: say(f"warning: {text}")) if request.resume else None
     before = begun.state.rows if begun else ()
     evaluated: RoundMetrics | None = None
-    news = Status(run.name, "running", len(before), plan.rounds, {}, 0.0, 0, len(before) or None, _go_on(run.folder))
+    go_on = runfolder.command(run.folder)
+    news = Status(run.name, "running", len(before), plan.rounds, {}, 0.0, 0, len(before) or None, go_on)
     with (
         open_federation(plan, request.execution, run.name, run.store, begun) as federation,
         progress(plan, len(before)) as advance,
@@ -177,7 +177,7 @@ def _write(
     if evaluated is not None:
         writer.table("clients.csv", report.client_rows(evaluated, run.plan))
         writer.table("calibration.csv", report.calibration_rows(evaluated))
-        writer.table("client_calibration.csv", report.client_calibration_rows(evaluated))
+        writer.table("client_calibration.csv", report.client_calibration_rows(evaluated, run.plan))
     if failures:
         writer.table("failures.csv", [failure._asdict() for failure in failures])
     try:
@@ -229,12 +229,11 @@ def open_tracker(
         "config": fingerprint(plan.cfg),
         "git_commit": tracking.git_commit() or "unknown",
     }
-    uri, experiment = execution.tracking.uri, execution.tracking.experiment
-    run_id = note.run_id if note and note.execution.tracking.uri == stores.shown(uri) else None
+    where = execution.tracking
+    run_id = note.run_id if note and note.execution.tracking.uri == stores.shown(where.uri) else None
     params = {"algorithm.name": algorithm} | flatten(to_dict(plan.cfg)) | {"runtime": execution.runtime}
-    return tracking.MLflowTracker(
-        uri, experiment, name, {} if run_id else params, tags, lambda text: say(f"warning: {text}"), run_id
-    )
+    kept, warn = {} if run_id else params, lambda text: say(f"warning: {text}")
+    return tracking.MLflowTracker(where.uri, where.experiment, name, kept, tags, warn, run_id)
 
 
 @contextlib.contextmanager
@@ -246,29 +245,6 @@ def progress(plan: Plan, done: int) -> Iterator[Any]:
         def advance(values: dict[str, float]) -> None:
             nonlocal done
             done += 1
-            shown = [f"{kind} {values[f'{kind}/accuracy']:.1%}" for kind in ("personal", "global", "novel")
-                     if f"{kind}/accuracy" in values]  # fmt: skip
-            move(done, "  ".join(shown))
+            move(done, "  ".join(accuracies(values)))
 
         yield advance
-
-
-def _folder(request: Request, name: str) -> Path:
-    """Where the result goes: the folder that is resumed, or a new one."""
-    here = request.resume and "://" not in request.resume
-    folder = request.resume if here else request.execution.output or Path("runs") / name
-    return Path(os.path.abspath(folder))
-
-
-def _go_on(folder: Path) -> str:
-    return f"python -m fedray.launch --resume {folder}"
-
-
-def _name(plan: Plan, execution: Execution) -> str:
-    if execution.name:
-        if Path(execution.name).name != execution.name:
-            raise FedRayError(f"--name {execution.name}: is not a plain name; use --output for a folder elsewhere")
-        return execution.name
-    dataset = Path(plan.cfg.data.name).stem
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")[:-3]
-    return f"{registry.algorithm_name(plan.cfg.algorithm)}-{dataset}-s{plan.cfg.seed}-{stamp}"

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedray.report import NAMES
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -142,7 +144,7 @@ def _draw_curves(ax: Axes, curves: Mapping[str, tuple[list[int], list[float]]], 
                 color=COLOURS[model],
                 marker=marker if len(rounds) <= 20 else None,  # a single point has nothing else to show
                 markersize=4,
-                label=f"{model} model",
+                label=NAMES[model],
             )
     ax.set(xlabel="Communication round", ylabel=label)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
@@ -184,7 +186,7 @@ def draw_reliability(top: Axes, below: Axes, model: str, rows: Sequence[Mapping[
     gap = {"color": "none", "edgecolor": "black", "hatch": "////", "linewidth": 0.8}
     top.bar(left, 100 * (confidence - accuracy), bottom=100 * accuracy, label="gap to confidence", **(bar | gap))
     top.plot([0, 100], [0, 100], "--", color="black", linewidth=1, label="perfectly calibrated")
-    top.set(title=f"{model.capitalize()} model: ECE {100 * ece:.1f} %", xlim=(0, 100), ylim=(0, 100))
+    top.set(title=f"{NAMES[model].capitalize()}: ECE {100 * ece:.1f} %", xlim=(0, 100), ylim=(0, 100))
     below.bar(left, count, color=GREY, **bar)
     below.set(xlabel="Confidence (%)")
 

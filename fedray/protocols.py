@@ -24,8 +24,8 @@ class Protocol(NamedTuple):
     medium: tuple[int, int] | None = None
     large: tuple[int, int] | None = None
     labels: int = 5  # s, classes per client
+    held_out: float = 0.25  # share of a client's examples for testing, where there are no sizes
     scaling: str = "auto"  # of inputs; auto: to [-1, 1], where their range is known
-    test: float = 0.25  # share of the examples that are for testing
 
 
 _MNIST = Protocol(10, 10, "mlp", (50, 950), (200, 800), (900, 300))
@@ -35,17 +35,17 @@ PFEDBAYES = {
     "fashion_mnist": _MNIST,
     "cifar10": Protocol(20, 10, "vgg", (25, 475), (100, 400), (450, 150)),
 }
-LEAF = {
-    "sent140": Protocol(10, 4, "lstm"),
-    "femnist": Protocol(198, 20, "dnn", scaling="unit"),
-}  # pFedBreD's, users as clients
+LEAF = {  # pFedBreD's, users as clients, tested on as many examples as LEAF keeps for it
+    "sent140": Protocol(10, 4, "lstm", held_out=0.1),
+    "femnist": Protocol(198, 20, "dnn", scaling="unit", held_out=0.1),
+}
 PFEDBRED = {  # with lognormal sizes
     "mnist": Protocol(100, 20, "dnn", labels=3, scaling="feature"),
     "fashion_mnist": Protocol(100, 20, "dnn", labels=2, scaling="standard"),
     "cifar10": Protocol(20, 4, "cnn", labels=3),
 }
-SHARDS = Protocol(27, 1, "mlp", labels=3, test=1 / 7)  # of client selection, for the digits 0-8: --data.classes 9
-COVERTYPE = Protocol(30, 1, "blr", test=0.2)  # likewise
+SHARDS = Protocol(27, 1, "mlp", labels=3, held_out=1 / 7)  # of client selection, for the digits 0-8: --data.classes 9
+COVERTYPE = Protocol(30, 1, "blr", scaling="feature", held_out=0.2)  # likewise
 
 
 def protocol(cfg: DataConfig) -> Protocol:
@@ -82,7 +82,7 @@ def resolve(cfg: DataConfig) -> DataConfig:
         "partition": _kind(cfg),
         "scaling": own.scaling if cfg.scaling == "auto" else cfg.scaling,
         "labels_per_client": own.labels if cfg.labels_per_client is None else cfg.labels_per_client,
-        "test_fraction": own.test if cfg.test_fraction is None else cfg.test_fraction,
+        "test_fraction": own.held_out if cfg.test_fraction is None else cfg.test_fraction,
     }
     return override(data.resolve(cfg), settled)
 

@@ -9,12 +9,14 @@ from typing import Any
 
 from fedray import metrics, protocols, registry
 from fedray.plan import Plan
-from fedray.types import EvalStats, RoundMetrics, one_draw
+from fedray.replies import RoundMetrics
+from fedray.types import EvalStats, one_draw
 
 WINDOW = 10  # evaluations averaged at the end, of runs that are long enough: a tenth of the evaluations, at most ten
 MEASURES = ("accuracy", "nll", "ece", "mce", "brier", "entropy", "mutual_information", "worst_decile")
 KINDS = ("personal", "global")
 NOVEL = "novel"  # the models of clients that were held out, while they adapt
+NAMES = {"personal": "personal model", "global": "global model", NOVEL: "newcomers"}  # in figures and tables
 EVALUATED = tuple(f"{kind}/accuracy" for kind in KINDS)  # a round that has one of these was evaluated
 
 
@@ -52,13 +54,13 @@ def calibration_rows(round: RoundMetrics) -> list[dict[str, Any]]:
     return [{"model": kind} | row for kind, stats in pooled for row in _bins(stats)]
 
 
-def client_calibration_rows(round: RoundMetrics) -> list[dict[str, Any]]:
+def client_calibration_rows(round: RoundMetrics, plan: Plan) -> list[dict[str, Any]]:
     """The same of every client by itself."""
     by_client = [
         (kind, i, EvalStats(*fields))
         for kind, stats in _kinds(round)
         if stats is not None
-        for i, fields in enumerate(zip(*stats, strict=True))
+        for i, fields in zip(plan.novel if kind == NOVEL else plan.members, zip(*stats, strict=True), strict=True)
     ]
     return [{"model": kind, "client": i} | row for kind, i, stats in by_client for row in _bins(stats)]
 
@@ -154,9 +156,9 @@ def table(plan: Plan, summary: Mapping[str, Any], seconds: float) -> Any:
     title = f"{summary['algorithm']} on {plan.cfg.data.name}: {len(plan.members)} clients, {summary['rounds']} rounds"
     view = Table(title=title, caption=_caption(summary, seconds), title_justify="left", caption_justify="left")
     view.add_column("")
-    kinds = [kind for kind in (*KINDS, NOVEL) if summary.get(kind) is not None]
+    kinds = [kind for kind in NAMES if summary.get(kind) is not None]
     for kind in kinds:
-        view.add_column("newcomers" if kind == NOVEL else f"{kind} model", justify="right")
+        view.add_column(NAMES[kind], justify="right")
     for name, label, scale, digits in (
         ("accuracy", "accuracy (%)", 100, 2),
         ("worst_decile", "worst tenth of clients (%)", 100, 2),

@@ -34,10 +34,11 @@ from fedray import data, networks, partition, registry, scaling, trees
 from fedray.config import to_dict
 from fedray.local import padded
 from fedray.plan import Plan
+from fedray.replies import Spotlight
 from fedray.rounds import Snapshot
 from fedray.runfolder import experiment_of
 from fedray.tensors import load_tree, save_tree
-from fedray.types import Batch, FedRayError, Spotlight, client_itself
+from fedray.types import Batch, FedRayError, client_itself
 
 
 class Writer:

@@ -13,7 +13,8 @@ from torch import Tensor
 from fedray import report, trees
 from fedray.messages import payload_bytes, sound
 from fedray.plan import Plan
-from fedray.types import Cohort, EvalReply, EvalStats, Failure, RoundMetrics, RunError, Spotlight, TrainReply
+from fedray.replies import Cohort, EvalReply, Failure, RoundMetrics, Spotlight, TrainReply
+from fedray.types import EvalStats, RunError
 
 SPOTLIGHT_ROUNDS = (0, 1, 10)  # of pFedBayes, Fig. 3; the last round is added
 

@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ import fsspec
 from fedray import checkpoint, registry
 from fedray.checkpoint import Store, rounds
 from fedray.config import Execution, Experiment, differing, from_dict, to_dict
+from fedray.plan import Plan
 from fedray.stores import shown
 from fedray.types import FedRayError
 
@@ -185,3 +187,25 @@ def write_json(path: Path, value: Any) -> None:
     part = path.with_suffix(".part")
     part.write_text(json.dumps(value, indent=2) + "\n")
     os.replace(part, path)
+
+
+def place(resume: str, output: Path | None, name: str) -> Path:
+    """Where a result goes: the folder that is resumed, or a new one."""
+    here = resume and "://" not in resume
+    return Path(os.path.abspath(resume if here else output or Path("runs") / name))
+
+
+def command(folder: Path) -> str:
+    """What to type to go on with the run of a folder."""
+    return f"python -m fedray.launch --resume {folder}"
+
+
+def name(plan: Plan, execution: Execution) -> str:
+    """A run's name, the user's or algorithm-dataset-s<seed>-<time>; raises FedRayError for one that is a path."""
+    if execution.name:
+        if Path(execution.name).name != execution.name:
+            raise FedRayError(f"--name {execution.name}: is not a plain name; use --output for a folder elsewhere")
+        return execution.name
+    dataset = Path(plan.cfg.data.name).stem
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")[:-3]
+    return f"{registry.algorithm_name(plan.cfg.algorithm)}-{dataset}-s{plan.cfg.seed}-{stamp}"

@@ -81,7 +81,7 @@ class Store:
     def rounds(self, run: Run, metrics: Iterable[str]) -> list[dict[str, float]]:
         """One row per round, as in metrics.csv, of the named metrics and those that every comparison needs."""
         rows: dict[int, dict[str, float]] = {}
-        for name in dict.fromkeys([*report.EVALUATED, SECONDS, UP, DOWN, *metrics]):
+        for name in dict.fromkeys([*(f"{kind}/accuracy" for kind in report.NAMES), SECONDS, UP, DOWN, *metrics]):
             if name in run.measured:
                 history = self._ask(lambda name=name: self._client.get_metric_history(run.id, name))
                 # A resumed run may have logged a round again: the last time counts.

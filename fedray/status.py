@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import tyro
 
-from fedray.terminal import say
+from fedray.terminal import accuracies, say
 
 FILE = "status.json"
 RUNS = Path("runs")
@@ -113,8 +113,7 @@ def _answers(pid: int) -> bool:
 def line(status: Status) -> str:
     """One line for the terminal: the name, how far, how good, how long, and what to type where it is not running."""
     words = [status.name, f"round {status.round}/{status.rounds}"]
-    words += [f"{kind} {status.measures[f'{kind}/accuracy']:.1%}" for kind in ("personal", "global")
-              if f"{kind}/accuracy" in status.measures]  # fmt: skip
+    words += accuracies(status.measures)
     if status.seconds > 0:
         words.append(f"{status.seconds:.2g} s/round" if status.seconds < 10 else f"{status.seconds:.0f} s/round")
     if status.state == "running":

@@ -42,6 +42,7 @@ OTHERS = {
     "selection/chosen": Style("score of the chosen"),
     "selection/average": Style("score of all"),
 }
+WHOSE = {"personal": "personal", "global": "global", "novel": "newcomers'"}
 ARROWS = {+1: " ↑", -1: " ↓", 0: ""}
 
 
@@ -65,8 +66,8 @@ class Table(NamedTuple):
 def style(metric: str) -> Style:
     """How to show a metric; one that is not a measure of a model is shown as it is stored."""
     kind, _, name = metric.partition("/")
-    if kind in ("personal", "global") and name in STYLES:
-        return STYLES[name]._replace(label=f"{kind} {STYLES[name].label}")
+    if kind in WHOSE and name in STYLES:
+        return STYLES[name]._replace(label=f"{WHOSE[kind]} {STYLES[name].label}")
     return OTHERS.get(metric, Style(metric))
 
 

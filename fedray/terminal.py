@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 
@@ -45,3 +45,9 @@ def check_packages() -> None:
                 f"the package {name!r} was found in {found}, not beside fedray in {home}; run from {home}, or remove "
                 "the other one from the Python path"
             )
+
+
+def accuracies(values: Mapping[str, float]) -> list[str]:
+    """The accuracies among the measures of a round, each in two words."""
+    words = {"personal": "personal", "global": "global", "novel": "newcomers"}
+    return [f"{word} {values[name]:.1%}" for kind, word in words.items() if (name := f"{kind}/accuracy") in values]

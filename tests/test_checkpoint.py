@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fedray import checkpoint, report
-from fedray.checkpoint import CheckpointError, Store
+from fedray import checkpoint, checkpoint_files, report
+from fedray.checkpoint import Store
+from fedray.checkpoint_files import CheckpointError
 from fedray.federation import LocalCohort, LocalFederation, advance
 from fedray.rounds import start
 from tests.helpers import ALGORITHMS, differing, small_plan
@@ -99,7 +100,7 @@ def test_a_missing_or_torn_file_costs_one_checkpoint(file, tmp_path):
 def test_a_thousand_flipped_bits_are_all_noticed(tmp_path):
     plan, store, *_ = kept(tmp_path)
     good, bad = tmp_path / "round-000001", tmp_path / "round-000002"
-    wanted = tensors_of(checkpoint.read(str(good), plan))
+    wanted = tensors_of(checkpoint_files.read(str(good), plan))
     rng, warnings = random.Random(0), []
     for case in range(1200):
         path = bad / FILES[case % len(FILES)]
@@ -132,7 +133,7 @@ def test_a_checkpoint_of_another_experiment_is_not_used(tmp_path):
             checkpoint.newest(store, small_plan(*other), warnings.append)
         assert all(reason in text for text in warnings)
     with pytest.raises(CheckpointError, match="other fields, shapes"):
-        checkpoint.read(f"{store.url}/round-000002", small_plan("pfedbayes", SETTINGS | {"model.hidden": (9,)}))
+        checkpoint_files.read(f"{store.url}/round-000002", small_plan("pfedbayes", SETTINGS | {"model.hidden": (9,)}))
 
 
 def test_a_full_disk_is_said_and_the_run_goes_on_or_stops(tmp_path, monkeypatch):
@@ -177,7 +178,7 @@ def test_a_url_of_a_remote_store_will_do():
 
 
 def test_large_states_are_written_in_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "FILE_BYTES", 30_000)
+    monkeypatch.setattr(checkpoint_files, "FILE_BYTES", 30_000)
     plan, store, _, cohort = kept(tmp_path, rounds=1)
     names = sorted(path.name for path in (tmp_path / "round-000001").glob("clients-*"))
     assert len(names) > 1

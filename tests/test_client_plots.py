@@ -93,6 +93,32 @@ def test_a_model_without_draws_has_no_panel_of_mutual_information():
     assert [label.get_text() for label in ax.get_xticklabels()] == ["global model"]
 
 
+def test_newcomers_have_panels_of_their_own_among_those_of_the_clients():
+    rows = calibration([0.1, 0.3], ["personal"])
+    newcomers = calibration([0.2], ["novel"])
+    axes = drawn(figure := reliability_figure([*rows, *(row | {"client": "2"} for row in newcomers)]))
+    titles = ["Client 1\nECE 30.0 % personal", "Client 2\nECE 20.0 % newcomer", "Client 0\nECE 10.0 % personal"]
+    assert [ax.get_title() for ax in axes] == titles
+    assert figure.get_suptitle() == "Clients by the ECE of the personal model, newcomers by theirs, the worst first"
+    assert "newcomers" in [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_newcomers_stand_beside_the_clients_and_no_line_joins_them():
+    rows = [
+        {"client": str(i), "personal_entropy": e, "novel_entropy": ""} for i, e in enumerate(("0.5", "0.25", "1.0"))
+    ]
+    rows += [{"client": "3", "personal_entropy": "", "novel_entropy": "2.0"}]
+    for row in rows:
+        row |= {name.replace("entropy", "mutual_information"): row[name] for name in list(row)[1:]}
+    axes = drawn(figure := uncertainty_figure(rows))
+    assert len(axes) == 2
+    for ax in axes:
+        assert [label.get_text() for label in ax.get_xticklabels()] == ["personal model", "newcomers"]
+        medians = [segment[0, 1] for segment in ax.collections[0].get_segments()]
+        np.testing.assert_allclose(medians, [0.5, 2.0])
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["median over clients"]
+
+
 def deviations(offset=0.0):
     """Two clients, three classes; the first lacks class 1."""
     rows = []
@@ -142,8 +168,10 @@ def test_every_figure_is_drawn_and_none_from_nothing(tmp_path: Path):
 
 
 def test_the_bins_of_the_clients_add_up_to_the_pooled_ones():
-    (evaluated, *_) = LocalFederation(small_plan("pfedbayes", {"rounds": 1}))
-    by_client, pooled = report.client_calibration_rows(evaluated), report.calibration_rows(evaluated)
+    federation = LocalFederation(small_plan("pfedbayes", {"rounds": 1}))
+    (evaluated, *_) = federation
+    plan = federation.plan
+    by_client, pooled = report.client_calibration_rows(evaluated, plan), report.calibration_rows(evaluated)
     assert [row["client"] for row in by_client] == 2 * [i for i in range(6) for _ in range(10)]
     assert any(row["count"] for row in pooled)
     for row in pooled:

@@ -38,7 +38,7 @@ def log(uri, algorithm, accuracy, seed=0, status="FINISHED", tags=None, experime
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    """(URI, summary of a real run) of a store with synthetic runs of every kind and one real run on digits."""
+    """(URI, summary of a real run, folder) of a store with synthetic runs of every kind and one real run on digits."""
     folder = tmp_path_factory.mktemp("store")
     uri = f"sqlite:///{folder}/mlflow.db"
     for seed, accuracy in ZETA_10.items():
@@ -53,7 +53,11 @@ def store(tmp_path_factory):
     log(uri, "fedavg", 0.9, experiment="swept", tags={"mlflow.parentRunId": "parent"})
     words = f"pfedbayes --rounds 12 --local-steps 2 --predict-samples 2 --runtime local --tracking.uri {uri}"
     assert launch.main([*words.split(), "--tracking.experiment", "real", "--output", str(folder / "run")]) == 0
-    return uri, json.loads((folder / "run" / "summary.json").read_text())
+    words = (
+        f"fedper --rounds 2 --local-steps 2 --novel-clients 2 --adapt-rounds 12 --runtime local --tracking.uri {uri}"
+    )
+    assert launch.main([*words.split(), "--tracking.experiment", "newcomers", "--output", str(folder / "held")]) == 0
+    return uri, json.loads((folder / "run" / "summary.json").read_text()), folder
 
 
 def run(store, output, *words):
@@ -111,6 +115,21 @@ def test_the_figures_of_a_run_are_those_of_its_summary(store, real):
     kinds = ["accuracy", "clients", "reliability-global", "reliability-personal"]
     assert drawn == [f"{kind}-digits-medium.png" for kind in kinds]
     assert "[" not in (real / "table.md").read_text()  # no paper has figures for these data
+
+
+def test_newcomers_have_a_column_and_figures_of_their_own(store, tmp_path, capsys):
+    assert run(store, tmp_path, "--experiment", "newcomers", "--metrics", "personal/accuracy,novel/accuracy") == 0
+    assert "| personal accuracy (%) ↑ | newcomers' accuracy (%) ↑ |" in capsys.readouterr().out
+    ((_, row),) = table(tmp_path).items()
+    (history,) = (path for path in store[2].glob("held/metrics.csv"))
+    with history.open(newline="") as file:
+        adapted = [float(line["novel/accuracy"]) for line in csv.DictReader(file) if line["novel/accuracy"]]
+    assert len(adapted) == 12
+    summary = json.loads((store[2] / "held" / "summary.json").read_text())
+    assert float(row["novel/accuracy mean"]) == summary["novel"]["accuracy"] == pytest.approx(sum(adapted[-2:]) / 2)
+    assert float(row["personal/accuracy mean"]) == summary["personal"]["accuracy"]
+    assert (tmp_path / "figures" / "reliability-novel-digits-medium.png").exists()
+    assert 'alt="reliability-novel-digits-medium"' in (tmp_path / "report.html").read_text()
 
 
 def test_sweeps_and_studies_are_chosen(store, tmp_path):

@@ -63,6 +63,27 @@ def test_accuracy_has_three_panels_per_kind_with_a_line_per_row():
     assert [text.get_text() for text in legend.get_texts()] == ["a", "b, zeta=1"]
 
 
+def test_newcomers_are_drawn_where_a_run_has_them():
+    adapting = [{"round": 3, SECONDS: 2.0, UP: 0.0, DOWN: 1e6, "novel/accuracy": 0.4}]
+    held = Series("c", [[*rounds([0.5, 0.7]), *adapting]], [bins([(9, "0.5")], "novel")], [[{"novel_accuracy": "0.4"}]])
+    figure = compare_plots.accuracy_figure([ONE, held])
+    assert figure is not None
+    overall, newcomers = figure.axes[0], figure.axes[3]
+    assert [overall.get_ylabel(), newcomers.get_ylabel()] == [
+        "Accuracy of the global model (%)",
+        "Accuracy of the newcomers (%)",
+    ]
+    assert len(overall.lines) == 2
+    ((line),) = newcomers.lines
+    assert (list(line.get_xdata()), list(line.get_ydata())) == ([3], [40])
+    figure = compare_plots.clients_figure([ONE, held])
+    assert figure is not None
+    assert figure.axes[1].get_xlabel() == "Accuracy on a client, newcomers (%)"
+    figure = compare_plots.reliability_figure([ONE, held], "novel")
+    assert figure is not None
+    assert figure.axes[0].get_title() == "c\nNewcomers: ECE 30.0 %"
+
+
 def test_rows_are_told_apart_without_colour():
     looks = [compare_plots._look(i) for i in range(compare_plots.ROWS_MAX)]
     assert len({(str(look["linestyle"]), look["marker"]) for look in looks}) == len(looks)

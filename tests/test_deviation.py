@@ -13,7 +13,7 @@ from fedray import data, deviation, evaluation, plots, trees
 from fedray.deviation import deviations, rows
 from fedray.federation import LocalFederation
 from fedray.launch import main
-from fedray.types import ClassLosses
+from fedray.replies import ClassLosses
 from tests.helpers import block, differing, small_plan
 
 

@@ -11,10 +11,9 @@ MATHS = (
     "indicators probabilities bregman optim aggregate metrics rng partition lognormal skewed trees tensors"
 )
 RUN_TIME = (
-    "registry dataconfig config scaling readers covertype leaf text data protocols plan messages evaluation deviation "
-    "local "
-    "rounds federation checkpoint runfolder stores tracking plots client_plots cli terminal compare result report "
-    "cells runs groups published tables compare_plots compare_html status"
+    "registry dataconfig config scaling readers covertype leaf text data protocols plan replies messages evaluation "
+    "deviation local rounds federation checkpoint checkpoint_files runfolder stores tracking plots client_plots cli "
+    "terminal compare result report cells runs groups published tables compare_plots compare_html status"
 )
 LAYERS = (
     "types",

@@ -25,7 +25,7 @@ def recorder(plan, seen):
 
 
 @pytest.mark.parametrize("name", ["fedavg", "pfedbayes"])
-@pytest.mark.parametrize(("backend", "chunk"), [("loop", 32), ("vmap", 32), ("vmap", 2)])
+@pytest.mark.parametrize(("backend", "chunk"), [("loop", 32), ("vmap", 32), ("vmap", 2), ("auto", 3)])
 def test_packing_does_not_matter(name, backend, chunk, monkeypatch):
     """Two blocks, or stacks of two, give bitwise what one block gives in a loop."""
     monkeypatch.setattr(local, "CHUNK", chunk)
@@ -48,7 +48,7 @@ def test_only_the_selected_clients_train_and_each_answers_once(backend):
         assert bool(changed) == (id_ in (2, 5))
 
 
-@BACKENDS
+@pytest.mark.parametrize("backend", ["loop", "vmap", "auto"])
 def test_company_does_not_matter(backend):
     plan, server = small_plan("pfedbayes"), small_plan("pfedbayes").initial_server()
     together, alone = block(plan, backend=backend), block(plan, (3,), backend)
@@ -194,10 +194,35 @@ def test_numerics_is_one_thread_without_denormals_and_ends_even_in_an_error():
 
 
 def test_auto_stacks_small_networks_and_loops_over_large_ones(monkeypatch):
-    plan = small_plan()
+    plan, particles = small_plan(), small_plan("dsvgd")
+    assert plan.model.padded == particles.model.padded == 640
     assert block(plan, backend="auto").backend == "vmap"
-    monkeypatch.setattr(local, "SMALL", 600)
+    monkeypatch.setattr(local, "SMALL", 640)
+    assert block(plan, backend="auto").backend == "vmap"
+    assert block(particles, backend="auto").backend == "loop"  # several times as many numbers
+    monkeypatch.setattr(local, "SMALL", 639)
     assert block(plan, backend="auto").backend == "loop"
+
+
+def test_fewer_clients_of_larger_networks_are_stacked(monkeypatch):
+    plan = small_plan()
+    assert block(plan, backend="vmap").chunk == local.CHUNK
+    monkeypatch.setattr(local, "STACK", 2 * 640)
+    assert block(plan, backend="vmap").chunk == 2
+    monkeypatch.setattr(local, "STACK", 1)
+    assert block(plan, backend="vmap").chunk == 1
+    assert block(plan, backend="loop").chunk == 1
+
+
+@pytest.mark.parametrize(("batch_size", "stacked"), [(1, 1), (8, 0)])
+def test_auto_plays_a_client_alone_by_itself_where_the_result_is_the_same(batch_size, stacked, monkeypatch):
+    stacks, build = [], local._stacked
+    monkeypatch.setattr(local, "_stacked", lambda plan: stacks.append(1) or build(plan))
+    plan = small_plan("pfedbayes", {"batch_size": batch_size})
+    play(plan, [block(plan, (3,), "auto")], ((3,),))
+    assert len(stacks) == stacked
+    play(plan, [block(plan, (3, 4), "auto")], ((3, 4),))
+    assert len(stacks) == stacked + 1
 
 
 @pytest.mark.parametrize("name", ["fedavg", "pfedbayes"])

@@ -98,6 +98,18 @@ def test_the_settings_are_passed_on():
     assert protocols.describe(cfg.data) == "by user, groups of users with alpha 3"
 
 
+def test_a_tenth_of_leafs_datasets_is_tested_unless_told_otherwise():
+    def tested(**settings):
+        return resolve(Experiment(data=DataConfig(**settings))).data.test_fraction
+
+    assert [tested(name=name) for name in ("sent140", "femnist", "a.json", "digits")] == [0.1, 0.1, 0.25, 0.25]
+    assert tested(name="femnist", test_fraction=0.25) == 0.25
+    users = np.arange(3).repeat(100)
+    dataset = data.Dataset(np.zeros((300, 2), np.float32), users % 2, 2, None, users)
+    cfg = Experiment(clients=3, data=DataConfig(name="femnist"))
+    assert [len(part) for part in protocols.deal(cfg, dataset, rng()).test] == [10, 10, 10]
+
+
 @pytest.mark.parametrize(
     ("name", "federation"),
     [("sent140", (10, 4, "lstm")), ("femnist", (198, 20, "dnn")), ("a.jsonl", (None, None, "auto"))],

@@ -112,6 +112,9 @@ def test_the_result_reports_them_apart():
     table = report.client_rows(evaluated, federation.plan)
     assert ["personal_accuracy" in row for row in table] == [True] * 4 + [False] * 2
     assert ["novel_accuracy" in row for row in table] == [False] * 4 + [True] * 2
+    bins = report.client_calibration_rows(evaluated, federation.plan)
+    assert {row["client"] for row in bins if row["model"] == "novel"} == {4, 5}
+    assert {row["client"] for row in bins if row["model"] == "personal"} == {0, 1, 2, 3}
 
 
 REFUSED = [

@@ -94,6 +94,16 @@ def test_accuracy_curves_are_the_table(folder):
     assert [ax.get_ylabel() for ax in (accuracy, nll)] == ["Accuracy (%)", "NLL (nats)"]
 
 
+def test_newcomers_are_called_so(tmp_path):
+    write(tmp_path / "metrics.csv", [["round", "personal/accuracy", "novel/accuracy"], [1, 0.5, ""], [2, "", 0.25]])
+    write(
+        tmp_path / "calibration.csv", [["model", "bin", "count", "confidence", "accuracy"], ["novel", 0, 4, 0.05, 0.25]]
+    )
+    (accuracy,) = drawn(plots._accuracy_figure(tmp_path))
+    assert [line.get_label() for line in accuracy.lines] == ["personal model", "newcomers"]
+    assert drawn(plots._reliability_figure(tmp_path))[0].get_title() == "Newcomers: ECE 20.0 %"
+
+
 def test_ece_stands_in_for_a_missing_nll(tmp_path):
     write(tmp_path / "metrics.csv", [["round", "global/accuracy", "global/ece"], [1, 0.5, 0.25]])
     accuracy, ece = drawn(plots._accuracy_figure(tmp_path))

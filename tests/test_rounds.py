@@ -15,8 +15,9 @@ from fedray.federation import LocalCohort, LocalFederation
 from fedray.messages import payload_bytes, sound
 from fedray.plan import make_plan
 from fedray.posteriors import Gaussian
+from fedray.replies import Failure, TrainReply
 from fedray.rounds import TrainingError, play_round, start
-from fedray.types import Failure, FedRayError, Selection, Stage, TrainReply
+from fedray.types import FedRayError, Selection, Stage
 from tests.helpers import ALGORITHMS, block, differing, small_plan
 
 

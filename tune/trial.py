@@ -9,7 +9,7 @@ from ray import tune as ray_tune
 
 from actors.cohort import RayCohort
 from actors.placement import Layout
-from fedray import checkpoint, report
+from fedray import checkpoint_files, report
 from fedray.config import Experiment, override
 from fedray.local import numerics
 from fedray.plan import make_plan
@@ -66,12 +66,12 @@ class Trial(ray_tune.Trainable):
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Server, every client, and the measures so far; written here, for Tune collects them from this machine."""
-        files = checkpoint.write_clients(checkpoint_dir, range(self._plan.clients), self._cohort.snapshot())
-        checkpoint.write(checkpoint_dir, self._plan, self._state, files)
+        files = checkpoint_files.write_clients(checkpoint_dir, range(self._plan.clients), self._cohort.snapshot())
+        checkpoint_files.write(checkpoint_dir, self._plan, self._state, files)
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Go on from a checkpoint of this trial or, in population based training, of a better one."""
-        found = checkpoint.read(checkpoint_dir, self._plan)
+        found = checkpoint_files.read(checkpoint_dir, self._plan)
         self._state = found.state
         self._cohort.restore(found.state.round, found.clients)
 

@@ -15,8 +15,9 @@ from fedray.checkpoint import Store
 from fedray.config import Execution
 from fedray.federation import LocalFederation
 from fedray.plan import Plan
+from fedray.replies import Failure
 from fedray.rounds import Snapshot, TrainingError
-from fedray.types import Failure, RunError
+from fedray.types import RunError
 from tests.chaos.faults import always, faulty, issue
 from tests.helpers import differing, small_plan
 

@@ -1,9 +1,11 @@
-"""CPU seconds of this process and everything it started, and the floor of a machine."""
+"""CPU seconds and memory of this process and everything it started, and the floor of a machine."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterable
 
@@ -26,6 +28,35 @@ def cpu_seconds(processes: Iterable[int] | None = None) -> float:
             continue
         total += times.user + times.system
     return total
+
+
+class Peak:
+    """The largest memory in bytes of the given processes, or of all below this one, seen until it is stopped."""
+
+    def __init__(self, processes: Iterable[int] | None = None):
+        self._processes, self._bytes, self._over = processes, 0, threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.5):
+            self._bytes = max(self._bytes, self._now())
+
+    def _now(self) -> int:
+        """Proportional set sizes: of a page that n processes share each counts an n-th."""
+        family = psutil.Process().children(recursive=True)
+        family = family if self._processes is None else [psutil.Process(pid) for pid in self._processes]
+        total = 0
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                total += process.memory_full_info().pss
+        return total
+
+    def stop(self) -> int:
+        """Stop looking; the largest."""
+        self._over.set()
+        self._thread.join()
+        return self._bytes
 
 
 def median_seconds(run: Callable[[], object], repeats: int) -> float:

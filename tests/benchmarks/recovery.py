@@ -25,7 +25,7 @@ from actors.federation import RayFederation
 from fedray.algorithms.pfedbayes import PFedBayes
 from fedray.config import DataConfig, Execution, Experiment
 from fedray.plan import Plan, make_plan
-from fedray.types import RoundMetrics
+from fedray.replies import RoundMetrics
 
 CALM = 3  # undisturbed rounds before every fault; the one after a fault is not counted
 

@@ -30,7 +30,7 @@ from fedray.config import DataConfig, Execution, Experiment
 from fedray.federation import LocalFederation
 from fedray.local import Block, numerics
 from fedray.plan import Plan, make_plan
-from fedray.types import RoundMetrics
+from fedray.replies import RoundMetrics
 from tests.benchmarks.meter import cpu_seconds, floor_seconds
 
 PAIR, ON_RAY = "2 processes that only train", "Ray, 2 actors, with MLflow"

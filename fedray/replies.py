@@ -1,0 +1,119 @@
+"""What a client and its server say to each other in a round, and what the round reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from fedray.types import EvalStats
+
+
+class Failure(NamedTuple):
+    """Something that went wrong in a run, and what was made of it."""
+
+    round: int
+    who: str  # 'client 3', 'actor of clients 0-4', 'server', 'checkpoint'
+    kind: str  # 'exception', 'not finite', 'lost', 'late', 'checkpoint'
+    reason: str  # in one line
+    action: str = ""  # 'left out', 'asked again', 'rebuilt from round 5'
+    traceback: str = ""
+
+
+class TrainReply(NamedTuple):
+    """What the clients hosted by one process send to the server after local training.
+
+    Without a client that succeeded, ``up``, ``examples`` and ``info`` are None.
+    """
+
+    round: int
+    ids: tuple[int, ...]  # K clients, ascending
+    up: Any  # the algorithm's upload, stacked [K, ...]; None in a round of adaptation
+    examples: Tensor | None  # [K] n_i
+    info: Any  # the scalars of step, stacked [K, R]
+    failures: tuple[Failure, ...] = ()  # clients that were asked too, and why they are not among ids
+
+
+class Spotlight(NamedTuple):
+    """The personal predictive distribution of one fixed test image per client, for the uncertainty figure."""
+
+    round: int
+    ids: tuple[int, ...]
+    label: Tensor  # [K] true class
+    probs: Tensor  # [K, M, C] one row per posterior draw
+
+
+class EvalReply(NamedTuple):
+    """Evaluation sums of the clients hosted by one process; ratios are taken once, at the end."""
+
+    round: int
+    ids: tuple[int, ...]
+    personal: EvalStats | None  # [K, ...] or None where the method has no personal model
+    global_: EvalStats | None  # [K, ...] the global model on each client's own test shard
+    spotlight: Spotlight | None
+
+
+class ClassLosses(NamedTuple):
+    """Of each client and class, what the loss deviation is made of: numbers of examples, and NLL in nats."""
+
+    train: Tensor  # [K, C] the client's training examples
+    own: Tensor  # [K, C] its test examples
+    own_nll: Tensor  # [K, C] Σ -log p̄(y) of its personal model over them
+    union: Tensor  # [K, C] the test examples of all clients, the same in every row
+    union_nll: Tensor  # [K, C] Σ -log p̄(y) of its personal model over those
+
+
+class RoundMetrics(NamedTuple):
+    """All that one round reports. Rows of the evaluation sums are the clients of the federation, in order."""
+
+    round: int
+    participants: tuple[int, ...]  # whose uploads were averaged
+    train: Mapping[str, float]  # means of the step's info over those who trained
+    personal: EvalStats | None  # [N, ...]; None where not evaluated in this round
+    global_: EvalStats | None
+    seconds: Mapping[str, float]  # wall seconds: train, aggregate, evaluate, round
+    bytes_up: int
+    bytes_down: int
+    spotlights: tuple[Spotlight, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    novel: EvalStats | None = None  # rows are the clients that were held out
+    selection: Mapping[str, float] = {}  # what the policy reports of its choice
+
+
+class Cohort(Protocol):
+    """The clients of a federation, wherever they live: in this process or in Ray actors.
+
+    Replies come back in ascending client order, whatever the order of arrival.
+    """
+
+    def train(self, round: int, ids: Sequence[int], down: Any) -> list[TrainReply]:
+        """Train the selected clients from ``down``; replies and their failures cover ``ids`` exactly once."""
+        ...
+
+    def evaluate(self, round: int, view: Any, spotlight: bool) -> list[EvalReply]:
+        """Evaluate every client's personal model and the global model on its own test shard.
+
+        In a round of the federation, of its clients; in one of adaptation, of those that were held out.
+        """
+        ...
+
+    def class_losses(self, round: int, view: Any) -> ClassLosses:
+        """The sums of every client's personal model, by class, on its own test shard and on those of all, [N, C]."""
+        ...
+
+    def probe(self, score: str, stage: int, view: Any, message: Any) -> Iterator[Tensor]:
+        """The replies of the clients in a stage of a score, one after the other; only to be read."""
+        ...
+
+    def snapshot(self) -> Any:
+        """The private state of every client, stacked [N, ...]."""
+        ...
+
+    def restore(self, round: int, clients: Any) -> None:
+        """Give every client the private state [N, ...] that it had after a round."""
+        ...
+
+    def save(self, folder: str) -> list[Any]:
+        """Write every client's private state into a folder of a checkpoint, and list the files in client order."""
+        ...
