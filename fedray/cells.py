@@ -97,7 +97,7 @@ def quick() -> list[Cell]:
 def selection() -> list[Cell]:
     """Serial DSVGD by four ways to choose a client: logistic regression, Covertype 1:9, 30 clients (10 CPU minutes)."""
     data = {"data.name": "covertype", "model.name": "blr", "clients": 30, "algorithm.prior": "gamma"}
-    return _selection(data | {"algorithm.particles": 6, "algorithm.lr": 0.05})
+    return _selection(data | {"algorithm.particles": 6, "algorithm.lr": 0.02})
 
 
 def selection_digits() -> list[Cell]:
