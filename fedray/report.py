@@ -88,8 +88,9 @@ def summarize(plan: Plan, rows: Sequence[Mapping[str, float]], run_id: str | Non
         "algorithm": registry.algorithm_name(plan.cfg.algorithm),
         "rounds": min(len(rows), plan.cfg.rounds),
         "seed": plan.cfg.seed,
-        **{kind: _average(kind, averaged) for kind in KINDS},
-        "stability": {kind: stability(rows, kind) for kind in KINDS},
+        **{
+            kind: (found := _average(kind, averaged)) and found | {"stability": stability(rows, kind)} for kind in KINDS
+        },
         **({NOVEL: _average(NOVEL, adapted)} if plan.novel else {}),
         "seconds": seconds,
         "bytes_up": int(sum(row["comm/bytes_up"] for row in rows)),
@@ -110,7 +111,7 @@ def stability(rows: Sequence[Mapping[str, float]], kind: str) -> float | None:
     return statistics.stdev(values) if len(values) > 1 else None
 
 
-def _average(kind: str, rows: Sequence[Mapping[str, float]]) -> dict[str, float] | None:
+def _average(kind: str, rows: Sequence[Mapping[str, float]]) -> dict[str, float | None] | None:
     if not rows or f"{kind}/accuracy" not in rows[0]:
         return None
     return {name: sum(row[f"{kind}/{name}"] for row in rows) / len(rows) for name in MEASURES}

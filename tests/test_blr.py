@@ -145,9 +145,9 @@ def test_history_divides_the_particles_of_others_by_the_gamma_prior():
 @pytest.mark.parametrize("form", ["paper", "first_order"])
 def test_only_the_first_order_form_of_hip_sees_the_prior(form):
     cfg = DSVGD(prior="gamma", prior_rate=2.0, hip=form)
-    x, replies = thetas(4), torch.stack([thetas(4).roll(k, 0) for k in range(3)])[:, None]
-    found = indicators.compared(cfg, MODEL, SimpleNamespace(x=x), replies)
-    target = replies[:, 0].mean(0)
+    x, replies = thetas(4), torch.stack([thetas(4).roll(k, 0) for k in range(3)]).double()
+    found = indicators.compared(cfg, MODEL, SimpleNamespace(x=x), iter(replies))
+    x, target = x.double(), replies.mean(0)
     target = 3 * target + cfg.p0(7).score(x) if form == "first_order" else target
     expected = reference(x, target, rbf(x), 7)
     assert_close(found.phi, expected.phi)

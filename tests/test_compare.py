@@ -108,7 +108,7 @@ def test_the_figures_of_a_run_are_those_of_its_summary(store, real):
     for kind in ("personal", "global"):
         for name in NAMES:
             assert float(row[f"{kind}/{name} mean"]) == summary[kind][name]
-        assert float(row[f"{kind}/stability mean"]) == summary["stability"][kind] > 0
+        assert float(row[f"{kind}/stability mean"]) == summary[kind]["stability"] > 0
     for way in ("up", "down"):
         assert float(row[f"comm/bytes_{way} mean"]) == summary[f"bytes_{way}"]
     drawn = sorted(path.name for path in (real / "figures").iterdir())

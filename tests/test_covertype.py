@@ -36,7 +36,7 @@ def write(root, x, y, name=covertype.NAMES[1]):
 def test_columns_are_scaled_by_fixed_ranges_and_class_2_is_told_from_the_others(tmp_path):
     x, y = raw()
     dataset = data.load(write(tmp_path, x, y))
-    assert (dataset.classes, dataset.scale, dataset.x.dtype) == (2, None, np.float32)
+    assert (dataset.classes, dataset.scaling, dataset.x.dtype) == (2, None, np.float32)
     assert (dataset.y == (y == 2)).all()
     assert (dataset.x[0, :10] == 0).all()
     assert (dataset.x[-1, :10] == 1).all()

@@ -183,7 +183,7 @@ def test_a_run_that_is_resumed_asks_for_the_password(
 
 def test_a_study_says_what_to_type_next_without_the_password(capfd: pytest.CaptureFixture[str]) -> None:
     execution = Execution(tracking=TrackingConfig(uri=f"{USER}host"))
-    studies.conclude("name", studies.Options(execution=execution), studies.Tally(1, 0, ()))
+    studies.conclude("quick", studies.Options(execution=execution), studies.Tally(1, 0, ()))
     err = capfd.readouterr().err
     assert "--uri 'http://someone:***@host'" in err
     assert SECRET not in err
