@@ -157,5 +157,6 @@ ALGORITHM = Algorithm(
     predict_personal=None,
     noise_shape=noise_shape,
     down_per_client=True,
+    particles=lambda cfg: cfg.particles,
     space={"a0": LogUniform(1e-6, 1e-2), "prior_precision": LogUniform(0.1, 100), "particles": Choice((10, 20, 50))},
 )

@@ -142,5 +142,6 @@ ALGORITHM = Algorithm(
     predict_global=predict,
     predict_personal=None,
     defaults={"local_steps": 1},
+    particles=lambda cfg: cfg.particles,
     space={"lr": LogUniform(1e-3, 1e-1), "prior_precision": LogUniform(0.1, 100), "particles": Choice((6, 10, 20, 50))},
 )

@@ -275,12 +275,13 @@ def test_regression_clips_at_zero_and_survives_coordinates_that_do_not_vary():
     assert torch.equal(regression(x, s), torch.tensor([3.0, 0.0, 0.0]).double())
 
 
-def test_a_prediction_averages_the_particles_whatever_the_number_of_draws():
+@pytest.mark.parametrize("name", ["dsvgd", "svgd", "dsgld"])
+def test_a_prediction_averages_the_particles_whatever_the_number_of_draws(name):
     for settings in ({"predict_samples": 10}, {"predict_samples": 0}):
-        plan = small_plan("dsvgd", settings | {"algorithm.particles": 5})
+        plan = small_plan(name, settings | {"algorithm.particles": 12, "clients_per_round": 6})
         (last,) = plan.algorithm.predict_noise(plan.cfg.algorithm, plan.model, 10)
         assert last == 0
-        assert report.protocol(plan, [1])["prediction"] == "average of 5 particles"
+        assert report.protocol(plan, [1])["prediction"] == "average of 12 particles"
     alone = small_plan("dsvgd", {"algorithm.particles": 1})
     assert report.protocol(alone, [1])["prediction"] == "one prediction, without draws"
     model, server = plan.model, plan.initial_server()
