@@ -286,7 +286,7 @@ def test_a_prediction_averages_the_particles_whatever_the_number_of_draws(name):
     assert report.protocol(alone, [1])["prediction"] == "one prediction, without draws"
     model, server = plan.model, plan.initial_server()
     x = Stream(0, "pixels").normal([3, 64])
-    assert plan.algorithm.predict_global(plan.cfg.algorithm, model, plan.view(server), x, None).shape == (5, 3, 10)
+    assert plan.algorithm.predict_global(plan.cfg.algorithm, model, plan.view(server), x, None).shape == (12, 3, 10)
 
 
 def probed(settings, score):
