@@ -30,8 +30,8 @@ class DataConfig:
     scaling: Literal["auto", "range", "unit", "standard", "feature"] = "auto"
     """Units of inputs: range: [-1, 1]; unit: [0, 1]; standard: mean 0 and sd 1 of all together; feature: of each by
     itself (the last two over all examples, those for testing too, as published protocols do). auto: range, but unit for
-    femnist, feature for covertype, and with lognormal sizes pFedBreD's: feature for mnist, standard for fashion_mnist;
-    float features as they are."""
+    femnist and shards, feature for covertype, and with lognormal sizes pFedBreD's: feature for mnist, standard for
+    fashion_mnist; float features as they are."""
     classes: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """Keep only the examples of the first so many classes; by default of all."""
     partition: Literal["auto", "labels", "lognormal", "dirichlet", "iid", "natural", "ratio", "shards"] = "auto"

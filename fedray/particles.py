@@ -62,9 +62,9 @@ def network(model: Model, batch: Batch, temperature: float = 1.0) -> Likelihood:
 
 
 def curvature(model: Model, batch: Batch, x: Tensor, temperature: float = 1.0) -> Tensor:
-    """Mean over particles [M, P] of the Gauss-Newton diagonal of -log p_k [P]."""
+    """The Gauss-Newton diagonal of -log p_k at particles [M, P]."""
     diagonals = torch.cat([ggn_diagonal(model, thetas, batch.x, batch.weight) for thetas in x.split(TOGETHER)])
-    return diagonals.mean(0) * (batch.total / batch.weight.sum() / temperature)
+    return diagonals * (batch.total / batch.weight.sum() / temperature)
 
 
 def check_layers(model: Model, setting: str, value: str) -> None:

@@ -44,7 +44,8 @@ PFEDBRED = {  # with lognormal sizes
     "fashion_mnist": Protocol(100, 20, "dnn", labels=2, scaling="standard"),
     "cifar10": Protocol(20, 4, "cnn", labels=3),
 }
-SHARDS = Protocol(27, 1, "mlp", labels=3, held_out=1 / 7)  # of client selection, for the digits 0-8: --data.classes 9
+# Of client selection, for the digits 0-8 (--data.classes 9), in the units of the public code of its DSVGD.
+SHARDS = Protocol(27, 1, "mlp", labels=3, scaling="unit", held_out=1 / 7)
 COVERTYPE = Protocol(30, 1, "blr", scaling="feature", held_out=0.2)  # likewise
 
 

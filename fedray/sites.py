@@ -6,6 +6,10 @@ rows of x [M, P].
 
 site     log t_k = η_k·θ - ½ θᵀ diag(Λ_k) θ, fitted by the stationarity conditions of Gaussian variational inference:
          Λ_k = E_q[-∇² log p_k], η_k = E_q[s_k] + Λ_k E_q[θ]; exact for Gaussian likelihoods. The server keeps the sums.
+particle the same with a Gaussian for each particle, that of log p_k's expansion at it: Λ_kn = -∇² log p_k(θ_n), η_kn =
+         s_k(θ_n) + Λ_kn θ_n. Where all were fitted at the same particles, Σ_k t_k has the very score of Π_k p_k there,
+         whatever the likelihood and Λ: what does not move is at rest under SVGD on all data. It holds for particles
+         that keep their row from visit to visit, as all here do; messages are three times as long.
 none     no pull: every client targets p0 p_k alone. A control.
 kde_*    r_k = p0 t_k as local particles: the pull is ∇log q - ∇log r_k of kernel density estimates, and L' steps of
          SVGD distil q_new/q_old r_k into r_k (eq. 7). kde_distill: one width; kde_shared: λ² = h/2 of the global
@@ -44,10 +48,10 @@ class Nothing(NamedTuple):
 
 
 class Natural(NamedTuple):
-    """A Gaussian factor in natural parameters."""
+    """A Gaussian factor in natural parameters, or one for each particle."""
 
-    lam: Tensor  # [P] precision Λ
-    eta: Tensor  # [P]
+    lam: Tensor  # [P] or [M, P] precision Λ
+    eta: Tensor  # the same
 
 
 class Cloud(NamedTuple):
@@ -93,24 +97,29 @@ class Backend(NamedTuple):
     shared: Callable[..., Any]  # settings, x -> the sums over clients that the server keeps
     cavity: Callable[..., Any]  # settings, sums, own, x -> what is left of q without t_k, fixed during a visit
     pull: Callable[..., Tensor]  # settings, cavity, x -> its score without the prior's [M, P]
-    renew: Callable[..., Any]  # settings, own, cavity, x, s [M, P], curvature [P] -> own
+    renew: Callable[..., Any]  # settings, own, cavity, x, s [M, P], curvature [M, P] -> own
     share: Callable[..., Any]  # old own, new own -> what is added to the sums
-    summable: bool = False  # the server can rebuild q from the sums
+    gaussian: bool = False  # renewed from the likelihood's scores and curvature; the sums are all that q needs
 
 
 def regression(x: Tensor, s: Tensor) -> Tensor:
-    """E_q[-∂²log p] [P] from particles and scores [M, P] by Stein's lemma: -Cov(θ_j, s_j)/Var(θ_j), clipped at 0.
+    """E_q[-∂²log p], the same [M, P] for all particles, from them and scores [M, P] by Stein's lemma.
 
-    Exact where s is linear in each coordinate alone; noise where M is not large against P.
+    -Cov(θ_j, s_j)/Var(θ_j), clipped at 0: exact where s is linear in each coordinate alone; noise where M is not large
+    against P.
     """
-    x = x - x.mean(0)
-    spread = x.square().sum(0)
-    slope = -(x * s).sum(0) / spread.clamp_min(torch.finfo(x.dtype).tiny)
-    return torch.where(spread > 0, slope, 0).clamp_min(0)
+    away = x - x.mean(0)
+    spread = away.square().sum(0)
+    slope = -(away * s).sum(0) / spread.clamp_min(torch.finfo(x.dtype).tiny)
+    return torch.where(spread > 0, slope, 0).clamp_min(0).expand_as(x)
 
 
 def natural_site(settings: Settings, x: Tensor) -> Natural:
     return Natural(torch.zeros_like(x[0]), torch.zeros_like(x[0]))
+
+
+def expanded_site(settings: Settings, x: Tensor) -> Natural:
+    return Natural(torch.zeros_like(x), torch.zeros_like(x))
 
 
 def natural_cavity(settings: Settings, sums: Natural, own: Natural, x: Tensor) -> Natural:
@@ -124,8 +133,19 @@ def natural_pull(settings: Settings, cavity: Natural, x: Tensor) -> Tensor:
 def natural_renew(
     settings: Settings, own: Natural, cavity: Natural, x: Tensor, s: Tensor, curvature: Tensor
 ) -> Natural:
-    eta, beta = s.mean(0) + curvature * x.mean(0), settings.damping
-    return Natural(own.lam + beta * (curvature - own.lam), own.eta + beta * (eta - own.eta))
+    lam = curvature.mean(0)
+    return damped_site(own, Natural(lam, s.mean(0) + lam * x.mean(0)), settings.damping)
+
+
+def expanded_renew(
+    settings: Settings, own: Natural, cavity: Natural, x: Tensor, s: Tensor, curvature: Tensor
+) -> Natural:
+    return damped_site(own, Natural(curvature, s + curvature * x), settings.damping)
+
+
+def damped_site(old: Natural, new: Natural, beta: float) -> Natural:
+    """t_k^(1-β) (t_k new)^β."""
+    return Natural(old.lam + beta * (new.lam - old.lam), old.eta + beta * (new.eta - old.eta))
 
 
 def natural_share(old: Natural, new: Natural) -> Natural:
@@ -228,6 +248,9 @@ def _kde(gradient: Callable[..., Tensor], width: Callable[..., Any]) -> Backend:
 
 BACKENDS = {
     "site": Backend(natural_site, natural_site, natural_cavity, natural_pull, natural_renew, natural_share, True),
+    "particle": Backend(
+        expanded_site, expanded_site, natural_cavity, natural_pull, expanded_renew, natural_share, True
+    ),
     "none": Backend(nothing, nothing, nothing, no_pull, nothing, nothing),
     "history": Backend(
         visits_site,

@@ -57,6 +57,7 @@ def test_a_scaling_survives_json():
         ("fashion_mnist", "lognormal", "auto", "standard"),
         ("cifar10", "lognormal", "auto", "auto"),
         ("femnist", "auto", "auto", "unit"),
+        ("mnist", "shards", "auto", "unit"),
         ("mnist", "auto", "auto", "auto"),
         ("mnist", "lognormal", "range", "range"),
     ],

@@ -41,9 +41,10 @@ class DSVGD(SVGD):
     on p0 Π_k t_k, which holds what the sites do, and for networks that is little."""
     server_steps: int = 50
     """SVGD steps of the server per round (merge svgd)."""
-    sites: Literal["site", "none", "history", "kde_distill", "kde_shared", "kde_code"] = "site"
-    """How t_k is kept: site: as a Gaussian; none: not; history: as the particles of all visits; kde_distill: as in the
-    paper, diverges beyond two dimensions; kde_shared: with an adaptive width; kde_code: the public code's, inert."""
+    sites: Literal["site", "particle", "none", "history", "kde_distill", "kde_shared", "kde_code"] = "site"
+    """How t_k is kept: site: as a Gaussian; particle: as one for every particle, for networks, in messages three times
+    as long; none: not; history: as the particles of all visits; kde_distill: as in the paper, diverges beyond two
+    dimensions; kde_shared: with an adaptive width; kde_code: the public code's, inert."""
     curvature: Literal["ggn", "regression"] = "ggn"
     """Precision of a site from the Gauss-Newton matrix, or by regressing scores on particles (needs M above P)."""
     beta: float = 0.0
@@ -62,12 +63,16 @@ class DSVGD(SVGD):
     of the whole posterior: the first-order decrease of the free energy."""
     hip_offset: bool = True
     """Keep the part of HIP that all clients share; near convergence it makes the choice almost uniform."""
+    score_examples: int = 0
+    """Examples of each client by which KSD and HIP judge it, evenly spaced in its shard; 0: all of them, which costs
+    more than the training of the one who is chosen."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.kde_width > 0, "kde_width", self.kde_width, "it is positive", "leave it out")
         for name in ("server_steps", "slots", "distil_steps"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least one is needed", "try 20")
+        require(self.score_examples >= 0, "score_examples", self.score_examples, "not negative", "use 0, all of them")
         require(0 <= self.beta <= 1, "beta", self.beta, "the damping lies in [0, 1]", "use 0 for the mode's own")
 
     def told(self, d: int) -> Settings:
@@ -124,11 +129,11 @@ def server_init(cfg: DSVGD, model: Model, facts: Facts, rng: Stream) -> Server:
     backend, serial, several = BACKENDS[cfg.sites], cfg.mode == "serial", facts.per_round
     reason = "serial DSVGD trains one client at a time"
     require(not serial or several == 1, "clients_per_round", several, reason, "use 1, or --mode parallel")
-    possible = serial or cfg.merge == "average" or backend.summable
+    possible = serial or cfg.merge == "average" or backend.gaussian
     require(possible, "sites", cfg.sites, "the server cannot rebuild q from them", "use site, or --merge average")
     reason = f"a client may be visited in each of {facts.rounds} rounds"
     require(cfg.sites != "history" or cfg.slots >= facts.rounds, "slots", cfg.slots, reason, "raise it")
-    if cfg.sites == "site" and cfg.curvature == "ggn":
+    if backend.gaussian and cfg.curvature == "ggn":
         check_layers(model, "curvature", "ggn")
     x = cfg.initial(model, rng)
     return Server(x, backend.shared(cfg.told(model.size), x))
@@ -163,16 +168,16 @@ def advance(cfg: DSVGD, d: int, local: Local, likelihood: Likelihood) -> tuple[L
 
 
 def finish(cfg: DSVGD, model: Model, local: Local, data: Batch) -> tuple[Client, Up]:
-    if cfg.sites != "site":  # no other backend looks at the likelihood again
-        return settle(cfg, model.size, local, local.x, local.x[0])
     x = local.x
+    if not BACKENDS[cfg.sites].gaussian:  # no other looks at the likelihood again
+        return settle(cfg, model.size, local, x, x)
     _, s = network(model, data, cfg.temperature)(x)
     curved = regression(x, s) if cfg.curvature == "regression" else curvature(model, data, x, cfg.temperature)
     return settle(cfg, model.size, local, s, curved)
 
 
 def settle(cfg: DSVGD, d: int, local: Local, s: Tensor, curved: Tensor) -> tuple[Client, Up]:
-    """Renew t_k from the likelihood's scores [M, P] and curvature [P] at the new particles (eq. 7)."""
+    """Renew t_k from the likelihood's scores and curvature [M, P] at the new particles (eq. 7)."""
     site = BACKENDS[cfg.sites].renew(cfg.told(d), local.site, local.cavity, local.x, s, curved)
     unused = cfg.mode == "parallel" and cfg.merge == "svgd"
     up = Up(local.x[:0] if unused else local.x, BACKENDS[cfg.sites].share(local.site, site))
@@ -201,9 +206,17 @@ def personalize(cfg: DSVGD, model: Model, client: Client, view: Server, data: Ba
 
 
 def scores(cfg: DSVGD, model: Model, client: Client, down: Server, data: Batch) -> tuple[Tensor, Tensor]:
-    """The scores of p_k and of p̃_k [M, P] at the global particles, on the whole shard."""
-    _, s = network(model, data, cfg.temperature)(down.x)
+    """The scores of p_k and of p̃_k [M, P] at the global particles, on the whole shard or ``score_examples`` of it."""
+    _, s = network(model, spaced(data, cfg.score_examples), cfg.temperature)(down.x)
     return s, tilted(cfg, model.size, begin(cfg, model, client, down, data).cavity, down.x, s)
+
+
+def spaced(data: Batch, count: int) -> Batch:
+    """Examples at equal distances in a padded shard, again and again where it has fewer; 0, or too many: all."""
+    if not 0 < count < len(data.weight):
+        return data
+    rows = (torch.arange(count, device=data.weight.device) * (data.weight.sum() / count)).long()
+    return Batch(*(part[rows] for part in data[:-1]), data.total)
 
 
 ALGORITHM = Algorithm(
