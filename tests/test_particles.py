@@ -5,6 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from fedray import report, trees
+from fedray.algorithms.dsvgd import spaced
 from fedray.federation import LocalCohort
 from fedray.likelihood import nll
 from fedray.local import numerics
@@ -107,3 +108,29 @@ def test_hip_scores_are_double_sums_in_one_phase_and_in_two(score, form):
     rest, *_ = probed({"algorithm.hip": form, "algorithm.hip_offset": False}, score)
     assert_close(found - rest, (found - rest)[:1].expand(6))
     assert (found - rest).abs().min() > 0
+
+
+def test_scores_on_a_part_of_the_shard_are_of_examples_at_equal_distances_and_stand_for_all():
+    full, batch = (
+        examples(9, total=9),
+        examples(9, total=9)._replace(weight=torch.tensor([1.0] * 7 + [0.0] * 2).double()),
+    )
+    found = spaced(batch._replace(total=torch.tensor(7.0).double()), 4)
+    assert found.place.tolist() == [0, 1, 3, 5]  # of seven; padding is not among them
+    assert torch.equal(found.x, batch.x[[0, 1, 3, 5]])
+    assert found.total == 7
+    assert spaced(batch._replace(weight=batch.weight * (batch.place < 2)), 4).place.tolist() == [0, 0, 1, 1]
+    for count in (0, 9, 10):
+        assert all(map(torch.equal, spaced(full, count), full))
+    model, x = NETS["deep"], Stream(0, "x").normal([3, NETS["deep"].padded]).double()
+    _, s = network(model, found)(x)
+    _, each = network(model, found._replace(total=torch.tensor(4.0).double()))(x)
+    assert_close(s, each * 7 / 4)
+
+
+@pytest.mark.parametrize("score", ["ksd", "hip", "hip_two_phase"])
+def test_clients_are_judged_by_that_part(score):
+    whole, part = (probed({"algorithm.score_examples": count}, score)[0] for count in (0, 12))
+    assert (whole - part).abs().min() > 0
+    same = probed({"algorithm.score_examples": 1000}, score)[0]
+    assert torch.equal(whole, same)

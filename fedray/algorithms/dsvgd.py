@@ -216,7 +216,7 @@ def spaced(data: Batch, count: int) -> Batch:
     if not 0 < count < len(data.weight):
         return data
     rows = (torch.arange(count, device=data.weight.device) * (data.weight.sum() / count)).long()
-    return Batch(*(part[rows] for part in data[:-1]), data.total)
+    return Batch(data.x[rows], data.y[rows], data.weight[rows], data.place[rows], data.total)
 
 
 ALGORITHM = Algorithm(

@@ -82,8 +82,8 @@ class Toy:
 
 
 @pytest.mark.parametrize(
-    ("sites", "rounds"), [("site", 3), ("history", 3), ("none", 3), ("kde_distill", 1), ("kde_shared", 1),
-                          ("kde_code", 1)]
+    ("sites", "rounds"), [("site", 3), ("particle", 3), ("history", 3), ("none", 3), ("kde_distill", 1),
+                          ("kde_shared", 1), ("kde_code", 1)]
 )  # fmt: skip
 def test_with_one_client_it_is_svgd(sites, rounds):
     toy = Toy(1, 3, 8, sites=sites, lr=0.05)
@@ -99,13 +99,15 @@ def test_the_first_visit_targets_the_prior_times_the_clients_likelihood(sites):
     assert_close(server.x, x, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("sites", ["site", "particle"])
 @pytest.mark.parametrize("beta", [1.0, 0.25])
-def test_sites_are_exact_for_gaussian_likelihoods_up_to_their_damping(beta):
-    toy = Toy(3, 4, 9, lr=0.05, beta=beta)
+def test_sites_are_exact_for_gaussian_likelihoods_up_to_their_damping(beta, sites):
+    toy = Toy(3, 4, 9, lr=0.05, beta=beta, sites=sites)
     _, clients = toy.play(3, 5)
     for k, client in enumerate(clients):
-        assert_close(client.site.lam, beta * toy.precision[k], rtol=1e-6, atol=0)
-        assert_close(client.site.eta, beta * toy.precision[k] * toy.m[k], rtol=1e-6, atol=1e-6)
+        lam, eta = beta * toy.precision[k], beta * toy.precision[k] * toy.m[k]
+        assert_close(client.site.lam, lam.expand_as(client.site.lam), rtol=1e-6, atol=0)
+        assert_close(client.site.eta, eta.expand_as(client.site.eta), rtol=1e-6, atol=1e-6)
     sums = trees.tree_map(lambda *parts: sum(parts), *[client.site for client in clients])
     assert_close(tuple(toy.server.sums), tuple(sums))
 
@@ -125,10 +127,18 @@ def test_changing_a_site_and_the_sums_with_it_leaves_the_clients_target_alone():
     assert_close(found[0], others - PRIOR * server.x, rtol=1e-6, atol=1e-6)  # every client has been visited
 
 
-@pytest.mark.parametrize("mode", [{}, {"mode": "parallel", "beta": 0.5}, {"mode": "parallel", "beta": 0.5,
-                                                                          "merge": "svgd"}])  # fmt: skip
+@pytest.mark.parametrize(
+    "mode",
+    [
+        {},
+        {"sites": "particle"},
+        {"mode": "parallel", "beta": 0.5},
+        {"mode": "parallel", "beta": 0.5, "merge": "svgd"},
+        {"mode": "parallel", "beta": 0.5, "merge": "svgd", "sites": "particle"},
+    ],
+)
 def test_it_recovers_the_analytic_posterior_in_one_dimension(mode):
-    toy, together = Toy(3, 1, 50, **mode), 3 if mode else 1
+    toy, together = Toy(3, 1, 50, **mode), 3 if "mode" in mode else 1
     toy.play(40, 50, together, lr=0.05)
     server, clients = toy.play(20, 50, together, lr=0.005)
     for x in (server.x, clients[0].x):  # every client's tilted posterior is the posterior
@@ -165,6 +175,25 @@ def test_gaussian_sites_do_what_central_svgd_does(d):
     assert ratio == pytest.approx(central, abs=0.03)
     assert d > 1 or ratio > 0.9
     assert d < 50 or ratio < 0.2  # so few particles cannot stand for the variance, there or here
+
+
+class Skewed(Toy):
+    """Log-likelihoods -e^(m_k - θ) - θ/2: no Gaussian has their curvature everywhere."""
+
+    def __call__(self, k):
+        return lambda x: (torch.zeros(()).double(), self.precision[k] * ((self.m[k] - x).exp() - 0.5))
+
+
+def test_at_rest_sites_of_particles_have_the_score_of_all_data_whatever_the_curvature():
+    """A regression's slope, one for all particles, is wrong at each; a single Gaussian's rest is elsewhere."""
+    left = {}
+    for sites in ("particle", "site"):
+        toy = Skewed(3, 1, 12, sites=sites, rule="plain")
+        x = toy.play(100, 30, lr=0.3)[0].x
+        s = sum(toy(k)(x)[1] for k in range(3)) - PRIOR * x
+        left[sites] = float(dsvgd.direction(x, s, rbf(x)).abs().max())
+    assert left["particle"] < 1e-4  # and by a tenth of it after as many rounds again
+    assert left["site"] > 2e-3  # and no less after any
 
 
 @pytest.mark.parametrize(
@@ -205,7 +234,7 @@ def test_clients_taking_turns_are_the_same_alone_and_stacked_and_leave_the_other
     for k in (1, 3, 5):
         assert differing(trees.row(states, k), trees.row(block(plan).states, k)) == []
     assert states.visited.tolist() == [1, 0, 1, 0, 1, 0]
-    if sites == "site":
+    if BACKENDS[sites].gaussian:
         for name, total in server.sums._asdict().items():
             assert_close(total, getattr(states.site, name).sum(0), rtol=1e-5, atol=1e-3)
 
@@ -260,6 +289,7 @@ def test_the_first_order_form_is_the_decrease_of_the_free_energy():
         ({"algorithm.sites": "history", "algorithm.slots": 1}, r"^--slots 1: .*each of 2 rounds"),
         ({"algorithm.particles": 0}, r"^--particles 0"),
         ({"algorithm.beta": 1.5}, r"^--beta 1.5"),
+        ({"algorithm.score_examples": -1}, r"^--score-examples -1"),
         ({"algorithm.sites": "kde"}, r"^--sites kde: .*kde_distill"),
     ],
 )
