@@ -49,3 +49,11 @@ def fine_tune(
     for rate, eps in zip(rates, noise, strict=True):
         theta = theta - rate * gradient(theta, random_batch(data, eps))[1]
     return theta
+
+
+def spaced(data: Batch, count: int) -> Batch:
+    """Examples at equal distances in a padded shard, again and again where it has fewer; 0, or too many: all."""
+    if not 0 < count < len(data.weight):
+        return data
+    rows = (torch.arange(count, device=data.weight.device) * (data.weight.sum() / count)).long()
+    return Batch(data.x[rows], data.y[rows], data.weight[rows], data.place[rows], data.total)

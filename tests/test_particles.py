@@ -5,10 +5,10 @@ import torch
 from torch.testing import assert_close
 
 from fedray import report, trees
-from fedray.algorithms.dsvgd import spaced
 from fedray.federation import LocalCohort
 from fedray.likelihood import nll
 from fedray.local import numerics
+from fedray.minibatches import spaced
 from fedray.particles import ggn_diagonal, network
 from fedray.rng import Stream
 from fedray.sites import Natural, regression

@@ -20,12 +20,13 @@ from fedray import trees
 from fedray.aggregate import increased, mean
 from fedray.algorithms.svgd import SVGD, predict
 from fedray.indicators import stages
+from fedray.minibatches import spaced
 from fedray.models import Model
 from fedray.particles import Likelihood, check_layers, curvature, network
 from fedray.rng import Stream
 from fedray.sites import BACKENDS, Settings, regression
 from fedray.stein import descend, direction, move, rbf
-from fedray.types import Algorithm, Batch, Choice, Facts, LogUniform, require
+from fedray.types import Algorithm, Batch, Choice, Facts, LogUniform, Preset, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,13 +212,20 @@ def scores(cfg: DSVGD, model: Model, client: Client, down: Server, data: Batch) 
     return s, tilted(cfg, model.size, begin(cfg, model, client, down, data).cavity, down.x, s)
 
 
-def spaced(data: Batch, count: int) -> Batch:
-    """Examples at equal distances in a padded shard, again and again where it has fewer; 0, or too many: all."""
-    if not 0 < count < len(data.weight):
-        return data
-    rows = (torch.arange(count, device=data.weight.device) * (data.weight.sum() / count)).long()
-    return Batch(data.x[rows], data.y[rows], data.weight[rows], data.place[rows], data.total)
-
+SERIAL = {"algorithm.mode": "serial", "clients_per_round": 1}
+PAPER_TEXT = Preset(
+    overrides=SERIAL | {"local_steps": 10, "algorithm.sites": "kde_distill", "algorithm.start": "prior"},
+    warning="preset paper_text follows the text of the client-selection paper, whose sites are local particles (eq. "
+    "7); with more than a few parameters they diverge: --sites site keeps Gaussians in their place, --sites particle "
+    "one for each particle of a network",
+)
+CODE = {"local_steps": 200, "selection": "round_robin", "algorithm.bandwidth": "code"}
+PUBLIC_CODE = Preset(
+    overrides=SERIAL | CODE | {"algorithm.sites": "kde_code", "algorithm.distil_steps": 200},
+    warning="preset public_code repeats the public code of DSVGD, whose sites have a gradient of zero beyond about 20 "
+    "parameters: every client then trains on the prior and its own data alone, from the particles of the one before; "
+    "for its logistic regression add --particles 6 --lr 0.05 --prior gamma",
+)
 
 ALGORITHM = Algorithm(
     summary="distributed Stein variational gradient descent; the particles are the posterior",
@@ -235,4 +243,5 @@ ALGORITHM = Algorithm(
     scores=stages(scores),
     particles=lambda cfg: cfg.particles,
     space={"lr": LogUniform(1e-3, 1e-1), "prior_precision": LogUniform(0.1, 100), "particles": Choice((6, 10, 20, 50))},
+    presets={"paper_text": PAPER_TEXT, "public_code": PUBLIC_CODE},
 )
