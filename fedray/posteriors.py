@@ -63,6 +63,21 @@ def kl_and_grad_prior(q: Gaussian, w: Gaussian, known: tuple[Tensor, Tensor] | N
     return divergence, Gaussian(gap * inverse, (1 - spread) * inverse * slope)
 
 
+def kl_and_grad_posterior(
+    q: Gaussian, w: Gaussian, known: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, Gaussian]:
+    """KL(q‖w) in nats and its gradient with respect to the posterior's (μ_q, ρ_q).
+
+    dμ_q = (μ_q - μ_w)/σ_w²; dσ_q = ((σ_q/σ_w)² - 1)/σ_q; dρ_q = dσ_q sigmoid(ρ_q).
+    ``known`` is :func:`sigma_and_slope` of ρ_q, where the caller has it.
+    """
+    (sq, slope), (sw, _) = known or sigma_and_slope(q.rho), sigma_and_slope(w.rho)
+    gap, ratio = (q.mu - w.mu) / sw, sq / sw  # 0 and 1 exactly where q = w
+    square = ratio * ratio
+    divergence = (0.5 * (gap * gap + (square - 1)) - torch.log(ratio)).sum(-1)
+    return divergence, Gaussian(gap / sw, (square - 1) / sq * slope)
+
+
 def moment_match(mu: Tensor, sd: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and sd of the Gaussian closest to an equal mixture of Gaussians [K, P] (pFedBayes, Lemma A.2).
 

@@ -10,10 +10,11 @@ from fedray.types import FedRayError
 from tests.helpers import small_plan
 
 
-def test_compiled_equals_loop_to_rounding() -> None:
+@pytest.mark.parametrize("kl", ["qw", "wq"])
+def test_compiled_equals_loop_to_rounding(kl: str) -> None:
     from fedray.federation import LocalFederation
 
-    plan = small_plan("pfedbayes", {"rounds": 1, "local_steps": 2})
+    plan = small_plan("pfedbayes", {"rounds": 1, "local_steps": 2, "algorithm.kl": kl})
     results = []
     for backend in ("loop", "compiled"):
         federation = LocalFederation(plan, backend)

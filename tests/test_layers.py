@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 MATHS = (
     "models networks recurrent posteriors likelihood minibatches fuse stein densities sites priors particles "
-    "indicators probabilities bregman optim aggregate metrics rng partition lognormal skewed trees tensors"
+    "indicators probabilities bregman optim variational aggregate metrics rng partition lognormal skewed trees tensors"
 )
 RUN_TIME = (
     "registry dataconfig config scaling readers covertype leaf text data protocols plan replies messages evaluation "

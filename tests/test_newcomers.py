@@ -156,7 +156,7 @@ def test_a_finished_run_takes_in_clients_that_it_has_never_met(finished, capsys)
     theirs, run = fedray.load(finished / "bpfed-newcomers"), fedray.load(finished / "bpfed")
     assert differing(theirs.snapshot.server, run.snapshot.server) == []
     own, shared = theirs.plan.model.part(("head",)), theirs.plan.model.rest(("head",))
-    q = theirs.snapshot.clients.q
+    q = theirs.snapshot.clients.posterior.q
     assert torch.equal(q.mu[:, shared], run.snapshot.server.mu[shared].expand(2, -1))
     assert not torch.equal(q.mu[0, own], q.mu[1, own])
     with np.load(finished / "theirs.npz") as archive:

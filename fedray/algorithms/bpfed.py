@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedray.algorithms import pfedbayes
-from fedray.algorithms.pfedbayes import Client, Info
+from fedray.algorithms.pfedbayes import Info
 from fedray.models import Model
 from fedray.optim import zero_moments
 from fedray.posteriors import Gaussian
@@ -29,23 +29,32 @@ class BPFed(pfedbayes.PFedBayes):
     """Settings of BPFed."""
 
     zeta: float = 1.0
-    """Weight ζ of KL(q_i || p_i) against the log-likelihood of the whole shard; 1 is the evidence lower bound."""
+    """Weight ζ of the divergence between q_i and p_i against the data term; 1 is the evidence lower bound."""
     personal: tuple[str, ...] = ("head",)
     """Layers that stay with their client: head, body, or single ones: layer1, layer2, ..."""
     sync: bool = True
     """Overwrite the shared layers of q_i by the average at the start of a round; its optimizer then starts anew."""
-    prior: Literal["moving", "fixed"] = "moving"
-    """What q_i is held to: the client's copy of the prior, which moves with its own steps, or that of the round."""
+    prior: Literal["moving", "carried", "fixed"] = "moving"
+    """What q_i is held to. moving: the client's copy of the prior, which follows q_i by steps of its own and starts
+    every round at the average and, in personal layers, at q_i; carried: the same, but in personal layers it goes on
+    from where it was; fixed: the prior at the start of the round."""
     upload: Literal["prior", "posterior"] = "prior"
     """What of the shared layers is uploaded: the client's moved copy of the prior, or q_i itself."""
     predict_with: Literal["kept", "average"] = "kept"
     """Shared layers of the personal model: as the client trained them, or the latest average."""
 
 
+class Client(NamedTuple):
+    """What a client keeps between rounds."""
+
+    posterior: pfedbayes.Client
+    prior: Gaussian  # [k] the client's copy of the prior of the personal layers; empty unless carried
+
+
 class Local(NamedTuple):
     """A client in local training."""
 
-    client: Client
+    client: pfedbayes.Client
     w: Gaussian  # [P] the client's copy of the prior
     prior: Gaussian  # [P] of the round; empty where q_i is held to the moving copy
 
@@ -67,13 +76,16 @@ def server_init(cfg: BPFed, model: Model, facts: Facts, rng: Stream) -> Gaussian
 
 
 def client_init(cfg: BPFed, model: Model, server: Gaussian) -> Client:
-    return _rested(cfg, pfedbayes.client_init(cfg, model, server))
+    return _rested(cfg, model, pfedbayes.client_init(cfg, model, server), server)
 
 
-def _rested(cfg: BPFed, client: Client) -> Client:
+def _rested(cfg: BPFed, model: Model, client: pfedbayes.Client, w: Gaussian) -> Client:
     """The client between rounds: without the moments of q_i, where its optimizer starts anew."""
-    empty = zero_moments(client.q.mu[:0])
-    return client._replace(q_mu=empty, q_rho=empty) if cfg.sync else client
+    if cfg.sync:
+        empty = zero_moments(client.q.mu[:0])
+        client = client._replace(q_mu=empty, q_rho=empty)
+    own = model.part(cfg.personal)
+    return Client(client, take(w, own if cfg.prior == "carried" else own[:0]))
 
 
 def broadcast(cfg: BPFed, model: Model, server: Gaussian, ids: Sequence[int]) -> Gaussian:
@@ -81,13 +93,15 @@ def broadcast(cfg: BPFed, model: Model, server: Gaussian, ids: Sequence[int]) ->
 
 
 def begin(cfg: BPFed, model: Model, client: Client, down: Gaussian, data: Batch) -> Local:
-    """w.s ← u, w.z ← q.z and, with ``sync``, q.s ← u: both divergences start at 0."""
-    w = put(client.q, model.rest(cfg.personal), down)
+    """w.s ← u, w.z ← q.z or as carried and, with ``sync``, q.s ← u."""
+    state = client.posterior
+    q = put(state.q, model.rest(cfg.personal), down)
+    w = put(q, model.part(cfg.personal), client.prior) if cfg.prior == "carried" else q
     if cfg.sync:
         zero = zero_moments(w.mu)
-        client = client._replace(q=w, q_mu=zero, q_rho=zero, q_t=torch.zeros_like(client.q_t))
+        state = state._replace(q=q, q_mu=zero, q_rho=zero, q_t=torch.zeros_like(state.q_t))
     prior = w if cfg.prior == "fixed" else Gaussian(w.mu[:0], w.rho[:0])
-    return Local(*pfedbayes.begin(cfg, model, client, w, data), prior)
+    return Local(*pfedbayes.begin(cfg, model, state, w, data), prior)
 
 
 def step(cfg: BPFed, model: Model, local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
@@ -110,7 +124,9 @@ def adapt(cfg: BPFed, model: Model, local: Local, batch: Batch, noise: Tensor) -
 def finish(cfg: BPFed, model: Model, local: Local, data: Batch) -> tuple[Client, Gaussian]:
     """Upload shared layers, never personal ones."""
     client, w = pfedbayes.finish(cfg, model, pfedbayes.Local(local.client, local.w), data)
-    return _rested(cfg, client), take(w if cfg.upload == "prior" else client.q, model.rest(cfg.personal))
+    return _rested(cfg, model, client, local.w), take(
+        w if cfg.upload == "prior" else client.q, model.rest(cfg.personal)
+    )
 
 
 def aggregate(cfg: BPFed, model: Model, server: Gaussian, ids: Sequence[int], ups: Gaussian, n: Tensor) -> Gaussian:
@@ -119,11 +135,17 @@ def aggregate(cfg: BPFed, model: Model, server: Gaussian, ids: Sequence[int], up
     return put(server, shared, pfedbayes.aggregate(cfg, model, take(server, shared), ids, ups, n))
 
 
-def personalize(cfg: BPFed, model: Model, client: Client, view: Gaussian, data: Batch, noise: Tensor) -> Client:
+def personalize(
+    cfg: BPFed, model: Model, client: Client, view: Gaussian, data: Batch, noise: Tensor
+) -> pfedbayes.Client:
+    state = client.posterior
     if cfg.predict_with == "kept":
-        return client
-    return client._replace(q=put(client.q, model.rest(cfg.personal), view))
+        return state
+    return state._replace(q=put(state.q, model.rest(cfg.personal), view))
 
+
+OWN = {"algorithm.zeta": 1e-3 / 20, "algorithm.sync": False, "algorithm.prior": "carried"}
+H_PARITY = pfedbayes.H_PARITY._replace(overrides={**pfedbayes.H_PARITY.overrides, **OWN})
 
 ALGORITHM = pfedbayes.ALGORITHM._replace(
     summary="Gaussian posteriors of shared and of personal layers, with a continual prior",
@@ -144,5 +166,5 @@ ALGORITHM = pfedbayes.ALGORITHM._replace(
         "lr_personal": LogUniform(5e-4, 5e-3),
         "lr_global": LogUniform(5e-4, 5e-3),
     },
-    presets={},
+    presets={"h_parity": H_PARITY},
 )

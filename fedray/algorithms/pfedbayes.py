@@ -7,7 +7,6 @@ Batch, optimizer and the number of inner steps are not in the paper; they follow
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -17,65 +16,48 @@ from torch import Tensor
 
 from fedray.aggregate import damped, mean
 from fedray.fuse import fusable
-from fedray.likelihood import log_probs, nll_and_grad, nll_and_grad_local
+from fedray.likelihood import log_probs
 from fedray.models import Model
 from fedray.optim import Moments, adam_, zero_moments
-from fedray.posteriors import (
-    Gaussian,
-    draw,
-    inverse_sigma,
-    kl,
-    kl_and_grad_prior,
-    moment_match,
-    sigma,
-    sigma_and_slope,
-)
+from fedray.posteriors import Gaussian, draw, inverse_sigma, moment_match, sigma, sigma_and_slope
 from fedray.rng import Stream
-from fedray.types import Algorithm, Batch, Choice, Facts, LogUniform, Preset, check_choices, require
+from fedray.types import Algorithm, Batch, Choice, Facts, LogUniform, Preset, require
+from fedray.variational import Objective, divergence, divergence_and_grad_prior, objective_grad
 
 INIT_SD = 0.1  # of μ, biases included (public reimplementation)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PFedBayes:
+class PFedBayes(Objective):
     """Settings of pFedBayes; the defaults are the paper's where it states one."""
 
     zeta: float = 10.0
-    """Weight ζ of KL(q_i || w) against the log-likelihood of the whole shard."""
+    """Weight ζ of the divergence between q_i and w against the data term; 1 is the evidence lower bound."""
     rho_init: float = -2.5
     """Initial ρ of every parameter; σ = log(1 + e^ρ)."""
+    rho_sd: float = 0.0
+    """Standard deviation of the initial ρ over the parameters, around rho_init."""
     lr_personal: float = 0.001
     """Adam learning rate η₁ of the personal posterior q_i."""
     lr_global: float = 0.001
     """Adam learning rate η₂ of the localized global distribution w_i."""
     personal_steps: int = 5
     """Steps of q_i on each minibatch, before one step of w_i."""
-    mc_samples: int = 1
-    """Monte Carlo draws K of the weights per step."""
     beta: float = 1.0
     """Server damping β: v ← (1-β) v + β mean_i w_i."""
-    estimator: Literal["weights", "local"] = "weights"
-    """Draw the weights, or by local reparameterization the pre-activations (less variance)."""
     average: Literal["rho", "sigma", "moments"] = "rho"
     """What the server averages next to μ: ρ, σ, or the first two moments (Lemma A.2)."""
-    noise_sd: float = 1.0
-    """Standard deviation of the weight noise in units of σ; below 1 the result is not a posterior."""
-    kl_divisor: int = 0
-    """0: the ELBO, (n/b) Σ_batch nll + ζ KL; d > 0: Σ_batch nll + (ζ/d) KL."""
     keep_global_moments: bool = False
     """Carry the Adam moments of w_i to the next round, although w_i itself is overwritten."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        require(0 <= self.zeta < math.inf, "zeta", self.zeta, "a KL weight is finite and not negative", "try 10")
+        super().__post_init__()
+        require(self.rho_sd >= 0, "rho_sd", self.rho_sd, "an sd is not negative", "use 0, the same for all")
         for name in ("lr_personal", "lr_global"):
             value = getattr(self, name)
             require(value > 0, name, value, "a learning rate is positive", "try 0.001")
-        for name in ("personal_steps", "mc_samples"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "at least one is needed", "try 1")
+        require(self.personal_steps >= 1, "personal_steps", self.personal_steps, "at least one is needed", "try 1")
         require(0 < self.beta <= 1, "beta", self.beta, "the server's damping lies in (0, 1]", "try 1")
-        require(self.noise_sd >= 0, "noise_sd", self.noise_sd, "an sd is not negative", "use 1, the posterior's")
-        require(self.kl_divisor >= 0, "kl_divisor", self.kl_divisor, "not negative", "use 0, the ELBO")
 
 
 class Client(NamedTuple):
@@ -101,16 +83,16 @@ class Info(NamedTuple):
     """What a step reports; nats."""
 
     nll: Tensor  # [] mean over the minibatch and its draws
-    kl: Tensor  # [] KL(q_i‖w_i) after the steps of q_i, before that of w_i
+    kl: Tensor  # [] KL(q_i‖w_i), or KL(w_i‖q_i) with the setting wq, after the steps of q_i, before that of w_i
 
 
 def server_init(cfg: PFedBayes, model: Model, facts: Facts, rng: Stream) -> Gaussian:
-    """μ ~ N(0, 0.1²), ρ constant: the start of the server and of every client."""
+    """μ ~ N(0, 0.1²), ρ ~ N(rho_init, rho_sd²): the start of the server and of every client."""
     reason = "local reparameterization does not cover recurrent networks"
     possible = cfg.estimator == "weights" or model.activations > 0
     require(possible, "estimator", cfg.estimator, reason, "use --estimator weights")
-    mu = model.pad(INIT_SD * rng.normal([model.padded]))
-    return Gaussian(mu, torch.full_like(mu, cfg.rho_init))
+    mu, apart = (model.pad(sd * rng.normal([model.padded])) for sd in (INIT_SD, cfg.rho_sd))
+    return Gaussian(mu, cfg.rho_init + apart)
 
 
 def client_init(cfg: PFedBayes, model: Model, server: Gaussian) -> Client:
@@ -137,7 +119,7 @@ def noise_shape(cfg: PFedBayes, model: Model, facts: Facts) -> tuple[int, ...]:
 
 
 def step(cfg: PFedBayes, model: Model, local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
-    """``personal_steps`` Adam steps of q_i on one minibatch, then one of w_i on KL(q_i‖w_i), in place."""
+    """``personal_steps`` Adam steps of q_i on one minibatch, then one of w_i on the divergence, in place."""
     return train(cfg, model, local, local.w, batch, noise)
 
 
@@ -148,15 +130,15 @@ def train(
     client, w = local
     around = spread(prior)
     client, nll = personal_steps(cfg, model, client, (prior.mu, around[0]), batch, noise)
-    divergence, t = global_step_(cfg, client, w, around if prior is w else spread(w))
-    return Local(client._replace(w_t=t), w), Info(nll, divergence)
+    between, t = global_step_(cfg, client, w, around if prior is w else spread(w))
+    return Local(client._replace(w_t=t), w), Info(nll, between)
 
 
 def adapt(cfg: PFedBayes, model: Model, local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
     """The steps of q_i alone: a newcomer's, who leaves the global distribution as it is."""
     sd, _ = spread(local.w)
     client, nll = personal_steps(cfg, model, local.client, (local.w.mu, sd), batch, noise)
-    return Local(client, local.w), Info(nll, kl(client.q, local.w))
+    return Local(client, local.w), Info(nll, divergence(cfg, client.q, local.w))
 
 
 def personal_steps(
@@ -187,42 +169,9 @@ def personal_step_(
 
 @fusable
 def global_step_(cfg: PFedBayes, client: Client, w: Gaussian, spread: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """An Adam step of w_i on KL(q_i‖w_i) in place; the divergence before it and the steps so far."""
-    divergence, grad = kl_and_grad_prior(client.q, w, spread)
-    return divergence, adam_(w, grad, (client.w_mu, client.w_rho), client.w_t, cfg.lr_global)
-
-
-def objective_grad(
-    cfg: PFedBayes, model: Model, q: Gaussian, prior_mu: Tensor, prior_sd: Tensor, batch: Batch, eps: Tensor
-) -> tuple[Tensor, Gaussian]:
-    """Mean nll of the minibatch in nats, and the gradient of Ω in (μ_q, ρ_q); eps [K, ...] drives K draws.
-
-    Ω = (n/b)(1/K) Σ_j Σ_k nll_j(θ_k) + ζ KL(q‖w) (eq. 27), prior_sd = σ_w [P].
-    Of ζ KL: dμ_q = ζ (μ_q - μ_w)/σ_w², dσ_q = ζ ((σ_q/σ_w)² - 1)/σ_q. Of the likelihood: dμ = g, dσ = g ε.
-    """
-    size = batch.weight.sum()
-    scale, zeta = (batch.total / size, cfg.zeta) if cfg.kl_divisor == 0 else (1.0, cfg.zeta / cfg.kl_divisor)
-    weight = batch.weight * scale
-    sd, slope = sigma_and_slope(q.rho)
-    draws = []
-    for e in eps if cfg.noise_sd == 1 else eps * cfg.noise_sd:
-        if cfg.estimator == "weights":
-            value, g = nll_and_grad(model, torch.addcmul(q.mu, sd, e), batch.x, batch.y, weight)
-            draws.append((value, g, g * e))
-        else:
-            draws.append(nll_and_grad_local(model, q.mu, sd, batch.x, batch.y, weight, e))
-    nll, dmu, dsd = draws[0] if len(draws) == 1 else (torch.stack(parts).mean(0) for parts in zip(*draws, strict=True))
-    return nll / (scale * size), Gaussian(*_add_kl_grad(dmu, dsd, q.mu, sd, slope, prior_mu, prior_sd, zeta))
-
-
-def _add_kl_grad(
-    dmu: Tensor, dsd: Tensor, mu: Tensor, sd: Tensor, slope: Tensor, prior_mu: Tensor, prior_sd: Tensor, zeta: float
-) -> tuple[Tensor, Tensor]:
-    """The likelihood's gradient in (μ, σ) -> the objective's in (μ, ρ)."""
-    dmu = torch.addcdiv(dmu, mu - prior_mu, prior_sd * prior_sd, value=zeta)
-    # σ_q/σ_w is exactly 1 where the two agree: Adam would turn a rounding error into a full step.
-    ratio = sd / prior_sd
-    return dmu, torch.addcdiv(dsd, ratio * ratio - 1, sd, value=zeta) * slope
+    """An Adam step of w_i on the divergence in place; the divergence before it and the steps so far."""
+    between, grad = divergence_and_grad_prior(cfg, client.q, w, spread)
+    return between, adam_(w, grad, (client.w_mu, client.w_rho), client.w_t, cfg.lr_global)
 
 
 def finish(cfg: PFedBayes, model: Model, local: Local, data: Batch) -> tuple[Client, Gaussian]:
@@ -256,18 +205,20 @@ def predict_personal(cfg: PFedBayes, model: Model, personal: Client, x: Tensor, 
     return log_probs(model, draw(personal.q, cfg.noise_sd * noise), x)
 
 
+# What both published codes do. Their ζ/20 of 20 steps is 0.5 at the paper's ζ = 10.
+PUBLISHED = {"algorithm.zeta": 0.5, "algorithm.noise_sd": 0.001, "algorithm.keep_global_moments": True}
+PUBLISHED |= {"data.layout": "cluster", "batch_size": 100, "local_steps": 20, "predict_samples": 1}
 A_PARITY = Preset(
-    overrides={
-        "algorithm.noise_sd": 0.001,
-        "algorithm.kl_divisor": 20,
-        "algorithm.keep_global_moments": True,
-        "data.layout": "cluster",
-        "batch_size": 100,
-        "local_steps": 20,
-        "predict_samples": 1,
-    },
+    overrides=PUBLISHED | {"algorithm.likelihood": "batch"},
     warning="preset a_parity repeats the public reimplementation of pFedBayes, which draws its weights with noise of "
     "sd 0.001 instead of 1: its σ is shaped by the KL alone and is not a posterior; use it to compare accuracies only",
+)
+SWAPPED = {"algorithm.likelihood": "mean", "algorithm.kl": "wq", "algorithm.rho_init": -3.0, "algorithm.rho_sd": 0.1}
+H_PARITY = Preset(
+    overrides=PUBLISHED | SWAPPED,
+    warning="preset h_parity repeats the code of a co-author of BPFed, which swaps the arguments of the divergence, "
+    "weighs it against the mean nll, and draws its weights with noise of sd 0.001 instead of 1: its σ is not a "
+    "posterior; use it to compare accuracies only",
 )
 
 ALGORITHM = Algorithm(
@@ -291,5 +242,5 @@ ALGORITHM = Algorithm(
         "lr_personal": LogUniform(5e-4, 5e-3),
         "lr_global": LogUniform(5e-4, 5e-3),
     },
-    presets={"a_parity": A_PARITY},
+    presets={"a_parity": A_PARITY, "h_parity": H_PARITY},
 )

@@ -138,7 +138,7 @@ def public(actor: type) -> set[str]:
 
 
 PERSONAL = {
-    "bpfed": lambda plan, states: states.q.mu[:, plan.model.part(plan.cfg.algorithm.personal).numpy()],
+    "bpfed": lambda plan, states: states.posterior.q.mu[:, plan.model.part(plan.cfg.algorithm.personal).numpy()],
     "pfedbayes": lambda plan, states: states.q.mu[:, : plan.model.size],
     "fedper": lambda plan, states: states.theta,
     "fedrep": lambda plan, states: states.theta,

@@ -4,12 +4,13 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from fedray import trees
+from fedray import registry, trees, variational
 from fedray.algorithms import bpfed, pfedbayes
+from fedray.config import override
 from fedray.messages import payload_bytes
 from fedray.posteriors import kl, kl_and_grad_prior, sigma_and_slope
 from fedray.rng import Stream
-from tests.helpers import block, differing, play, small_plan
+from tests.helpers import block, differing, experiment, play, small_plan
 
 EVERYTHING = ("body", "head")
 
@@ -34,7 +35,7 @@ def test_without_personal_layers_and_sync_it_is_pfedbayes_bit_for_bit():
     plan, server, states, seen = outcome("bpfed", personal=(), sync=False)
     _, theirs, their_states, expected = outcome("pfedbayes", zeta=1.0)
     assert differing(server, theirs) == []
-    assert differing(states, their_states) == []
+    assert differing(states.posterior, their_states) == []
     for (ups, infos), (other, other_infos) in zip(seen, expected, strict=True):
         assert torch.equal(ups.mu, other.mu[:, : plan.model.size])
         assert differing(infos, other_infos) == []
@@ -65,7 +66,7 @@ def test_the_dirac_limit_is_fedper():
     moved = (bayes[1].mu - start)[plan.model.part(("body",))]
     assert moved.abs().max() > 0.05
     assert_close(bayes[1].mu, server.theta, rtol=0, atol=2e-3)
-    assert_close(bayes[2].q.mu[:, own], states.theta, rtol=0, atol=2e-3)
+    assert_close(bayes[2].posterior.q.mu[:, own], states.theta, rtol=0, atol=2e-3)
 
 
 def fedper_states(states, head):
@@ -86,7 +87,7 @@ def test_a_round_begins_where_both_divergences_and_their_gradients_are_zero():
         local, batch, noise, _ = first_client(small_plan("bpfed"))
         w = local.w
         grads.append(
-            pfedbayes.objective_grad(
+            variational.objective_grad(
                 plan.cfg.algorithm, plan.model, local.client.q, w.mu, sigma_and_slope(w.rho)[0], batch, noise[0]
             )
         )
@@ -103,7 +104,7 @@ def test_the_prior_of_personal_layers_is_what_the_client_believed_and_of_shared_
     server, states, _ = play(plan, [host])
     local, _, _, _ = first_client(plan)
     own, shared = plan.model.part(("head",)), plan.model.rest(("head",))
-    client = trees.row(states, 1)
+    client = trees.row(states, 1).posterior
     assert torch.equal(local.w.mu[own], client.q.mu[own])
     assert torch.equal(local.w.rho[own], client.q.rho[own])
     assert torch.equal(local.w.mu[shared], server.mu[shared])
@@ -126,6 +127,51 @@ def test_a_fixed_prior_does_not_follow_the_client():
     assert ends["fixed"] < ends["moving"]  # held back by a prior that stays
 
 
+def test_a_carried_prior_of_personal_layers_is_the_clients_copy_of_the_last_round():
+    """It follows the posterior by steps of its own, and the server does not touch it."""
+    plan = small_plan("bpfed", {"algorithm.prior": "carried", "algorithm.sync": False})
+    cfg, model, host = plan.cfg.algorithm, plan.model, block(plan)
+    own, shared = model.part(("head",)), model.rest(("head",))
+    start = plan.initial_server()
+    assert differing(trees.row(host.states, 1).prior, bpfed.take(start, own)) == []  # before the first round
+    server, states, _ = play(plan, [host])
+    data, client = trees.row(host.data, 1), trees.row(states, 1)
+    local = bpfed.begin(cfg, model, client, bpfed.broadcast(cfg, model, server, [1]), data)
+    assert differing(bpfed.take(local.w, own), client.prior) == []
+    assert differing(bpfed.take(local.w, shared), bpfed.take(server, shared)) == []
+    assert (client.prior.mu - start.mu[own]).abs().max() > 1e-3
+    assert (client.prior.mu - client.posterior.q.mu[own]).abs().max() > 1e-3
+    ended, _ = bpfed.finish(cfg, model, local._replace(w=local.client.q), data)
+    assert differing(ended.prior, bpfed.take(local.client.q, own)) == []
+
+
+PARITY = [("pfedbayes", "a_parity", 50), ("pfedbayes", "h_parity", 0.1), ("bpfed", "h_parity", 1000)]
+
+
+@pytest.mark.parametrize(("name", "preset", "nats"), PARITY)
+def test_parity_presets_play_and_stack(name, preset, nats):
+    """Two rounds, bitwise the same one by one and stacked; how far q may leave its prior is a matter of the preset."""
+    overrides = registry.algorithms()[name].presets[preset].overrides
+    plan = small_plan(name, {**overrides, "local_steps": 10})
+    loop, stack = (play(plan, [block(plan, backend=backend)]) for backend in ("loop", "vmap"))
+    assert all(differing(a, b) == [] for a, b in zip(loop[:2], stack[:2], strict=True))
+    infos = loop[2][-1][1]
+    assert infos.nll.isfinite().all()
+    assert (infos.kl[:, -1] < nats).all()
+    assert (infos.kl[:, -1] > nats / 100).all()
+
+
+def test_the_parity_preset_is_published_code():
+    """pFedBayes's, with a far smaller weight, without a shared start of q, and with a prior of its own for the head."""
+    cfg = override(experiment("bpfed"), bpfed.ALGORITHM.presets["h_parity"].overrides)
+    theirs = override(experiment("pfedbayes"), pfedbayes.ALGORITHM.presets["h_parity"].overrides)
+    own = {"zeta": 5e-5, "sync": False, "prior": "carried"}
+    assert {name: getattr(cfg.algorithm, name) for name in own} == own
+    for name in ("noise_sd", "likelihood", "kl", "rho_init", "rho_sd", "keep_global_moments", "personal_steps"):
+        assert getattr(cfg.algorithm, name) == getattr(theirs.algorithm, name)
+    assert (cfg.batch_size, cfg.local_steps, cfg.predict_samples, cfg.data.layout) == (100, 20, 1, "cluster")
+
+
 def test_a_newcomer_moves_personal_layers_alone():
     plan = small_plan("bpfed")
     local, batch, noise, _ = first_client(plan)
@@ -145,4 +191,4 @@ def test_an_upload_holds_the_shared_layers_alone():
     assert ups.mu.shape[1:] == ups.rho.shape[1:] == shared.shape
     assert torch.equal(server.mu[own], plan.initial_server().mu[own])
     assert payload_bytes(ups, plan) == 4 * 2 * 4 * len(shared)
-    assert not torch.equal(states.q.mu[0][own], states.q.mu[1][own])
+    assert not torch.equal(states.posterior.q.mu[0][own], states.posterior.q.mu[1][own])

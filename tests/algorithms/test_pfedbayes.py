@@ -1,14 +1,12 @@
-"""pFedBayes: its gradients against autograd, a round against two torch optimizers, and its limiting cases."""
+"""pFedBayes: a round against two torch optimizers, its limiting cases, and what it keeps between rounds."""
 
 import itertools
 
 import pytest
 import torch
-from torch.distributions import Normal, kl_divergence
-from torch.nn import functional
 from torch.testing import assert_close
 
-from fedray import networks, trees
+from fedray import networks, trees, variational
 from fedray.algorithms import pfedbayes
 from fedray.algorithms.pfedbayes import Client, Local, PFedBayes
 from fedray.config import override
@@ -16,18 +14,11 @@ from fedray.optim import zero_moments
 from fedray.posteriors import Gaussian, kl, sigma
 from fedray.rng import Stream
 from fedray.types import Facts
-from tests.helpers import NETS, block, differing, examples, experiment, play, small_plan
+from tests.helpers import block, differing, examples, experiment, play, small_plan
+from tests.test_variational import MODEL, batch, between, gaussian, objective
 
-MODEL = NETS["mlp"]
 SILENT = networks.mlp((2, 3), (), 1)  # one class: the likelihood is 1 whatever the weights
 RULES = ("rho", "sigma", "moments")
-
-
-def gaussian(seed, model=MODEL):
-    """A Gaussian whose padding is that of a state: mean 0 and the initial deviation."""
-    stream = Stream(seed, "gaussian")
-    mu, rho = (model.pad(stream.normal([model.padded]).double()) for _ in range(2))
-    return Gaussian(mu, rho - 2)
 
 
 def client(q):
@@ -45,46 +36,10 @@ def noise(cfg, model=MODEL, size=9):
     return Stream(0, "noise").normal(pfedbayes.noise_shape(cfg, model, facts)).double()
 
 
-def batch(model=MODEL):
-    """Nine rows, the last two of them padding, of a shard of 50."""
-    full = examples(9, total=50)
-    weight = (torch.arange(9) < 7).double()
-    return full._replace(y=full.y % model.classes, weight=weight)
-
-
-def objective(cfg, q, w, batch, eps, model=MODEL):
-    """(Ω, mean nll) as eq. 27 has them, for autograd."""
-    nll = torch.zeros(()).double()
-    for e in eps * cfg.noise_sd:
-        if cfg.estimator == "weights":
-            logits = model.apply(q.mu + sigma(q.rho) * e, batch.x)
-        else:
-            logits = model.forward_local(model.split(q.mu), model.split(sigma(q.rho)), batch.x, e)
-        nll = nll + functional.cross_entropy(logits[:7], batch.y[:7], reduction="sum") / len(eps)
-    divergence = kl_divergence(Normal(q.mu, sigma(q.rho)), Normal(w.mu, sigma(w.rho))).sum()
-    scale, divisor = (50 / 7, 1) if cfg.kl_divisor == 0 else (1, cfg.kl_divisor)
-    return scale * nll + cfg.zeta / divisor * divergence, nll / 7
-
-
-@pytest.mark.parametrize("estimator", ["weights", "local"])
-@pytest.mark.parametrize(
-    "settings", [{}, {"mc_samples": 3}, {"kl_divisor": 20}, {"noise_sd": 0.5}, {"zeta": 0.0}, {"zeta": 0.3}]
-)
-def test_the_gradient_of_the_objective_is_autograds(estimator, settings):
-    cfg, q, w = PFedBayes(estimator=estimator, **settings), gaussian(0), gaussian(1)
-    eps = noise(cfg)[0]
-    live = Gaussian(*(leaf.clone().requires_grad_() for leaf in q))
-    value, mean = objective(cfg, live, w, batch(), eps)
-    nll, grad = pfedbayes.objective_grad(cfg, MODEL, q, w.mu, sigma(w.rho), batch(), eps)
-    assert_close(nll, mean.detach())
-    assert_close(tuple(grad), torch.autograd.grad(value, live))
-    assert grad.mu[MODEL.size :].count_nonzero() == 0
-
-
-@pytest.mark.parametrize("estimator", ["weights", "local"])
-def test_steps_are_those_of_two_torch_optimizers(estimator):
-    """q descends Ω with w fixed, personal_steps times on a batch; then w descends KL(q‖w) with q fixed."""
-    cfg = PFedBayes(estimator=estimator, personal_steps=2, mc_samples=2, lr_personal=0.02, lr_global=0.05)
+@pytest.mark.parametrize(("estimator", "kl"), [("weights", "qw"), ("local", "qw"), ("weights", "wq")])
+def test_steps_are_those_of_two_torch_optimizers(estimator, kl):
+    """q descends Ω with w fixed, personal_steps times on a batch; then w descends the divergence with q fixed."""
+    cfg = PFedBayes(estimator=estimator, kl=kl, personal_steps=2, mc_samples=2, lr_personal=0.02, lr_global=0.05)
     q, w = (Gaussian(*(leaf.requires_grad_() for leaf in gaussian(seed))) for seed in (0, 1))
     local = Local(client(gaussian(0)), gaussian(1))
     q_adam, w_adam = torch.optim.Adam(q, lr=0.02), torch.optim.Adam(w, lr=0.05)
@@ -94,7 +49,7 @@ def test_steps_are_those_of_two_torch_optimizers(estimator):
             value, nll = objective(cfg, q, w, batch(), e)
             q.mu.grad, q.rho.grad = torch.autograd.grad(value, q)
             q_adam.step()
-        divergence = kl(q, w)
+        divergence = between(cfg, q, w)
         w.mu.grad, w.rho.grad = torch.autograd.grad(divergence, w)
         w_adam.step()
         local, info = step(cfg, MODEL, local, batch(), eps)
@@ -119,15 +74,15 @@ def test_without_a_step_the_upload_is_the_broadcast_and_the_posterior_stays():
     assert differing(kept, pfedbayes.client_init(cfg, MODEL, q)) == []
 
 
-@pytest.mark.parametrize("zeta", [1.0, 0.0])
-def test_without_data_small_steps_shrink_the_divergence(zeta):
+@pytest.mark.parametrize(("zeta", "kl"), itertools.product((1.0, 0.0), ("qw", "wq")))
+def test_without_data_small_steps_shrink_the_divergence(zeta, kl):
     """By q alone (lr_global tiny), or by w alone (ζ = 0, so that nothing moves q)."""
-    cfg = PFedBayes(zeta=zeta, lr_global=1e-300 if zeta else 0.01, lr_personal=0.01)
+    cfg = PFedBayes(zeta=zeta, kl=kl, lr_global=1e-300 if zeta else 0.01, lr_personal=0.01)
     start = Local(client(gaussian(0, SILENT)), gaussian(1, SILENT))
-    local, seen = start, [kl(start.client.q, start.w)]
+    local, seen = start, [between(cfg, start.client.q, start.w)]
     for _ in range(40):
         local, _ = step(cfg, SILENT, local, batch(SILENT), noise(cfg, SILENT))
-        seen.append(kl(local.client.q, local.w))
+        seen.append(between(cfg, local.client.q, local.w))
     assert all(later < earlier for earlier, later in itertools.pairwise(seen))
     assert seen[-1] < 0.9 * seen[0]
     still, moved = (local.w, local.client.q) if zeta else (local.client.q, local.w)
@@ -144,7 +99,7 @@ def test_a_conjugate_posterior_is_recovered(monkeypatch):
         gap = theta - target
         return weight.sum() * (curvature * gap.square()).sum() / 2, weight.sum() * curvature * gap
 
-    monkeypatch.setattr(pfedbayes, "nll_and_grad", quadratic)
+    monkeypatch.setattr(variational, "nll_and_grad", quadratic)
     w = Gaussian(torch.full((size,), 0.5), torch.full((size,), -0.5))
     precision = sigma(w.rho) ** -2
     h = n * curvature + zeta * precision
@@ -212,9 +167,23 @@ def test_server_and_clients_start_alike():
     assert server.mu[plan.model.size :].count_nonzero() == 0
 
 
+def test_initial_deviations_may_differ_while_the_means_stay():
+    plans = [small_plan("pfedbayes", {"algorithm.rho_sd": sd, "model.hidden": (100,)}) for sd in (0.0, 0.1)]
+    same, apart = (plan.initial_server() for plan in plans)
+    used = slice(0, plans[0].model.size)
+    assert torch.equal(same.mu, apart.mu)
+    assert 0.095 < apart.rho[used].std() < 0.105
+    assert (apart.rho[used].mean() + 2.5).abs() < 0.005
+    assert torch.stack([apart.mu[used], apart.rho[used]]).corrcoef()[0, 1].abs() < 0.05
+
+
 @pytest.mark.parametrize(
     "settings",
-    [{"estimator": "local"}, {"mc_samples": 2, "personal_steps": 2}, {"keep_global_moments": True, "noise_sd": 0.1}],
+    [
+        {"estimator": "local"},
+        {"mc_samples": 2, "personal_steps": 2},
+        {"keep_global_moments": True, "noise_sd": 0.1, "kl": "wq"},
+    ],
 )
 def test_every_variant_is_bitwise_the_same_alone_and_stacked(settings):
     plan = small_plan("pfedbayes", {f"algorithm.{name}": value for name, value in settings.items()})
@@ -222,10 +191,13 @@ def test_every_variant_is_bitwise_the_same_alone_and_stacked(settings):
     assert all(differing(a, b) == [] for a, b in zip(loop, stack, strict=True))
 
 
-def test_the_parity_preset_is_the_public_reimplementation():
-    preset = pfedbayes.ALGORITHM.presets["a_parity"]
+@pytest.mark.parametrize(("name", "likelihood", "kl"), [("a_parity", "batch", "qw"), ("h_parity", "mean", "wq")])
+def test_parity_presets_are_published_code(name, likelihood, kl):
+    preset = pfedbayes.ALGORITHM.presets[name]
     cfg = override(experiment("pfedbayes"), preset.overrides)
-    assert (cfg.algorithm.noise_sd, cfg.algorithm.kl_divisor, cfg.algorithm.keep_global_moments) == (0.001, 20, True)
+    own = cfg.algorithm
+    assert (own.likelihood, own.kl, own.zeta) == (likelihood, kl, 0.5)
+    assert (own.noise_sd, own.personal_steps, own.keep_global_moments) == (0.001, 5, True)
     assert (cfg.batch_size, cfg.local_steps, cfg.predict_samples, cfg.data.layout) == (100, 20, 1, "cluster")
     assert "not a posterior" in preset.warning
 
@@ -240,9 +212,10 @@ def test_predictions_draw_from_the_posterior_with_the_noise_of_training():
         assert_close(pfedbayes.predict_personal(cfg, MODEL, client(q), x, eps), expected)
 
 
-@pytest.mark.parametrize(("rho", "zeta"), [(-1.0, 10.0), (-2.2, 3.7)])
-def test_the_padding_stays_where_it_was(rho, zeta):
-    plan = small_plan("pfedbayes", {"algorithm.rho_init": rho, "algorithm.zeta": zeta})
+@pytest.mark.parametrize(("rho", "zeta", "kl"), [(-1.0, 10.0, "qw"), (-2.2, 3.7, "qw"), (-3.0, 0.5, "wq")])
+def test_the_padding_stays_where_it_was(rho, zeta, kl):
+    settings = {"rho_init": rho, "zeta": zeta, "kl": kl, "rho_sd": 0.1}
+    plan = small_plan("pfedbayes", {f"algorithm.{name}": value for name, value in settings.items()})
     server, states, *_ = play(plan, [block(plan)])
     for q in (server, states.q):
         assert (q.rho[..., plan.model.size :] == rho).all()
