@@ -36,6 +36,7 @@ class Model:
     extra: int = 0  # parameters that no layer reads, at the end of theta: of the prior
     shapes: tuple[tuple[int, ...], ...] = field(init=False)
     slices: dict[str, slice] = field(init=False)  # layer1, layer2, ..., and the last one as head, the others as body
+    tensors: dict[str, slice] = field(init=False)  # layer1.weight, layer1.bias, ..., head.weight, head.bias
     size: int = field(init=False)  # parameters, those that no layer reads included
     padded: int = field(init=False)  # P: length of theta
     # Pre-activations per example, for local reparameterization; 0 where weights recur, which it does not cover.
@@ -43,19 +44,26 @@ class Model:
 
     def __post_init__(self) -> None:
         shapes: list[tuple[int, ...]] = []
-        slices, start = {}, 0
+        slices, tensors, start = {}, {}, 0
         for layer in self.layers:
             if isinstance(layer, PARAMETRIC):
                 name = f"layer{len(slices) + 1}"
                 own = _shapes(name, layer)
                 stop = start + sum(map(math.prod, own))
+                if len(own) == 2:
+                    tensors[f"{name}.weight"] = slice(start, stop - own[1][0])
+                    tensors[f"{name}.bias"] = slice(stop - own[1][0], stop)
                 slices[name], start = slice(start, stop), stop
                 shapes += own
         head = list(slices)[-1]
+        tensors |= {
+            f"head.{kind}": tensors[f"{head}.{kind}"] for kind in ("weight", "bias") if f"{head}.bias" in tensors
+        }
         slices |= {"head": slices[head], "body": slice(0, slices[head].start)}
         for name, value in (
             ("shapes", tuple(shapes)),
             ("slices", slices),
+            ("tensors", tensors),
             ("size", start + self.extra),
             ("padded", -(-(start + self.extra) // ALIGN) * ALIGN),
         ):
@@ -125,17 +133,17 @@ class Model:
         return self.join(parts)
 
     def part(self, names: Sequence[str]) -> Tensor:
-        """Where the parameters of the named layers (or of head, body) lie in theta: ascending indices [k].
+        """Where the parameters of the named layers (or of head, body, head.bias, ...) lie in theta: ascending [k].
 
         Raises FedRayError for a name that the network does not have.
         """
-        known = ", ".join(self.slices)
-        for name in names:
-            if name not in self.slices:
-                raise FedRayError(f"layer {name!r}: the network has none of that name; choose from {known}")
+        places = self.slices | self.tensors
         inside = torch.zeros(self.padded, dtype=torch.bool)
         for name in names:
-            inside[self.slices[name]] = True
+            if name not in places:
+                known = ", ".join(places)
+                raise FedRayError(f"layer {name!r}: the network has none of that name; choose from {known}")
+            inside[places[name]] = True
         return inside.nonzero().flatten()
 
     def rest(self, names: Sequence[str]) -> Tensor:
