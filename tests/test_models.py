@@ -40,6 +40,17 @@ def test_a_vector_and_its_layers_are_one(model):
 
 
 @pytest.mark.parametrize("model", NETS.values(), ids=NETS)
+def test_tensors_have_the_names_of_their_layers(model):
+    theta, parts = torch.arange(model.padded), model.split(torch.arange(model.padded))
+    names = [f"layer{i // 2 + 1}.{('weight', 'bias')[i % 2]}" for i in range(len(parts))]
+    for name, part in [*zip(names, parts, strict=True), ("head.weight", parts[-2]), ("head.bias", parts[-1])]:
+        assert torch.equal(model.part((name,)), part.flatten())
+    both = model.part(("head.bias", "head.weight"))
+    assert torch.equal(both, theta[model.slices["head"]])
+    assert torch.equal(model.rest(("head.bias",)), theta[: model.size - model.classes])
+
+
+@pytest.mark.parametrize("model", NETS.values(), ids=NETS)
 def test_logits_are_those_of_torch_nn(model):
     theta, x = model.init(Stream(0, "server")), Stream(0, "x").normal([6, *model.input_shape])
     assert_close(model.apply(theta, x), reference(model, theta)(x), rtol=1e-5, atol=1e-6)

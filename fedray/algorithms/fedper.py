@@ -24,7 +24,7 @@ class FedPer(fedavg.FedAvg):
     """Settings of FedPer."""
 
     personal: tuple[str, ...] = ("head",)
-    """Layers that stay with their client: head, body, or single ones: layer1, layer2, ..."""
+    """Layers that stay with their client: head, body, or single ones: layer1, layer1.bias, ..."""
 
 
 class Part(NamedTuple):

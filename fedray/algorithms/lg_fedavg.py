@@ -16,7 +16,7 @@ class LGFedAvg(fedper.FedPer):
     """Settings of LG-FedAvg."""
 
     personal: tuple[str, ...] = ("body",)
-    """Layers that stay with their client: head, body, or single ones: layer1, layer2, ..."""
+    """Layers that stay with their client: head, body, or single ones: layer1, layer1.bias, ..."""
 
 
 ALGORITHM = fedper.ALGORITHM._replace(summary="the head is averaged, the body stays with its client", config=LGFedAvg)
