@@ -38,8 +38,10 @@ def test_scores_that_cannot_be_used_make_all_clients_equal(bad):
 def test_probabilities_follow_their_clients_and_favour_large_scores():
     scores, order = Stream(0, "scores").normal([9]), torch.tensor([4, 8, 0, 2, 6, 1, 3, 7, 5])
     assert_close(probabilities(scores)[order], probabilities(scores[order]))
-    # Equations 18 and 25, of scores that are clipped.
-    assert (probabilities(scores) * scores.clamp_min(0)).sum() > scores.clamp_min(0).mean()
+    for number in range(50):  # equations 18 and 25, of scores as they are and clipped
+        scores = Stream(number, "scores").normal([9])
+        for s in (scores, scores.clamp_min(0)):
+            assert (probabilities(scores) * s).sum() > s.mean()
 
 
 def test_what_is_reported_of_a_draw():

@@ -128,6 +128,8 @@ def server_init(cfg: DSVGD, model: Model, facts: Facts, rng: Stream) -> Server:
     require(possible, "sites", cfg.sites, "the server cannot rebuild q from them", "use site, or --merge average")
     reason = f"a client may be visited in each of {facts.rounds} rounds"
     require(cfg.sites != "history" or cfg.slots >= facts.rounds, "slots", cfg.slots, reason, "raise it")
+    reason = f"{facts.unheard} clients a round would renew sites of which the server never hears"
+    require(facts.unheard == 0 or cfg.sites == "none", "train_all", True, reason, "leave it out")
     if cfg.sites == "site" and cfg.curvature == "ggn":
         check_layers(model, "curvature", "ggn")
     x = cfg.initial(model, rng)

@@ -9,6 +9,7 @@ from torch.testing import assert_close
 from fedray import trees
 from fedray.algorithms import dsvgd
 from fedray.algorithms.dsvgd import DSVGD, Server
+from fedray.federation import LocalFederation
 from fedray.local import numerics
 from fedray.rng import Stream
 from fedray.rounds import start
@@ -125,16 +126,44 @@ def test_changing_a_site_and_the_sums_with_it_leaves_the_clients_target_alone():
     assert_close(found[0], others - PRIOR * server.x, rtol=1e-6, atol=1e-6)  # every client has been visited
 
 
-@pytest.mark.parametrize("mode", [{}, {"mode": "parallel", "beta": 0.5}, {"mode": "parallel", "beta": 0.5,
-                                                                          "merge": "svgd"}])  # fmt: skip
-def test_it_recovers_the_analytic_posterior_in_one_dimension(mode):
-    toy, together = Toy(3, 1, 50, **mode), 3 if mode else 1
+@pytest.mark.parametrize(("mode", "together"), [
+    ({}, 1), ({"mode": "parallel", "beta": 0.5}, 3), ({"mode": "parallel", "beta": 0.5, "merge": "svgd"}, 3),
+    ({"mode": "parallel", "beta": 1.0, "merge": "svgd"}, 1),
+])  # fmt: skip
+def test_it_recovers_the_analytic_posterior_in_one_dimension(mode, together):
+    toy = Toy(3, 1, 50, **mode)
     toy.play(40, 50, together, lr=0.05)
     server, clients = toy.play(20, 50, together, lr=0.005)
     for x in (server.x, clients[0].x):  # every client's tilted posterior is the posterior
         error, ratio = toy.misfit(x)
         assert error < 0.02
         assert 0.90 < ratio < 1.02
+
+
+def test_one_client_at_a_time_is_serial_whatever_the_mode():
+    ends = [Toy(3, 4, 9, mode=mode, beta=1.0, lr=0.05).play(5, 6) for mode in ("serial", "parallel")]
+    assert differing(*ends) == []
+
+
+def test_a_site_damped_to_a_standstill_stays():
+    """β = 0, which a setting cannot say: nothing is learnt of the client, and the sums hear of nothing."""
+    toy = Toy(3, 4, 9, lr=0.05)
+    _, (client, *_) = toy.play(3, 5)
+    site, told = BACKENDS["site"], DSVGD(**toy.settings).told(4)._replace(damping=0.0)
+    own = site.renew(told, client.site, None, client.x, toy(1)(client.x)[1], torch.ones(4).double())
+    assert differing(own, client.site) == []
+    assert not any(leaf.any() for leaf in site.share(client.site, own))
+
+
+@pytest.mark.parametrize("sites", ["kde_distill", "kde_shared", "kde_code"])
+def test_where_local_and_global_particles_are_the_same_they_pull_nowhere(sites):
+    """q/r_k = 1: exactly, wherever the particles have moved, as both estimates have one width."""
+    toy = Toy(2, 2, 9, sites=sites, lr=0.05)
+    told, kept = DSVGD(**toy.settings).told(2), BACKENDS[sites]
+    cavity = kept.cavity(told, kept.shared(told, toy.x), kept.own(told, toy.x), toy.x)
+    assert not kept.pull(told, cavity, toy.x + 0.3).any()
+    apart = kept.cavity(told, kept.shared(told, toy.x), kept.own(told, toy.x + 0.1), toy.x)
+    assert kept.pull(told, apart, toy.x + 0.3).all()
 
 
 def test_it_recovers_the_posterior_under_a_gamma_precision():
@@ -206,6 +235,8 @@ def test_clients_taking_turns_are_the_same_alone_and_stacked_and_leave_the_other
         assert differing(trees.row(states, k), trees.row(block(plan).states, k)) == []
     assert states.visited.tolist() == [1, 0, 1, 0, 1, 0]
     if sites == "site":
+        assert (states.site.lam >= 0).all()
+        assert (states.site.lam[[0, 2, 4]] > 0).any(1).all()
         for name, total in server.sums._asdict().items():
             assert_close(total, getattr(states.site, name).sum(0), rtol=1e-5, atol=1e-3)
 
@@ -229,6 +260,14 @@ def test_the_order_of_arrival_does_not_change_a_bit(merge):
     first, mixed = (aggregate(plan.cfg.algorithm, plan.model, server, *a, None) for a in ((ids, ups), shuffled))
     assert differing(first, mixed) == []
     assert (seen[-1][0].x.shape[1] == 0) is (merge == "svgd")
+
+
+def test_without_sites_clients_may_train_unheard():
+    plan = small_plan("dsvgd", {"train_all": True, "algorithm.sites": "none", "algorithm.particles": 4})
+    assert plan.facts.unheard == 2
+    running = LocalFederation(plan, "loop")
+    list(running)
+    assert running.snapshot().clients.visited.tolist() == [1.0] * 6
 
 
 def test_a_client_that_was_never_visited_predicts_with_the_global_particles():
@@ -261,6 +300,8 @@ def test_the_first_order_form_is_the_decrease_of_the_free_energy():
         ({"algorithm.particles": 0}, r"^--particles 0"),
         ({"algorithm.beta": 1.5}, r"^--beta 1.5"),
         ({"algorithm.sites": "kde"}, r"^--sites kde: .*kde_distill"),
+        ({"train_all": True}, r"^--train-all True: 2 clients a round would renew sites .*; leave it out"),
+        ({"train_all": True, "algorithm.sites": "kde_code"}, r"^--train-all True: 2 clients"),
     ],
 )
 def test_what_cannot_run_is_refused(settings, message):
