@@ -300,6 +300,7 @@ def test_the_first_order_form_is_the_decrease_of_the_free_energy():
         ({"algorithm.particles": 0}, r"^--particles 0"),
         ({"algorithm.beta": 1.5}, r"^--beta 1.5"),
         ({"algorithm.sites": "kde"}, r"^--sites kde: .*kde_distill"),
+        ({"model.name": "dnn"}, r"^--curvature ggn: .*ReLUs only; choose regression, or --model.name mlp"),
         ({"train_all": True}, r"^--train-all True: 2 clients a round would renew sites .*; leave it out"),
         ({"train_all": True, "algorithm.sites": "kde_code"}, r"^--train-all True: 2 clients"),
     ],
