@@ -47,8 +47,8 @@ class DSVGD(SVGD):
     curvature: Literal["ggn", "regression"] = "ggn"
     """Precision of a site from the Gauss-Newton matrix, or by regressing scores on particles (needs M above P)."""
     beta: float = 0.0
-    """Damping β of a site, t_k ← t_k^(1-β) (t_k new)^β; 0: 1 in serial mode, 0.1 in parallel, where clients that all
-    make up for each other at once would overshoot."""
+    """Damping β of a Gaussian site, t_k ← t_k^(1-β) (t_k new)^β; 0: 1 in serial mode, 0.1 in parallel, where clients
+    that all make up for each other at once would overshoot. The others are not damped."""
     kde_width: float = 0.55
     """Width λ of the density estimates (kde_distill, kde_code, history)."""
     distil_steps: int = 10

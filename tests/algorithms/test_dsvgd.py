@@ -9,11 +9,13 @@ from torch.testing import assert_close
 from fedray import trees
 from fedray.algorithms import dsvgd
 from fedray.algorithms.dsvgd import DSVGD, Server
+from fedray.config import override
+from fedray.densities import code_gradient, kde_gradient
 from fedray.federation import LocalFederation
 from fedray.local import numerics
 from fedray.rng import Stream
 from fedray.rounds import start
-from fedray.sites import BACKENDS, regression
+from fedray.sites import BACKENDS, Ratio, regression
 from fedray.stein import Descent, descend, rbf, stein_matrix, v_statistic
 from fedray.types import FedRayError
 from tests.helpers import block, differing, play, small_plan
@@ -153,6 +155,37 @@ def test_a_site_damped_to_a_standstill_stays():
     own = site.renew(told, client.site, None, client.x, toy(1)(client.x)[1], torch.ones(4).double())
     assert differing(own, client.site) == []
     assert not any(leaf.any() for leaf in site.share(client.site, own))
+
+
+def test_a_site_is_damped_as_its_mode_asks_or_as_told():
+    assert [DSVGD(mode=mode).told(3).damping for mode in ("serial", "parallel")] == [1.0, 0.1]
+    assert [DSVGD(mode=mode, beta=0.3).told(3).damping for mode in ("serial", "parallel")] == [0.3, 0.3]
+
+
+@pytest.mark.parametrize(("sites", "gradient"), [("kde_distill", kde_gradient), ("kde_code", code_gradient)])
+def test_local_particles_are_distilled_towards_equation_7(sites, gradient):
+    """One plain step of theirs on q_new/q_old r_k, whose first two are those of the visit."""
+    told = DSVGD(sites=sites, rule="plain", lr=0.3, distil_steps=1).told(2)
+    new, old, own = (Stream(0, name).normal([7, 2]).double() for name in ("new", "old", "own"))
+    found = BACKENDS[sites].renew(told, None, Ratio(old, own), new, None, None)
+    parts = [gradient(own, centres, 0.55, 2) for centres in (new, old, own)]
+    assert_close(found.x, own + 0.3 * dsvgd.direction(own, parts[0] - parts[1] + parts[2], rbf(own)))
+
+
+@pytest.mark.parametrize("curvature", ["ggn", "regression"])
+def test_twice_the_examples_at_twice_the_temperature_are_the_same_likelihood(curvature):
+    """exp(-L/α): in the steps, in the site that follows, and in the scores of selection."""
+    settings = {"algorithm.particles": 4, "algorithm.lr": 0.01, "algorithm.curvature": curvature}
+    plan = small_plan("dsvgd", settings)
+    host, server, model, ends = block(plan, [1]), plan.initial_server(), plan.model, []
+    client, data, batch = trees.row(host.states, 0), trees.row(host.data, 0), trees.row(next(host._draws(1, [0]))[0], 0)
+    for factor in (1.0, 2.0):
+        cfg = override(plan.cfg.algorithm, {"temperature": factor})
+        shard, part = (b._replace(total=factor * b.total) for b in (data, batch))
+        local, _ = dsvgd.step(cfg, model, dsvgd.begin(cfg, model, client, server, shard), part, None)
+        ends.append((local.x, dsvgd.finish(cfg, model, local, shard), dsvgd.scores(cfg, model, client, server, shard)))
+    assert_close(*ends, rtol=1e-5, atol=1e-5)
+    assert ends[0][1][0].site.lam.max() > 1
 
 
 @pytest.mark.parametrize("sites", ["kde_distill", "kde_shared", "kde_code"])
