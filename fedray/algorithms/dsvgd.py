@@ -61,7 +61,8 @@ class DSVGD(SVGD):
     """HIP score of client k: the likelihoods' ⟨φ_k, φ'⟩, or with the direction that k would really follow, and that
     of the whole posterior: the first-order decrease of the free energy."""
     hip_offset: bool = True
-    """Keep the part of HIP that all clients share; near convergence it makes the choice almost uniform."""
+    """Keep the part of HIP that all clients share; near convergence it makes the choice almost uniform, and this flag
+    leaves it out."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
