@@ -235,6 +235,21 @@ def test_a_client_keeps_its_last_personal_model_and_its_last_upload(strategy):
     assert differing(fresh, Client(begun, begun[:0] if strategy == "fo" else begun)) == []
 
 
+@pytest.mark.parametrize("cfg", [*(PFedBreD(strategy=name, same_batch=True) for name in STRATEGIES), PFedMe()], ids=str)
+def test_a_newcomer_moves_its_personal_model_under_a_global_one_that_stays(cfg):
+    """Each step begins at the same w, as a first step of training does."""
+    record, local = registry.algorithm_of(cfg), kept()
+    start, noise = trees.tree_map(torch.clone, local), NO_NOISE
+    trained, info = record.step(cfg, MODEL, local, examples(9), noise)
+    adapted, same = record.adapt(cfg, MODEL, start, examples(9), noise)
+    assert differing((adapted.theta, same), (trained.theta, info)) == []
+    for _ in range(3):
+        adapted, _ = record.adapt(cfg, MODEL, adapted, examples(9), noise)
+    assert torch.equal(adapted.w, weights("w"))
+    assert not torch.equal(trained.w, weights("w"))
+    assert not torch.equal(adapted.theta, start.theta)
+
+
 VARIANTS = [{"strategy": name} for name in STRATEGIES] + [
     {"same_batch": True},
     {"residual": "w", "start": "warm_all", "strategy": "mg"},
