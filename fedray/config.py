@@ -39,7 +39,8 @@ class Experiment:
     cifar10; 4 of 10 for sent140; 20 of 198 for femnist; with lognormal sizes 20 of 100 and 4 of 20)."""
     train_all: bool = False
     """Train every client in every round; only the uploads of those selected are averaged. For methods that keep
-    something on the client (pFedBreD's tables); for others it changes nothing but the time."""
+    something on the client (pFedBreD's tables); for others it changes nothing but the time, and those whose server sums
+    sites or deals chains refuse it."""
     novel_clients: int = 0
     """Clients held out of the federation, the last ones; after its rounds they adapt their personal factors alone."""
     adapt_rounds: int = 10

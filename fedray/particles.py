@@ -69,7 +69,7 @@ def curvature(model: Model, batch: Batch, x: Tensor, temperature: float = 1.0) -
 
 def check_layers(model: Model, setting: str, value: str) -> None:
     """Raise FedRayError for a network whose Gauss-Newton diagonal is not written here."""
-    reason = "the Gauss-Newton diagonal is written for fully connected networks only"
+    reason = "the Gauss-Newton diagonal is written for chains of linear layers and ReLUs only"
     require(fully_connected(model), setting, value, reason, "choose regression, or --model.name mlp")
 
 

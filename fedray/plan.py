@@ -61,10 +61,10 @@ class Plan(NamedTuple):
     def facts(self) -> Facts:
         """What the algorithm may know of this federation."""
         cfg, shard = self.cfg, max(len(indices) for indices in self.partition.train)
-        assert cfg.clients_per_round is not None
-        return Facts(
-            len(self.members) or self.clients, cfg.clients_per_round, cfg.rounds, cfg.local_steps, cfg.batch_size, shard
-        )
+        clients, chosen = len(self.members) or self.clients, cfg.clients_per_round
+        assert chosen is not None
+        unheard = clients - chosen if cfg.train_all else 0
+        return Facts(clients, chosen, cfg.rounds, cfg.local_steps, cfg.batch_size, shard, unheard)
 
     @property
     def personal(self) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedray.rng import Stream
+from fedray.types import Selection
 
 EPSILON = 0.05  # share of the uniform distribution: no client starves, and no site grows old without end
 LEAST = 1e-12  # a sum of scores below it is none
@@ -66,3 +68,29 @@ def draw(scores: Tensor, m: int, rng: Stream) -> tuple[tuple[int, ...], Drawn]:
     p = probabilities(scores)
     ids = gumbel_top(p, m, rng)
     return ids, described(p, scores, ids)
+
+
+class Watched(NamedTuple):
+    """The state of a policy that asks for no scores, and those of the clients that it chose."""
+
+    own: Any
+    chosen: Tensor  # [] as of a draw
+    average: Tensor  # []
+
+
+def watched(policy: Selection, score: str) -> Selection:
+    """A policy that asks for no scores; they are asked for all the same, and reported, and it does not see them."""
+    init, select = partial(_unwatched, policy), partial(_watch, policy)
+    return policy._replace(summary=f"{policy.summary}; {score} is reported", score=score, init=init, select=select)
+
+
+def _unwatched(policy: Selection, clients: int) -> Watched:
+    return Watched(policy.init(clients), *torch.zeros(2, dtype=torch.float64))
+
+
+def _watch(
+    policy: Selection, state: Watched, scores: Tensor, clients: int, m: int, rng: Stream
+) -> tuple[tuple[int, ...], Watched]:
+    ids, own = policy.select(state.own, None, clients, m, rng)
+    scores = scores.double()
+    return ids, Watched(own, scores[list(ids)].mean(), scores.mean())

@@ -161,7 +161,7 @@ def _scores(plan: Plan, server: Any, cohort: Cohort) -> tuple[Tensor | None, int
     name, message, down, up = plan.selection.score, None, 0, 0
     for number, stage in enumerate(plan.algorithm.scores[name] if name else ()):
         view = plan.view(server)
-        # Every client gets the view once: those that train have it then, but only they need not be sent it again.
+        # Every client gets the view once; what those that train are sent afterwards is counted by itself.
         down += len(plan.members) * payload_bytes((message, () if number else view), plan)
         sent: list[int] = []
         replies = _weighed(cohort.probe(name or "", number, view, message), plan, sent)

@@ -97,6 +97,7 @@ class Facts(NamedTuple):
     local_steps: int  # R, calls of step per client and round
     batch_size: int
     shard: int  # the length to which every client's training shard is padded
+    unheard: int = 0  # clients that train in a round without being averaged: all others, under --train-all
 
 
 class Stage(NamedTuple):

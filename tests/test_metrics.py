@@ -56,6 +56,7 @@ def test_bounds(sharpness):
     ece, mce = calibration_errors(stats)
     assert 0 <= ece <= mce <= 1
     assert ece >= abs(float(stats.correct - stats.bin_confidence.sum())) / 200  # what one bin would say
+    assert stats.nll >= 0
     assert 0 <= stats.brier <= 2 * 200
     assert 0 <= stats.mutual_information <= stats.entropy <= 200 * math.log(4)
     assert stats.bin_count.sum() == stats.examples

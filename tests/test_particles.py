@@ -5,6 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from fedray import report, trees
+from fedray.config import override
 from fedray.federation import LocalCohort
 from fedray.likelihood import nll
 from fedray.local import numerics
@@ -13,7 +14,7 @@ from fedray.particles import ggn_diagonal, network
 from fedray.rng import Stream
 from fedray.sites import Natural, regression
 from fedray.stein import ksd, rbf, stein_matrix, v_statistic
-from tests.helpers import NETS, examples, play, small_plan
+from tests.helpers import NETS, block, examples, play, small_plan
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +33,21 @@ def test_scores_are_gradients_of_the_tempered_likelihood_of_the_whole_shard():
         (grad,) = torch.autograd.grad(-whole / 2, theta)
         assert_close(s[n], grad)
     assert_close(value, torch.stack([nll(model.apply(t, batch.x), batch.y, batch.weight) for t in x]).mean() / 9)
+
+
+@pytest.mark.parametrize("name", ["svgd", "dsgld"])
+def test_twice_the_examples_at_twice_the_temperature_are_the_same_likelihood(name):
+    plan, ups = small_plan(name, {"algorithm.particles": 12}), []
+    host, record, ids = block(plan), plan.algorithm, range(plan.facts.per_round)
+    batch, eps = (trees.row(leaf, 1) for leaf in next(host._draws(1, ids)))
+    down = record.broadcast(plan.cfg.algorithm, plan.model, plan.initial_server(), ids)
+    down = trees.row(down, 1) if record.down_per_client else down
+    for factor in (1.0, 2.0):
+        fixed = override(plan.cfg.algorithm, {"temperature": factor}), plan.model
+        data, part = (b._replace(total=factor * b.total) for b in (trees.row(host.data, 1), batch))
+        local = trees.tree_map(torch.clone, record.begin(*fixed, trees.row(host.states, 1), down, data))
+        ups.append(record.finish(*fixed, record.step(*fixed, local, part, eps)[0], data)[1])
+    assert_close(*ups, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["mclr", "deep"])

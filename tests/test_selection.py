@@ -15,7 +15,7 @@ from fedray.messages import payload_bytes
 from fedray.probabilities import EPSILON, described, draw, gumbel_top, probabilities
 from fedray.rng import Stream
 from fedray.stein import rbf, stein_matrix, v_statistic
-from tests.helpers import small_plan
+from tests.helpers import differing, small_plan
 
 SCORES = torch.tensor([3.0, 1.0, -2.0, 0.0])
 
@@ -38,8 +38,10 @@ def test_scores_that_cannot_be_used_make_all_clients_equal(bad):
 def test_probabilities_follow_their_clients_and_favour_large_scores():
     scores, order = Stream(0, "scores").normal([9]), torch.tensor([4, 8, 0, 2, 6, 1, 3, 7, 5])
     assert_close(probabilities(scores)[order], probabilities(scores[order]))
-    # Equations 18 and 25, of scores that are clipped.
-    assert (probabilities(scores) * scores.clamp_min(0)).sum() > scores.clamp_min(0).mean()
+    for number in range(50):  # equations 18 and 25, of scores as they are and clipped
+        scores = Stream(number, "scores").normal([9])
+        for s in (scores, scores.clamp_min(0)):
+            assert (probabilities(scores) * s).sum() > s.mean()
 
 
 def test_what_is_reported_of_a_draw():
@@ -98,8 +100,7 @@ def test_round_robin_takes_turns():
 def test_a_policys_state_survives_a_checkpoint(name):
     policy = registry.selections()[name]
     _, state = policy.select(policy.init(4), SCORES, 4, 3, Stream(0, "select"))
-    again = tensors.unpack(tensors.pack(state), policy.init(4))
-    assert all(torch.equal(a, b) for a, b in zip(state, again, strict=True))
+    assert differing(tensors.unpack(tensors.pack(state), policy.init(4)), state) == []
 
 
 @pytest.mark.parametrize(("name", "sent"), [("uniform", 0), ("ksd", 6 * 8), ("hip", 6 * 4 * 3 * 610),
@@ -117,6 +118,22 @@ def test_a_round_reports_how_it_chose_and_what_that_cost(name, sent):
     if name != "uniform":
         assert 1 <= result.selection["effective"] <= 6
         assert EPSILON / 6 <= result.selection["smallest"] <= 1 / 6 <= result.selection["largest"]
+
+
+@pytest.mark.parametrize("name", ["uniform", "round_robin"])
+def test_a_watched_policy_chooses_as_ever_and_reports_what_it_did_not_look_at(name):
+    """First-order HIP of those chosen and of all, at the particles with which the round begins."""
+    settings = {"algorithm.particles": 3, "algorithm.hip": "first_order", "rounds": 3}
+    plain, seen = (small_plan("dsvgd", settings | {"selection": chosen}) for chosen in (name, f"{name}_watched"))
+    running, other = LocalFederation(plain, "loop"), LocalFederation(seen, "loop")
+    first = rounds._scores(seen, seen.initial_server(), LocalCohort(seen, "loop"))[0]
+    found = list(other)
+    assert [result.participants for result in running] == [result.participants for result in found]
+    assert differing(running.snapshot(), other.snapshot()) == []
+    assert all(set(result.selection) == {"chosen", "average"} for result in found)
+    assert found[0].selection["average"] == pytest.approx(float(first.mean()))
+    assert found[0].selection["chosen"] == pytest.approx(float(first[list(found[0].participants)].mean()))
+    assert found[0].selection["chosen"] != found[0].selection["average"] != found[1].selection["average"]
 
 
 def test_what_a_policy_reports_is_among_the_measures_of_the_round():

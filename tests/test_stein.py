@@ -165,6 +165,16 @@ def test_ksd_of_standard_normals_has_its_expectation(d):
         assert abs(found.mean() - expected) < 4 * found.std() / 200**0.5
 
 
+def test_discrepancies_do_not_see_the_order_of_the_particles():
+    order, kernel = torch.tensor([3, 1, 0, 6, 5, 2, 4]), rbf(X)
+    x, s, t = (leaf[order] for leaf in (X, S, T))
+    mixed = rbf(x)
+    assert_close(mixed.h, kernel.h, rtol=1e-13, atol=0)
+    for statistic in ("v", "u"):
+        assert_close(ksd(x, s, mixed, 5, statistic), ksd(X, S, kernel, 5, statistic), rtol=1e-12, atol=0)
+    assert_close(hip(s, reference(x, t, mixed, 5)), hip(S, reference(X, T, kernel, 5)), rtol=1e-12, atol=0)
+
+
 def test_hips_of_shifted_normals_are_the_product_of_the_shifts():
     """p_i = N(μ_i, I), q = N(0, I): μ_1·μ_2 (1 + 4/h)^(-d/2), negative when they are opposed."""
     h, d, found = 3.0, 2, {1: [], -1: []}

@@ -88,6 +88,8 @@ class Info(NamedTuple):
 def server_init(cfg: DSGLD, model: Model, facts: Facts, rng: Stream) -> Server:
     several, reason = facts.per_round, f"chains are dealt evenly among {facts.per_round} clients per round"
     require(cfg.particles % several == 0, "particles", cfg.particles, reason, f"use a multiple of {several}")
+    reason = f"there are no chains for {facts.unheard} clients more"
+    require(facts.unheard == 0, "train_all", True, reason, "leave it out")
     x = cfg.initial(model, rng).view(several, -1, model.padded)
     key = (KEYS * rng.uniform([])).floor()
     return Server(x, torch.zeros(x.shape[:2]), torch.zeros(()), key, torch.tensor(float(facts.clients)))
@@ -96,8 +98,6 @@ def server_init(cfg: DSGLD, model: Model, facts: Facts, rng: Stream) -> Server:
 def broadcast(cfg: DSGLD, model: Model, server: Server, ids: Sequence[int]) -> Down:
     """Deal the chains; with fewer clients than there are shares, some chains stay."""
     shares, size, padded = server.x.shape
-    reason = f"there are chains for {shares} clients in a round, not for {len(ids)}"
-    require(len(ids) <= shares, "train_all", True, reason, "leave it out")
     stream = Stream(int(server.key), "chains", 0, int(server.round))
     place = torch.from_numpy(stream.numpy.permutation(shares * size)).view(shares, size)[: len(ids)]
     visit = Visit(server.x.view(-1, padded)[place], server.t.view(-1)[place], place.float())

@@ -49,8 +49,8 @@ class DSVGD(SVGD):
     curvature: Literal["ggn", "regression"] = "ggn"
     """Precision of a site from the Gauss-Newton matrix, or by regressing scores on particles (needs M above P)."""
     beta: float = 0.0
-    """Damping β of a site, t_k ← t_k^(1-β) (t_k new)^β; 0: 1 in serial mode, 0.1 in parallel, where clients that all
-    make up for each other at once would overshoot."""
+    """Damping β of a Gaussian site, t_k ← t_k^(1-β) (t_k new)^β; 0: 1 in serial mode, 0.1 in parallel, where clients
+    that all make up for each other at once would overshoot. The others are not damped."""
     kde_width: float = 0.55
     """Width λ of the density estimates (kde_distill, kde_code, history)."""
     distil_steps: int = 10
@@ -63,7 +63,8 @@ class DSVGD(SVGD):
     """HIP score of client k: the likelihoods' ⟨φ_k, φ'⟩, or with the direction that k would really follow, and that
     of the whole posterior: the first-order decrease of the free energy."""
     hip_offset: bool = True
-    """Keep the part of HIP that all clients share; near convergence it makes the choice almost uniform."""
+    """Keep the part of HIP that all clients share; near convergence it makes the choice almost uniform, and this flag
+    leaves it out."""
     score_examples: int = 0
     """Examples of each client by which KSD and HIP judge it, evenly spaced in its shard; 0: all of them, which costs
     more than the training of the one who is chosen."""
@@ -134,6 +135,8 @@ def server_init(cfg: DSVGD, model: Model, facts: Facts, rng: Stream) -> Server:
     require(possible, "sites", cfg.sites, "the server cannot rebuild q from them", "use site, or --merge average")
     reason = f"a client may be visited in each of {facts.rounds} rounds"
     require(cfg.sites != "history" or cfg.slots >= facts.rounds, "slots", cfg.slots, reason, "raise it")
+    reason = f"{facts.unheard} clients a round would renew sites of which the server never hears"
+    require(facts.unheard == 0 or cfg.sites == "none", "train_all", True, reason, "leave it out")
     if backend.gaussian and cfg.curvature == "ggn":
         check_layers(model, "curvature", "ggn")
     x = cfg.initial(model, rng)

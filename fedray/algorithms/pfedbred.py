@@ -115,7 +115,7 @@ class Mean(NamedTuple):
 
 
 def server_init(cfg: Proximal, model: Model, facts: Facts, rng: Stream) -> Point:
-    server, layers = fedavg.server_init(cfg, model, facts, rng), len(model.shapes) // 2
+    server, layers = fedavg.server_init(cfg, model, facts, rng), len(_layers(model))
     reason = f"the network has {layers} layers"
     require(len(cfg.variance) in (1, layers), "variance", cfg.variance, reason, "give one number, or one per layer")
     check_domain(cfg.prior, server.theta[: model.size])
@@ -185,10 +185,15 @@ def family(cfg: Proximal, model: Model) -> Family:
         return FAMILIES[cfg.prior]
     if len(cfg.variance) == 1:
         return gaussian(cfg.variance[0])
-    pairs = zip(model.shapes[::2], model.shapes[1::2], cfg.variance, strict=True)
-    sizes = [(math.prod(weight) + math.prod(bias), value) for weight, bias, value in pairs]
-    layers = [torch.full((size,), value) for size, value in [*sizes, (model.padded - model.size, 1.0)]]
-    return gaussian(torch.cat(layers))
+    variance = torch.ones(model.padded)
+    for layer, value in zip(_layers(model), cfg.variance, strict=True):
+        variance[layer] = value
+    return gaussian(variance)
+
+
+def _layers(model: Model) -> list[slice]:
+    """Where the layers lie in a weight vector."""
+    return [where for name, where in model.slices.items() if name.startswith("layer")]
 
 
 def finish(cfg: Proximal, model: Model, local: Local, data: Batch) -> tuple[Client, Point]:

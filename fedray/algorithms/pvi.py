@@ -111,6 +111,8 @@ def where(condition: Tensor, a: Gaussian, b: Gaussian) -> Gaussian:
 
 
 def server_init(cfg: PVI, model: Model, facts: Facts, rng: Stream) -> Server:
+    reason = f"{facts.unheard} clients a round would renew sites of which the server never hears"
+    require(facts.unheard == 0, "train_all", True, reason, "leave it out")
     mu = model.init(rng)
     prior = Natural(torch.full_like(mu, cfg.prior_precision), torch.zeros_like(mu))
     start = Gaussian(mu, inverse_sigma(torch.full_like(mu, cfg.sd_init)))

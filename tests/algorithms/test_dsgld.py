@@ -198,14 +198,9 @@ def test_the_same_round_deals_the_same_and_the_next_one_anew():
         ({"algorithm.a0": 0.0}, r"^--a0 0.0"),
         ({"algorithm.decay": 2.0}, r"^--decay 2.0"),
         ({"algorithm.prior": "gamma"}, r"^--prior gamma: .*blr"),
+        ({"train_all": True}, r"^--train-all True: there are no chains for 2 clients more; leave it out"),
     ],
 )
 def test_what_cannot_run_is_refused(settings, message):
     with pytest.raises(FedRayError, match=message):
         start(small_plan("dsgld", settings))
-
-
-def test_more_clients_than_there_are_chains_for_are_refused():
-    plan = small_plan("dsgld")
-    with pytest.raises(FedRayError, match=r"^--train-all True: .*4 clients in a round, not for 6"):
-        dsgld.broadcast(plan.cfg.algorithm, plan.model, plan.initial_server(), range(6))

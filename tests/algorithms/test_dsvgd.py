@@ -9,10 +9,13 @@ from torch.testing import assert_close
 from fedray import trees
 from fedray.algorithms import dsvgd
 from fedray.algorithms.dsvgd import DSVGD, Server
+from fedray.config import override
+from fedray.densities import code_gradient, kde_gradient
+from fedray.federation import LocalFederation
 from fedray.local import numerics
 from fedray.rng import Stream
 from fedray.rounds import start
-from fedray.sites import BACKENDS, regression
+from fedray.sites import BACKENDS, Ratio, regression
 from fedray.stein import Descent, descend, rbf, stein_matrix, v_statistic
 from fedray.types import FedRayError
 from tests.helpers import block, differing, play, small_plan
@@ -127,24 +130,76 @@ def test_changing_a_site_and_the_sums_with_it_leaves_the_clients_target_alone():
     assert_close(found[0], others - PRIOR * server.x, rtol=1e-6, atol=1e-6)  # every client has been visited
 
 
-@pytest.mark.parametrize(
-    "mode",
-    [
-        {},
-        {"sites": "particle"},
-        {"mode": "parallel", "beta": 0.5},
-        {"mode": "parallel", "beta": 0.5, "merge": "svgd"},
-        {"mode": "parallel", "beta": 0.5, "merge": "svgd", "sites": "particle"},
-    ],
-)
-def test_it_recovers_the_analytic_posterior_in_one_dimension(mode):
-    toy, together = Toy(3, 1, 50, **mode), 3 if "mode" in mode else 1
+@pytest.mark.parametrize(("mode", "together"), [
+    ({}, 1), ({"sites": "particle"}, 1), ({"mode": "parallel", "beta": 0.5}, 3),
+    ({"mode": "parallel", "beta": 0.5, "merge": "svgd"}, 3), ({"mode": "parallel", "beta": 1.0, "merge": "svgd"}, 1),
+    ({"mode": "parallel", "beta": 0.5, "merge": "svgd", "sites": "particle"}, 3),
+])  # fmt: skip
+def test_it_recovers_the_analytic_posterior_in_one_dimension(mode, together):
+    toy = Toy(3, 1, 50, **mode)
     toy.play(40, 50, together, lr=0.05)
     server, clients = toy.play(20, 50, together, lr=0.005)
     for x in (server.x, clients[0].x):  # every client's tilted posterior is the posterior
         error, ratio = toy.misfit(x)
         assert error < 0.02
         assert 0.90 < ratio < 1.02
+
+
+def test_one_client_at_a_time_is_serial_whatever_the_mode():
+    ends = [Toy(3, 4, 9, mode=mode, beta=1.0, lr=0.05).play(5, 6) for mode in ("serial", "parallel")]
+    assert differing(*ends) == []
+
+
+def test_a_site_damped_to_a_standstill_stays():
+    """β = 0, which a setting cannot say: nothing is learnt of the client, and the sums hear of nothing."""
+    toy = Toy(3, 4, 9, lr=0.05)
+    _, (client, *_) = toy.play(3, 5)
+    site, told = BACKENDS["site"], DSVGD(**toy.settings).told(4)._replace(damping=0.0)
+    own = site.renew(told, client.site, None, client.x, toy(1)(client.x)[1], torch.ones(4).double())
+    assert differing(own, client.site) == []
+    assert not any(leaf.any() for leaf in site.share(client.site, own))
+
+
+def test_a_site_is_damped_as_its_mode_asks_or_as_told():
+    assert [DSVGD(mode=mode).told(3).damping for mode in ("serial", "parallel")] == [1.0, 0.1]
+    assert [DSVGD(mode=mode, beta=0.3).told(3).damping for mode in ("serial", "parallel")] == [0.3, 0.3]
+
+
+@pytest.mark.parametrize(("sites", "gradient"), [("kde_distill", kde_gradient), ("kde_code", code_gradient)])
+def test_local_particles_are_distilled_towards_equation_7(sites, gradient):
+    """One plain step of theirs on q_new/q_old r_k, whose first two are those of the visit."""
+    told = DSVGD(sites=sites, rule="plain", lr=0.3, distil_steps=1).told(2)
+    new, old, own = (Stream(0, name).normal([7, 2]).double() for name in ("new", "old", "own"))
+    found = BACKENDS[sites].renew(told, None, Ratio(old, own), new, None, None)
+    parts = [gradient(own, centres, 0.55, 2) for centres in (new, old, own)]
+    assert_close(found.x, own + 0.3 * dsvgd.direction(own, parts[0] - parts[1] + parts[2], rbf(own)))
+
+
+@pytest.mark.parametrize("curvature", ["ggn", "regression"])
+def test_twice_the_examples_at_twice_the_temperature_are_the_same_likelihood(curvature):
+    """exp(-L/α): in the steps, in the site that follows, and in the scores of selection."""
+    settings = {"algorithm.particles": 4, "algorithm.lr": 0.01, "algorithm.curvature": curvature}
+    plan = small_plan("dsvgd", settings)
+    host, server, model, ends = block(plan, [1]), plan.initial_server(), plan.model, []
+    client, data, batch = trees.row(host.states, 0), trees.row(host.data, 0), trees.row(next(host._draws(1, [0]))[0], 0)
+    for factor in (1.0, 2.0):
+        cfg = override(plan.cfg.algorithm, {"temperature": factor})
+        shard, part = (b._replace(total=factor * b.total) for b in (data, batch))
+        local, _ = dsvgd.step(cfg, model, dsvgd.begin(cfg, model, client, server, shard), part, None)
+        ends.append((local.x, dsvgd.finish(cfg, model, local, shard), dsvgd.scores(cfg, model, client, server, shard)))
+    assert_close(*ends, rtol=1e-5, atol=1e-5)
+    assert ends[0][1][0].site.lam.max() > 1
+
+
+@pytest.mark.parametrize("sites", ["kde_distill", "kde_shared", "kde_code"])
+def test_where_local_and_global_particles_are_the_same_they_pull_nowhere(sites):
+    """q/r_k = 1: exactly, wherever the particles have moved, as both estimates have one width."""
+    toy = Toy(2, 2, 9, sites=sites, lr=0.05)
+    told, kept = DSVGD(**toy.settings).told(2), BACKENDS[sites]
+    cavity = kept.cavity(told, kept.shared(told, toy.x), kept.own(told, toy.x), toy.x)
+    assert not kept.pull(told, cavity, toy.x + 0.3).any()
+    apart = kept.cavity(told, kept.shared(told, toy.x), kept.own(told, toy.x + 0.1), toy.x)
+    assert kept.pull(told, apart, toy.x + 0.3).all()
 
 
 def test_it_recovers_the_posterior_under_a_gamma_precision():
@@ -170,9 +225,9 @@ def test_gaussian_sites_do_what_central_svgd_does(d):
     toy.play(12, 60, lr=0.05)
     server, _ = toy.play(4, 60, lr=0.005)
     error, ratio = toy.misfit(server.x)
-    _, central = toy.misfit(toy.central((720, 0.05), (240, 0.005)))
-    assert error < 0.05
-    assert ratio == pytest.approx(central, abs=0.03)
+    theirs, central = toy.misfit(toy.central((720, 0.05), (240, 0.005)))
+    assert max(error, theirs) < 0.01
+    assert ratio == pytest.approx(central, abs=0.015)
     assert d > 1 or ratio > 0.9
     assert d < 50 or ratio < 0.2  # so few particles cannot stand for the variance, there or here
 
@@ -235,6 +290,8 @@ def test_clients_taking_turns_are_the_same_alone_and_stacked_and_leave_the_other
         assert differing(trees.row(states, k), trees.row(block(plan).states, k)) == []
     assert states.visited.tolist() == [1, 0, 1, 0, 1, 0]
     if BACKENDS[sites].gaussian:
+        assert (states.site.lam >= 0).all()
+        assert (states.site.lam[[0, 2, 4]] > 0).flatten(1).any(1).all()
         for name, total in server.sums._asdict().items():
             assert_close(total, getattr(states.site, name).sum(0), rtol=1e-5, atol=1e-3)
 
@@ -258,6 +315,14 @@ def test_the_order_of_arrival_does_not_change_a_bit(merge):
     first, mixed = (aggregate(plan.cfg.algorithm, plan.model, server, *a, None) for a in ((ids, ups), shuffled))
     assert differing(first, mixed) == []
     assert (seen[-1][0].x.shape[1] == 0) is (merge == "svgd")
+
+
+def test_without_sites_clients_may_train_unheard():
+    plan = small_plan("dsvgd", {"train_all": True, "algorithm.sites": "none", "algorithm.particles": 4})
+    assert plan.facts.unheard == 2
+    running = LocalFederation(plan, "loop")
+    list(running)
+    assert running.snapshot().clients.visited.tolist() == [1.0] * 6
 
 
 def test_a_client_that_was_never_visited_predicts_with_the_global_particles():
@@ -291,6 +356,9 @@ def test_the_first_order_form_is_the_decrease_of_the_free_energy():
         ({"algorithm.beta": 1.5}, r"^--beta 1.5"),
         ({"algorithm.score_examples": -1}, r"^--score-examples -1"),
         ({"algorithm.sites": "kde"}, r"^--sites kde: .*kde_distill"),
+        ({"model.name": "dnn"}, r"^--curvature ggn: .*ReLUs only; choose regression, or --model.name mlp"),
+        ({"train_all": True}, r"^--train-all True: 2 clients a round would renew sites .*; leave it out"),
+        ({"train_all": True, "algorithm.sites": "kde_code"}, r"^--train-all True: 2 clients"),
     ],
 )
 def test_what_cannot_run_is_refused(settings, message):

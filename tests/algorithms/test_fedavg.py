@@ -13,7 +13,7 @@ from fedray.local import padded
 from fedray.minibatches import random_batch, tuning_noise
 from fedray.optim import descent
 from fedray.rng import Passes, Stream
-from tests.helpers import NETS, block, differing, examples, small_plan
+from tests.helpers import NETS, block, differing, examples, play, small_plan
 
 
 def test_one_full_batch_step_is_a_gradient_step_on_the_pooled_loss():
@@ -50,6 +50,14 @@ def test_a_federation_of_one_is_stochastic_gradient_descent():
         losses.append(loss.item())
     assert_close(federation.snapshot().server.theta, theta.detach(), rtol=1e-5, atol=1e-5)
     assert [r.train["nll"] for r in rounds] == pytest.approx([sum(losses[:5]) / 5, sum(losses[5:]) / 5], rel=1e-5)
+
+
+def test_without_a_step_nothing_moves():
+    """No decay, no momentum: of a learning rate that float32 cannot tell from 0, bit for bit."""
+    plan = small_plan("fedavg", {"algorithm.lr": 1e-30})
+    server, _, seen = play(plan, [block(plan)])
+    assert differing(server, plan.initial_server()) == []
+    assert torch.equal(seen[0][0].theta, server.theta.expand(4, -1))
 
 
 def test_averaging_equal_uploads_returns_them():

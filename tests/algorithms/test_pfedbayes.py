@@ -10,6 +10,7 @@ from fedray import networks, trees, variational
 from fedray.algorithms import pfedbayes
 from fedray.algorithms.pfedbayes import Client, Local, PFedBayes
 from fedray.config import override
+from fedray.federation import LocalFederation
 from fedray.optim import zero_moments
 from fedray.posteriors import Gaussian, kl, sigma
 from fedray.rng import Stream
@@ -232,3 +233,13 @@ def test_a_newcomer_leaves_the_global_distribution_as_it_is():
     assert differing(adapted.w, start.w) == []
     assert adapted.client.q_t == 2
     assert_close(same, info)
+
+
+def test_without_deviations_draws_do_not_disagree():
+    settings = {"rounds": 1, "predict_samples": 4}
+    found = {sd: next(iter(LocalFederation(small_plan("pfedbayes", settings | {"algorithm.noise_sd": sd}))))
+             for sd in (0.0, 1.0)}  # fmt: skip
+    for kind in ("personal", "global_"):
+        certain, torn = (getattr(found[sd], kind).mutual_information for sd in (0.0, 1.0))
+        assert (certain < 1e-12).all()
+        assert (torn > 1e-3).all()

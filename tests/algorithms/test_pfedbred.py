@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from fedray import registry, report, trees
+from fedray import networks, registry, report, trees
 from fedray.algorithms import fedavg, pfedbred
 from fedray.algorithms.pfedbred import Client, Local, PFedBreD
 from fedray.algorithms.pfedme import PFedMe
@@ -15,7 +15,7 @@ from fedray.config import override
 from fedray.federation import LocalFederation
 from fedray.minibatches import fine_tune
 from fedray.rng import Stream
-from fedray.types import FedRayError, client_itself
+from fedray.types import Facts, FedRayError, client_itself
 from tests.helpers import NETS, block, differing, examples, experiment, joined, play, small_plan
 
 MODEL, NO_NOISE = NETS["mlp"], torch.zeros(0)
@@ -235,6 +235,21 @@ def test_a_client_keeps_its_last_personal_model_and_its_last_upload(strategy):
     assert differing(fresh, Client(begun, begun[:0] if strategy == "fo" else begun)) == []
 
 
+@pytest.mark.parametrize("cfg", [*(PFedBreD(strategy=name, same_batch=True) for name in STRATEGIES), PFedMe()], ids=str)
+def test_a_newcomer_moves_its_personal_model_under_a_global_one_that_stays(cfg):
+    """Each step begins at the same w, as a first step of training does."""
+    record, local = registry.algorithm_of(cfg), kept()
+    start, noise = trees.tree_map(torch.clone, local), NO_NOISE
+    trained, info = record.step(cfg, MODEL, local, examples(9), noise)
+    adapted, same = record.adapt(cfg, MODEL, start, examples(9), noise)
+    assert differing((adapted.theta, same), (trained.theta, info)) == []
+    for _ in range(3):
+        adapted, _ = record.adapt(cfg, MODEL, adapted, examples(9), noise)
+    assert torch.equal(adapted.w, weights("w"))
+    assert not torch.equal(trained.w, weights("w"))
+    assert not torch.equal(adapted.theta, start.theta)
+
+
 VARIANTS = [{"strategy": name} for name in STRATEGIES] + [
     {"same_batch": True},
     {"residual": "w", "start": "warm_all", "strategy": "mg"},
@@ -266,14 +281,18 @@ def test_dual_steps_multiply_the_gradient_by_the_variances():
     assert not torch.allclose(theta, weights("w"))
 
 
-def test_variances_belong_to_layers():
-    prior = pfedbred.family(PFedBreD(prior="gaussian", variance=(0.5, 4.0)), MODEL)
-    found = prior.hessian(torch.zeros(MODEL.padded), torch.ones(MODEL.padded))
-    first, second = MODEL.slices["layer1"], MODEL.slices["layer2"]
-    assert (found[first] == 2.0).all()
-    assert (found[second] == 0.25).all()
-    assert second.stop == MODEL.size
-    assert first.stop == second.start
+@pytest.mark.parametrize(("model", "layers"), [(MODEL, 2), (networks.lstm((5, 3), 2, 2), 4)], ids=["mlp", "lstm"])
+def test_variances_belong_to_layers(model, layers):
+    """However many tensors a layer has."""
+    variance = (0.5, 4.0, 2.0, 8.0)[:layers]
+    cfg, facts = PFedBreD(prior="gaussian", variance=variance), Facts(1, 1, 1, 1, 4, 9)
+    pfedbred.server_init(cfg, model, facts, Stream(0, "server"))
+    found = pfedbred.family(cfg, model).hessian(torch.zeros(model.padded), torch.ones(model.padded))
+    for number, value in enumerate(variance, 1):
+        assert (found[model.slices[f"layer{number}"]] == 1 / value).all()
+    assert (found[model.size :] == 1).all()
+    with pytest.raises(FedRayError, match=rf"the network has {layers} layers"):
+        pfedbred.server_init(override(cfg, {"variance": (1.0,) * 6}), model, facts, Stream(0, "server"))
 
 
 def test_priors_that_cannot_hold_the_weights_are_refused():

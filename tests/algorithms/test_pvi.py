@@ -9,6 +9,7 @@ from torch.testing import assert_close
 from fedray import trees
 from fedray.algorithms import pvi
 from fedray.algorithms.pvi import PVI, Server
+from fedray.federation import LocalFederation
 from fedray.local import numerics
 from fedray.posteriors import Gaussian, draw, inverse_sigma, sigma
 from fedray.rng import Stream
@@ -151,6 +152,15 @@ def test_the_servers_posterior_is_the_prior_times_all_sites():
     assert float(server.damping) == 0.25  # of four clients per round
 
 
+def test_where_all_are_averaged_all_may_train():
+    plan = small_plan("pvi", {"train_all": True, "clients_per_round": 6})
+    assert plan.facts.unheard == 0
+    running = LocalFederation(plan, "loop")
+    assert len(list(running)) == 2
+    found = running.snapshot()
+    assert_close(found.server.q.lam, 1 + found.clients.site.lam.sum(0), rtol=1e-5, atol=1e-5)
+
+
 def test_a_client_starts_at_q_and_in_the_first_round_at_the_common_start():
     plan = small_plan("pvi")
     host = block(plan)
@@ -169,6 +179,7 @@ def test_a_client_starts_at_q_and_in_the_first_round_at_the_common_start():
         ({"algorithm.damping": 1.5}, r"^--damping 1.5: .*use 0"),
         ({"algorithm.prior_precision": 0.0}, r"^--prior-precision 0.0"),
         ({"algorithm.mc_samples": 0}, r"^--mc-samples 0"),
+        ({"train_all": True}, r"^--train-all True: 2 clients a round would renew sites .*; leave it out"),
     ],
 )
 def test_what_cannot_run_is_refused(settings, message):
