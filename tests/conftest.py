@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from actors.cluster import connect
 
+# Ray's workers would wait for the tests of the other process; read by Ray where it starts.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All that start Ray go to one process, one after the other, and what else a file holds to one, too."""
-    for item in items:
-        group = "ray" if item.get_closest_marker("ray") else item.path.name
-        item.add_marker(pytest.mark.xdist_group(group))
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Files with tests that start Ray go to one process, one after the other; of the others each stays whole."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):  # its own marks for groups are lost on pytest 9.2
+        def _split_scope(self, nodeid: str) -> str:
+            name = nodeid.partition("::")[0]
+            return "ray" if "pytest.mark.ray" in (config.rootpath / name).read_text(encoding="utf-8") else name
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope="module")
