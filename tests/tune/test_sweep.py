@@ -25,6 +25,7 @@ TINY = [
 ]  # fmt: skip
 
 
+ONE = ["--concurrency", "1", "--clients-per-actor", "4"]  # two actors to start instead of four
 ZETAS = ["--space", "zeta=loguniform(0.5,20)", "--samples", "5", "--scheduler", "none", "--max-rounds", "12"]
 
 
@@ -225,7 +226,7 @@ def _finished(folder):
 
 def test_a_diverging_trial_fails_with_its_reason_and_is_not_the_best(tmp_path):
     options = ["--space", "lr=grid(0.1,1e30)", "--search", "grid", "--scheduler", "none", "--max-rounds", "3"]
-    code, out, err = sweep(tmp_path, *options)
+    code, out, err = sweep(tmp_path, *options, *ONE)
     assert code == 0, err
     assert "--lr 0.1" in out
     _, _, runs = children(tmp_path)
@@ -236,7 +237,7 @@ def test_a_diverging_trial_fails_with_its_reason_and_is_not_the_best(tmp_path):
 
 def test_particles_are_swept_with_their_own_space_and_a_policy_that_asks_for_scores(tmp_path):
     options = ["--samples", "2", "--max-rounds", "2", "--scheduler", "none", "--mode", "serial", "--selection", "hip"]
-    code, _, err = sweep(tmp_path, *options, "--clients-per-round", "1", algorithm="dsvgd")
+    code, _, err = sweep(tmp_path, *options, *ONE, "--clients-per-round", "1", algorithm="dsvgd")
     assert code == 0, err
     client, _, runs = children(tmp_path)
     assert len({run.data.params["algorithm.lr"] for run in runs}) == 2
@@ -259,7 +260,7 @@ def test_other_schedulers_end_by_themselves(tmp_path, scheduler):
 
 def test_the_sampler_of_optuna_learns_over_seeds_of_its_own(tmp_path):
     options = ["--space", "lr=loguniform(1e-4,0.5)", "--samples", "6", "--search", "tpe", "--scheduler", "none"]
-    code, _, err = sweep(tmp_path, *options, "--max-rounds", "2")
+    code, _, err = sweep(tmp_path, *options, *ONE, "--max-rounds", "2")
     assert code == 0, err
     assert len({run.data.params["algorithm.lr"] for run in children(tmp_path)[2]}) == 6
 
