@@ -14,6 +14,7 @@ from fedray.readers import digits
 from fedray.types import FedRayError
 from tests.helpers import block, differing, small_plan
 
+pytestmark = pytest.mark.usefixtures("unpainted")
 ABLE = [name for name, record in registry.algorithms().items() if record.adapt is not None]
 HELD = {"clients_per_round": 3, "novel_clients": 2, "adapt_rounds": 3}
 able = pytest.mark.parametrize("name", ABLE)

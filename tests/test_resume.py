@@ -21,6 +21,7 @@ from fedray import checkpoint, launch, play, runfolder, status
 from fedray.types import FedRayError
 from tests.helpers import small_plan
 
+pytestmark = pytest.mark.usefixtures("unpainted")
 FAST = ["pfedbayes", "--runtime", "local", "--rounds", "6", "--local-steps", "2", "--model.hidden", "8", "--seed", "3"]
 
 

@@ -13,6 +13,7 @@ from fedray.config import Experiment, fingerprint, flatten, override, to_dict
 from fedray.plan import resolve
 from fedray.studies import main
 
+pytestmark = pytest.mark.usefixtures("unpainted")
 FAST = ["--rounds", "1", "--runtime", "local"]
 
 
