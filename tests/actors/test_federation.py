@@ -34,9 +34,6 @@ def small(**settings: object) -> Plan:
     return make_plan(Experiment(**(defaults | settings)))  # type: ignore[arg-type]
 
 
-FIVE = {"clients": 5, "clients_per_round": 3}
-
-
 def played(federation: LocalFederation | RayFederation) -> tuple[Snapshot, list[float]]:
     with federation:
         rounds = list(federation)
@@ -51,20 +48,20 @@ def assert_same(a: Snapshot, b: Snapshot) -> None:
 
 @pytest.fixture(scope="module")
 def reference() -> tuple[Snapshot, list[float]]:
-    return played(LocalFederation(small(**FIVE), "loop"))
+    return played(LocalFederation(small(), "loop"))
 
 
 def test_stacked_in_process(reference: tuple[Snapshot, list[float]]) -> None:
-    snapshot, nll = played(LocalFederation(small(**FIVE), "vmap"))
+    snapshot, nll = played(LocalFederation(small(), "vmap"))
     assert_same(snapshot, reference[0])
     assert nll == reference[1]
 
 
-@pytest.mark.parametrize(("clients_per_actor", "backend"), [(5, "loop"), (3, "vmap"), (1, "auto")])
-def test_on_1_2_and_5_actors(reference: tuple[Snapshot, list[float]], clients_per_actor: int, backend: str) -> None:
+@pytest.mark.parametrize(("clients_per_actor", "backend"), [(10, "loop"), (5, "vmap"), (1, "auto")])
+def test_on_1_2_and_10_actors(reference: tuple[Snapshot, list[float]], clients_per_actor: int, backend: str) -> None:
     execution = Execution(clients_per_actor=clients_per_actor, backend=backend)  # type: ignore[arg-type]
-    federation = RayFederation(small(**FIVE), execution)
-    assert len(federation.layout.blocks) == -(-5 // clients_per_actor)
+    federation = RayFederation(small(), execution)
+    assert len(federation.layout.blocks) == 10 // clients_per_actor
     snapshot, nll = played(federation)
     assert_same(snapshot, reference[0])
     assert nll == reference[1]
