@@ -31,7 +31,8 @@ class BPFed(pfedbayes.PFedBayes):
     zeta: float = 1.0
     """Weight ζ of the divergence between q_i and p_i against the data term; 1 is the evidence lower bound."""
     personal: tuple[str, ...] = ("head",)
-    """Layers that stay with their client: head, body, or single ones: layer1, layer1.bias, ..."""
+    """Layers that stay with their client: head, body, or single ones: layer1, layer1.bias, ...; with few examples
+    head.bias is better than head (docs/results.md)."""
     sync: bool = True
     """Overwrite the shared layers of q_i by the average at the start of a round; its optimizer then starts anew."""
     prior: Literal["moving", "carried", "fixed"] = "moving"
