@@ -92,6 +92,7 @@ def accuracy_figure(series: Sequence[Series]) -> Figure | None:
         for ax, (label, unit, cost) in zip(panels, COSTS, strict=True):
             _draw_curves(ax, series, kind, cost, unit)
             ax.set_xlabel(label)
+            ax.locator_params(axis="x", nbins=5)  # totals of large models have long labels
         panels[0].set_ylabel(f"Accuracy of the {report.NAMES[kind]} (%)")
     _legend(figure, series)
     return figure

@@ -14,6 +14,8 @@ from fedray import published
 from fedray.groups import Row
 from fedray.published import Published
 
+LONG = 1e5  # numbers from which on decimals hide the size
+
 
 class Style(NamedTuple):
     """How a metric is shown."""
@@ -124,12 +126,13 @@ def _best(means: Sequence[float], shown: Style) -> float | None:
 
 
 def _round(mean: float, shown: Style) -> float:
-    return round(mean * shown.scale, shown.digits)
+    return float(_number(mean, None, shown))
 
 
 def _number(mean: float, sd: float | None, shown: Style) -> str:
-    spread = "" if sd is None else f" ± {sd * shown.scale:.{shown.digits}f}"
-    return f"{mean * shown.scale:.{shown.digits}f}{spread}"
+    """With fixed decimals; scientific where only scores and bytes get to."""
+    form = f".{shown.digits}f" if abs(mean * shown.scale) < LONG else ".2e"
+    return " ± ".join(f"{value * shown.scale:{form}}" for value in (mean, sd) if value is not None)
 
 
 def _cite(figure: Published, shown: Style) -> str:

@@ -47,6 +47,15 @@ def test_percent_for_shares_and_no_sd_for_one_seed():
     assert texts(table) == [["fedavg", "3", "90.12 ± 0.34", "0.310 ± 0.020"], ["fedprox", "1", "80.00", "0.250"]]
 
 
+def test_large_numbers_are_scientific_and_compete_as_they_are_printed():
+    few, many = (
+        row(name, Cell(0.9, None, 1), Cell(value, 2.5e6, 2)) for name, value in (("a", 1.234e7), ("b", 1.2342e7))
+    )
+    assert texts(build(few, many)) == [["a", "1", "90.00", "1.23e+07 ± 2.50e+06 (n=2)"],
+                                       ["b", "1", "90.00", "1.23e+07 ± 2.50e+06 (n=2)"]]  # fmt: skip
+    assert [line[-1] for line in bold(build(few, many))] == ["1.23e+07 ± 2.50e+06 (n=2)"] * 2
+
+
 def test_the_best_is_bold_by_the_direction_of_the_metric():
     assert bold(build(A, B)) == [["90.12 ± 0.34"], ["0.250"]]
 
