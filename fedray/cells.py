@@ -107,7 +107,7 @@ def selection_digits() -> list[Cell]:
 
 
 def selection_mnist() -> list[Cell]:
-    """The same on MNIST's digits 0-8 with a network: 27 clients of three digits, 20 particles (hours)."""
+    """The same on MNIST's digits 0-8 with a network: 27 clients of three digits, 20 particles (an hour)."""
     data = {"data.name": "mnist", "data.classes": 9, "data.partition": "shards", "clients": 27}
     network = {"algorithm.sites": "particle", "algorithm.score_examples": 200}
     return _selection(data | network | {"algorithm.particles": 20, "algorithm.lr": 0.003})
