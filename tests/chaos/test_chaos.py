@@ -70,7 +70,7 @@ def test_a_step_that_the_store_lacks_is_seen(finished: Path, monkeypatch: pytest
 def test_a_run_ends_whole_whatever_dies(capfd: pytest.CaptureFixture[str]) -> None:
     """The long version is `python -m tests.chaos`; here one fault each of the kinds that are recovered differently."""
     kinds = ["client", "server", "node", "driver", "nan"]
-    code = main(["--faults", str(len(kinds)), "--kinds", *kinds, "--seed", "3", "--pace", "0.2"])
+    code = main(["--faults", str(len(kinds)), "--kinds", *kinds, "--seed", "3", "--pace", "0.4"])
     out = capfd.readouterr().out
     assert code == 0, out
     assert f"{len(kinds)} faults in" in out
