@@ -1,0 +1,98 @@
+"""DSVGD of a network in a federation: who is trained, what is merged, and what is refused."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from fedray import trees
+from fedray.algorithms import dsvgd
+from fedray.federation import LocalFederation
+from fedray.local import numerics
+from fedray.rounds import start
+from fedray.sites import BACKENDS
+from fedray.types import FedRayError
+from tests.helpers import block, differing, play, small_plan
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """As in every process of a run."""
+    with numerics():
+        yield
+
+
+@pytest.mark.parametrize("sites", BACKENDS)
+def test_clients_taking_turns_are_the_same_alone_and_stacked_and_leave_the_others_alone(sites):
+    settings = {"clients_per_round": 1, "algorithm.mode": "serial", "algorithm.sites": sites,
+                "algorithm.particles": 4, "algorithm.lr": 0.01, "rounds": 4}  # fmt: skip
+    plan = small_plan("dsvgd", settings)
+    turns = ((2,), (4,), (2,), (0,))
+    loop, stack = (play(plan, [block(plan, backend=backend)], turns) for backend in ("loop", "vmap"))
+    assert all(differing(a, b) == [] for a, b in zip(loop, stack, strict=True))
+    server, states, seen = loop
+    assert_close(server.x, seen[-1][0].x[0])
+    for k in (1, 3, 5):
+        assert differing(trees.row(states, k), trees.row(block(plan).states, k)) == []
+    assert states.visited.tolist() == [1, 0, 1, 0, 1, 0]
+    if BACKENDS[sites].gaussian:
+        assert (states.site.lam >= 0).all()
+        assert (states.site.lam[[0, 2, 4]] > 0).flatten(1).any(1).all()
+        for name, total in server.sums._asdict().items():
+            assert_close(total, getattr(states.site, name).sum(0), rtol=1e-5, atol=1e-3)
+
+
+def test_the_merged_particles_are_the_means_of_those_of_one_origin():
+    plan = small_plan("dsvgd", {"algorithm.particles": 4})
+    server, _, seen = play(plan, [block(plan)])
+    assert_close(server.x, seen[-1][0].x.mean(0))
+
+
+@pytest.mark.parametrize("merge", ["average", "svgd"])
+def test_the_order_of_arrival_does_not_change_a_bit(merge):
+    """Not even where the server takes steps whose first has the size ε whatever the direction."""
+    plan = small_plan("dsvgd", {"algorithm.particles": 4, "algorithm.merge": merge})
+    host, aggregate = block(plan), plan.algorithm.aggregate
+    server, _, seen = play(plan, [host])
+    ups, ids, order = seen[-1][0], (1, 2, 4, 5), [2, 0, 3, 1]
+    large = torch.tensor([1e17, 1.0, -1e17, 1.0])[:, None]  # whose sum depends on the order even in float64
+    ups = ups._replace(sums=trees.tree_map(lambda leaf: leaf + large, ups.sums))
+    shuffled = [ids[k] for k in order], trees.rows(ups, order)
+    first, mixed = (aggregate(plan.cfg.algorithm, plan.model, server, *a, None) for a in ((ids, ups), shuffled))
+    assert differing(first, mixed) == []
+    assert (seen[-1][0].x.shape[1] == 0) is (merge == "svgd")
+
+
+def test_without_sites_clients_may_train_unheard():
+    plan = small_plan("dsvgd", {"train_all": True, "algorithm.sites": "none", "algorithm.particles": 4})
+    assert plan.facts.unheard == 2
+    running = LocalFederation(plan, "loop")
+    list(running)
+    assert running.snapshot().clients.visited.tolist() == [1.0] * 6
+
+
+def test_a_client_that_was_never_visited_predicts_with_the_global_particles():
+    plan = small_plan("dsvgd", {"algorithm.particles": 4})
+    server, states, _ = play(plan, [block(plan)], rounds=((1, 2),))
+    for k, x in ((0, server.x), (2, states.x[2])):
+        personal = dsvgd.personalize(plan.cfg.algorithm, plan.model, trees.row(states, k), server, None, None)
+        assert torch.equal(personal.x, x)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"algorithm.mode": "serial"}, r"^--clients-per-round 4: .*one client at a time; use 1, or --mode parallel"),
+        ({"algorithm.merge": "svgd", "algorithm.sites": "none"}, r"^--sites none: .*use site, or --merge average"),
+        ({"algorithm.sites": "history", "algorithm.slots": 1}, r"^--slots 1: .*each of 2 rounds"),
+        ({"algorithm.particles": 0}, r"^--particles 0"),
+        ({"algorithm.beta": 1.5}, r"^--beta 1.5"),
+        ({"algorithm.score_examples": -1}, r"^--score-examples -1"),
+        ({"algorithm.sites": "kde"}, r"^--sites kde: .*kde_distill"),
+        ({"model.name": "dnn"}, r"^--curvature ggn: .*ReLUs only; choose regression, or --model.name mlp"),
+        ({"train_all": True}, r"^--train-all True: 2 clients a round would renew sites .*; leave it out"),
+        ({"train_all": True, "algorithm.sites": "kde_code"}, r"^--train-all True: 2 clients"),
+    ],
+)
+def test_what_cannot_run_is_refused(settings, message):
+    with pytest.raises(FedRayError, match=message):
+        start(small_plan("dsvgd", settings))
