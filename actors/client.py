@@ -10,10 +10,12 @@ import fsspec
 import torch
 from fsspec.implementations.local import LocalFileSystem
 
-from fedray import checkpoint_files, data, trees
-from fedray.checkpoint_files import File
-from fedray.local import Block, numerics
-from fedray.plan import Plan
+from fedray.arrays import trees
+from fedray.data import loading
+from fedray.federate import checkpoint_files, evaluation, loss_deviation
+from fedray.federate.block import Block, numerics
+from fedray.federate.checkpoint_files import File
+from fedray.federate.plan import Plan
 
 
 class ClientActor:
@@ -31,7 +33,7 @@ class ClientActor:
         ids: Sequence[int],
         backend: str,
         committed: tuple[int, Any] | None = None,
-        dataset: data.Dataset | None = None,
+        dataset: loading.Dataset | None = None,
     ):
         numerics().__enter__()  # for the life of the process
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -42,11 +44,11 @@ class ClientActor:
 
     def reset(self, plan: Plan) -> None:
         """Begin a federation, this process's first or another: fresh states, the plan's shards of the same clients."""
-        shards = data.shards(self._load(plan), plan.partition, self._ids)
+        shards = loading.shards(self._load(plan), plan.partition, self._ids)
         self._block = Block(plan, self._ids, shards, self._backend, self._device)
         self._round, self._reply = 0, None
 
-    def _load(self, plan: Plan) -> data.Dataset:
+    def _load(self, plan: Plan) -> loading.Dataset:
         """The whole dataset: given to this process, or read from its files and kept no longer than it is used."""
         return plan.dataset(self._dataset)
 
@@ -64,12 +66,12 @@ class ClientActor:
 
     def evaluate(self, round: int, view: Any, spotlight: bool) -> Any:
         """Evaluation sums of every hosted client."""
-        return trees.to_numpy(self._block.evaluate(round, trees.to_torch(view, self._device), spotlight))
+        return trees.to_numpy(evaluation.evaluate(self._block, round, trees.to_torch(view, self._device), spotlight))
 
     def class_losses(self, round: int, view: Any) -> Any:
         """Sums by class of the personal models, which stay here, on test examples of all clients that are read here."""
         block, view = self._block, trees.to_torch(view, self._device)
-        return trees.to_numpy(block.class_losses(round, view, self._load(block.plan)))
+        return trees.to_numpy(loss_deviation.class_losses(block, round, view, self._load(block.plan)))
 
     def probe(self, score: str, stage: int, view: Any, message: Any) -> Any:
         """The replies of the hosted clients in a stage of a score."""

@@ -15,10 +15,11 @@ from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, Ray
 
 from actors.client import ClientActor
 from actors.placement import Layout
-from fedray import checkpoint_files, trees
-from fedray.checkpoint_files import File
-from fedray.plan import Plan
-from fedray.replies import ClassLosses, EvalReply, Failure, TrainReply
+from fedray.arrays import trees
+from fedray.federate import checkpoint_files
+from fedray.federate.checkpoint_files import File
+from fedray.federate.messages import ClassLosses, EvalReply, Failure, TrainReply
+from fedray.federate.plan import Plan
 
 ATTEMPTS = 4  # times that one call is given to an actor before the cohort gives up
 START_SECONDS = 180.0  # that a new process may take before the clock of --round-timeout runs

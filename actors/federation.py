@@ -18,13 +18,13 @@ from actors.cluster import connect, here, nodes
 from actors.cohort import ATTEMPTS, ClientsLostError, Policy
 from actors.placement import Layout, arrange
 from actors.server import remote_options
-from fedray import trees
-from fedray.checkpoint import Store, newest
-from fedray.checkpoint_files import Checkpoint
+from fedray.arrays import trees
 from fedray.config import Execution
-from fedray.plan import Plan
-from fedray.replies import ClassLosses, Failure, RoundMetrics
-from fedray.rounds import Snapshot, State
+from fedray.federate.checkpoint import Store, newest
+from fedray.federate.checkpoint_files import Checkpoint
+from fedray.federate.messages import ClassLosses, Failure, RoundMetrics
+from fedray.federate.plan import Plan
+from fedray.federate.rounds import Snapshot, State
 from fedray.types import FedRayError, RunError
 
 PLACEMENT_SECONDS = 120.0  # how long a cluster in use may take to free what fits it

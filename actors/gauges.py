@@ -17,7 +17,7 @@ from typing import Any
 
 from ray.util.metrics import Counter, Gauge
 
-from fedray.replies import RoundMetrics
+from fedray.federate.messages import RoundMetrics
 
 
 class Gauges:

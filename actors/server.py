@@ -8,14 +8,14 @@ from typing import Any
 from actors.cohort import Policy, RayCohort
 from actors.gauges import Gauges
 from actors.placement import Layout
-from fedray import trees
-from fedray.checkpoint import Store
-from fedray.checkpoint_files import Checkpoint
-from fedray.federation import advance
-from fedray.local import numerics
-from fedray.plan import Plan
-from fedray.replies import ClassLosses, RoundMetrics
-from fedray.rounds import Snapshot, State, start
+from fedray.arrays import trees
+from fedray.federate.block import numerics
+from fedray.federate.checkpoint import Store
+from fedray.federate.checkpoint_files import Checkpoint
+from fedray.federate.in_process import advance
+from fedray.federate.messages import ClassLosses, RoundMetrics
+from fedray.federate.plan import Plan
+from fedray.federate.rounds import Snapshot, State, start
 
 
 class ServerActor:

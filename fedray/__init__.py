@@ -13,7 +13,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedray.result import load
+    from fedray.run.predictor import load
 
 __all__ = ["load"]
 
@@ -25,7 +25,7 @@ os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 def __getattr__(name: str) -> Any:
     # PyTorch takes seconds to import: `import fedray` alone, as every `python -m fedray.…` does, should not.
     if name in __all__:
-        from fedray import result
+        from fedray.run import predictor
 
-        return getattr(result, name)
+        return getattr(predictor, name)
     raise AttributeError(f"module 'fedray' has no attribute {name!r}")

@@ -14,7 +14,7 @@ from fedray.terminal import say
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from fedray.play import Outcome, Request
+    from fedray.run.session import Outcome, Request
     from fedray.types import Algorithm
 
 
@@ -29,8 +29,9 @@ def parse(argv: Sequence[str]) -> Command:
     """What a command line asks for; tyro prints help and mistakes and leaves with its own exit code (0, 2)."""
     import tyro
 
-    from fedray import cli, runfolder
-    from fedray.play import Request
+    from fedray import cli
+    from fedray.run import runfolder
+    from fedray.run.session import Request
 
     as_json = Annotated[bool, tyro.conf.arg(help="Print one JSON object on stdout and nothing else.")]
     text = "Go on with the interrupted run of this folder, or of the checkpoints at this URL; options of the execution "
@@ -63,7 +64,7 @@ def show(outcome: Outcome) -> None:
     """Print what a run found, what went wrong, and what to type next."""
     from rich.console import Console
 
-    from fedray import report
+    from fedray.federate import report
 
     console, folder = Console(), outcome.folder
     if outcome.failures:
@@ -93,14 +94,14 @@ def _interrupt(*_: object) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; 0 done, 1 training failed, 2 the request was at fault, 130 interrupted."""
-    from fedray import play
+    from fedray.run import session
     from fedray.types import FedRayError, RunError
 
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _interrupt)  # a terminated run cleans up like an interrupted one
     try:
         command = parse(sys.argv[1:] if argv is None else argv)
-        outcome = play.run(command.request)
+        outcome = session.run(command.request)
     except FedRayError as error:
         say(f"error: {error}")
         return 1 if isinstance(error, RunError) else 2

@@ -15,16 +15,20 @@ from typing import Annotated, Any
 
 import tyro
 
-from fedray import data, partition, readers, registry, report, result
+from fedray import registry
+from fedray.arrays.rng import Stream
 from fedray.config import override
-from fedray.data import Shard
-from fedray.federation import LocalCohort
-from fedray.local import Block, numerics
-from fedray.plan import Plan
-from fedray.readers import Dataset
-from fedray.result import Predictor, Writer
-from fedray.rng import Stream
-from fedray.rounds import Snapshot, State, play_round
+from fedray.data import loading, partition, readers
+from fedray.data.loading import Shard
+from fedray.data.readers import Dataset
+from fedray.federate import report
+from fedray.federate.block import Block, numerics
+from fedray.federate.in_process import LocalCohort
+from fedray.federate.plan import Plan
+from fedray.federate.rounds import Snapshot, State, play_round
+from fedray.run import predictor
+from fedray.run.predictor import Predictor
+from fedray.run.writer import Writer
 from fedray.terminal import bar, say
 from fedray.types import FedRayError, require
 
@@ -68,7 +72,7 @@ def make_plan(run: Plan, options: Options) -> tuple[Plan, list[Shard]]:
         "seed": options.seed,
     }
     ids = range(options.clients)
-    return run._replace(cfg=override(run.cfg, settings), partition=dealt), data.shards(dataset, dealt, ids)
+    return run._replace(cfg=override(run.cfg, settings), partition=dealt), loading.shards(dataset, dealt, ids)
 
 
 def _fitting(run: Plan, options: Options) -> Dataset:
@@ -111,7 +115,7 @@ def play(options: Options) -> tuple[dict[str, Any], Path]:
     """Adapt, and write the newcomers' models as a result of their own; raises FedRayError."""
     for name in ("clients", "rounds"):
         require(getattr(options, name) >= 1, name, getattr(options, name), "at least one is needed", "leave it out")
-    run = result.load(options.run)
+    run = predictor.load(options.run)
     writer = Writer(options.output or Path(f"{str(options.run).rstrip('/')}-newcomers"))
     try:
         plan, snapshot, state = adapt(run, options)

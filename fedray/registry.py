@@ -16,6 +16,8 @@ from fedray.types import Algorithm, FedRayError, Selection
 def _discover(package: Any, attribute: str, kind: type) -> dict[str, Any]:
     found = {}
     for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
+        if info.name.startswith("_"):  # what several of them share
+            continue
         module = importlib.import_module(f"{package.__name__}.{info.name}")
         record = getattr(module, attribute, None)
         if not isinstance(record, kind):

@@ -135,7 +135,7 @@ def client_itself(cfg: Any, model: Any, client: Any, view: Any, data: Batch, noi
 class Algorithm(NamedTuple):
     """A federated algorithm: pure functions of *one* client, stacked from outside by the runtime.
 
-    ``cfg`` is the algorithm's own frozen dataclass, ``model`` a :class:`fedray.models.Model`, ``data`` the client's
+    ``cfg`` is the algorithm's own frozen dataclass, ``model`` a :class:`fedray.nets.model.Model`, ``data`` the client's
     whole private training shard as a :class:`Batch`. Server, client, local, down, up and view are NamedTuples of
     tensors that the algorithm defines. ``noise`` holds standard normals drawn outside, from a stream keyed by (seed,
     purpose, client, round): only ``server_init`` draws for itself.

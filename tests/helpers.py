@@ -7,12 +7,15 @@ import textwrap
 import torch
 from torch import nn
 
-from fedray import data, networks, registry, trees
+from fedray import registry
+from fedray.arrays import trees
+from fedray.arrays.rng import Stream
 from fedray.config import DataConfig, Experiment, ModelConfig, override
-from fedray.local import Block
-from fedray.models import Model
-from fedray.plan import make_plan
-from fedray.rng import Stream
+from fedray.data import loading
+from fedray.federate.block import Block
+from fedray.federate.plan import make_plan
+from fedray.nets import zoo
+from fedray.nets.model import Model
 from fedray.types import Batch
 
 torch.set_num_threads(1)  # as in every actor
@@ -28,10 +31,10 @@ def described(input_shape, classes, *layers):
 
 TOP = nn.Flatten(), nn.Linear(12, 4)
 NETS = {
-    "mclr": networks.mlp((2, 3), (), 4),
-    "mlp": networks.mlp((2, 3), (5,), 4),
-    "deep": networks.mlp((2, 3), (5, 7), 4),
-    "leaky": networks.mlp((2, 3), (5, 7), 4, leak=0.1),
+    "mclr": zoo.mlp((2, 3), (), 4),
+    "mlp": zoo.mlp((2, 3), (5,), 4),
+    "deep": zoo.mlp((2, 3), (5, 7), 4),
+    "leaky": zoo.mlp((2, 3), (5, 7), 4, leak=0.1),
     "conv": described((2, 8, 8), 4, nn.Conv2d(2, 3, 3, stride=2, padding=1), nn.ReLU(), nn.MaxPool2d(2), *TOP),
 }
 
@@ -71,7 +74,7 @@ def small_plan(algorithm="fedavg", settings=None):
 
 def block(plan, ids=None, backend="loop"):
     ids = range(plan.clients) if ids is None else ids
-    return Block(plan, ids, data.shards(data.load(plan.cfg.data), plan.partition, ids), backend)
+    return Block(plan, ids, loading.shards(loading.load(plan.cfg.data), plan.partition, ids), backend)
 
 
 def play(plan, hosts, rounds=((0, 2, 3, 5), (1, 2, 4, 5))):

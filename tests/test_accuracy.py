@@ -6,11 +6,11 @@ import os
 
 import pytest
 
-from fedray import metrics
 from fedray.algorithms import pfedbayes
 from fedray.config import DataConfig, Experiment, override
-from fedray.federation import LocalFederation
-from fedray.plan import make_plan
+from fedray.federate import metrics
+from fedray.federate.in_process import LocalFederation
+from fedray.federate.plan import make_plan
 
 unset = not os.environ.get("FEDRAY_DATA_ROOT")
 pytestmark = [pytest.mark.data, pytest.mark.skipif(unset, reason="FEDRAY_DATA_ROOT names no folder with real datasets")]

@@ -124,7 +124,7 @@ def test_a_method_without_personal_models_says_null(capfd: pytest.CaptureFixture
 
 def test_the_loaded_predictor_predicts_as_the_run_did(capfd: pytest.CaptureFixture[str]) -> None:
     from fedray.config import DataConfig
-    from fedray.data import load
+    from fedray.data.loading import load
 
     assert main(["--output", "here", "--predict-samples", "0", *FAST]) == 0
     model, digits = fedray.load("here"), load(DataConfig())
@@ -141,7 +141,7 @@ def test_the_loaded_predictor_predicts_as_the_run_did(capfd: pytest.CaptureFixtu
     assert prediction.probs.sum(-1).numpy() == pytest.approx(np.ones(5))
     assert (prediction.mutual_information > 0).all()
     for wrong in ({"client": 10}, {"client": -1}):
-        with pytest.raises(fedray.result.FedRayError, match="clients 0 to 9"):  # type: ignore[attr-defined]
+        with pytest.raises(FedRayError, match="clients 0 to 9"):
             model.predict(digits.x[:1], **wrong)
 
 

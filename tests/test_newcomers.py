@@ -7,10 +7,12 @@ import pytest
 import torch
 
 import fedray
-from fedray import checkpoint, launch, newcomers, registry, report, trees
-from fedray.checkpoint import Store
-from fedray.federation import LocalFederation
-from fedray.readers import digits
+from fedray import launch, newcomers, registry
+from fedray.arrays import trees
+from fedray.data.readers import digits
+from fedray.federate import checkpoint, report
+from fedray.federate.checkpoint import Store
+from fedray.federate.in_process import LocalFederation
 from fedray.types import FedRayError
 from tests.helpers import block, differing, small_plan
 

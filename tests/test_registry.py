@@ -13,7 +13,7 @@ from fedray.types import Algorithm, FedRayError, Selection
     ("package", "table"), [(algorithms, registry.algorithms()), (selection, registry.selections())]
 )
 def test_every_file_is_registered_under_its_name_and_summarized(package, table):
-    files = {path.stem for path in Path(package.__path__[0]).glob("*.py")} - {"__init__"}
+    files = {path.stem for path in Path(package.__path__[0]).glob("[!_]*.py")}
     assert set(table) == files
     assert list(table) == sorted(table)
     assert all(record.summary for record in table.values())

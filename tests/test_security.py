@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from fedray import cli, launch, stores, studies
+from fedray import cli, launch
 from fedray.config import Execution, TrackingConfig
-from fedray.stores import shown
+from fedray.run import mlflow_store
+from fedray.run.mlflow_store import shown
+from fedray.studies import study
 from fedray.types import FedRayError
 
 ROOT = Path(__file__).parents[1]
@@ -49,7 +51,7 @@ def dangers(source: str) -> set[str]:
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_source_runs_what_it_reads_or_listens_to_everybody(path: Path) -> None:
-    allowed = {"pickle"} if path.relative_to(ROOT) == Path("fedray/readers.py") else set()
+    allowed = {"pickle"} if path.relative_to(ROOT) == Path("fedray/data/readers.py") else set()
     assert dangers(path.read_text(encoding="utf-8")) == allowed
 
 
@@ -85,7 +87,7 @@ def test_the_scan_sees_every_file_and_lets_the_harmless_pass() -> None:
 
 def test_the_one_reader_of_pickles_resolves_no_name_but_its_own_stub() -> None:
     """CIFAR-10 is published as pickles; what they ask to call is a stub or refused (tests/test_data.py)."""
-    tree = ast.parse((ROOT / "fedray/readers.py").read_text(encoding="utf-8"))
+    tree = ast.parse((ROOT / "fedray/data/readers.py").read_text(encoding="utf-8"))
     uses = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
     assert [use for use in uses if use.startswith("pickle.")] == ["pickle.Unpickler"]
     (reader,) = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == "_Unpickler"]
@@ -143,8 +145,8 @@ def test_a_store_that_is_down_is_named_without_its_password(elsewhere: Path, cap
 @pytest.fixture
 def store(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The address, with a password, of a store that is really a file beside."""
-    honest = stores.connect
-    monkeypatch.setattr(stores, "connect", lambda uri: honest(f"sqlite:///{elsewhere}/mlflow.db"))
+    honest = mlflow_store.connect
+    monkeypatch.setattr(mlflow_store, "connect", lambda uri: honest(f"sqlite:///{elsewhere}/mlflow.db"))
     return f"{USER}tracking.example:5000"
 
 
@@ -164,13 +166,13 @@ def test_a_run_leaves_no_password_in_its_output_result_or_store(
 def test_a_run_that_is_resumed_asks_for_the_password(
     elsewhere: Path, store: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from fedray import plots
+    from fedray.run import figures
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(plots, "draw_all", stop)
+        patched.setattr(figures, "draw_all", stop)
         assert launch.main([*FAST, "--output", "r", "--tracking.uri", store]) == 130
     assert holding(elsewhere, "hunter2") == []
     assert launch.main(["--resume", "r"]) == 2
@@ -183,7 +185,7 @@ def test_a_run_that_is_resumed_asks_for_the_password(
 
 def test_a_study_says_what_to_type_next_without_the_password(capfd: pytest.CaptureFixture[str]) -> None:
     execution = Execution(tracking=TrackingConfig(uri=f"{USER}host"))
-    studies.conclude("quick", studies.Options(execution=execution), studies.Tally(1, 0, ()))
+    study.conclude("quick", study.Options(execution=execution), study.Tally(1, 0, ()))
     err = capfd.readouterr().err
     assert "--uri 'http://someone:***@host'" in err
     assert SECRET not in err
@@ -238,5 +240,5 @@ def test_telemetry_is_off() -> None:
     """Ray is told on import of our actors, MLflow when a store is opened."""
     import actors  # noqa: F401
 
-    assert stores.ENVIRONMENT["MLFLOW_DISABLE_TELEMETRY"] == "true"
+    assert mlflow_store.ENVIRONMENT["MLFLOW_DISABLE_TELEMETRY"] == "true"
     assert os.environ.get("RAY_USAGE_STATS_ENABLED") == "0"

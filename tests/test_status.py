@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from fedray import status
-from fedray.status import Status, main, read, write
+from fedray.run import progress
+from fedray.run.progress import Status, read, write
+from fedray.status import main
 
 MEASURES = {"personal/accuracy": 0.921, "global/accuracy": 0.8, "personal/nll": 0.3}
 RUNNING = Status("mine", "running", 3, 10, MEASURES, 2.5, 1, 2, "python -m fedray.launch --resume runs/mine")
@@ -157,7 +159,7 @@ def test_a_disk_that_refuses_costs_the_status_not_the_run(reason, monkeypatch, t
     if reason == "full":
         monkeypatch.setattr(Path, "write_text", refuse)
     elif reason == "read-only":
-        monkeypatch.setattr(status.os, "replace", refuse)
+        monkeypatch.setattr(progress.os, "replace", refuse)
     folder = Path("runs/gone" if reason == "gone" else "runs/mine")
     assert write(folder, RUNNING._replace(round=4)) is False
     assert Path("runs/mine/status.json").read_text() == before

@@ -78,7 +78,7 @@ def read(argv: Sequence[str]) -> tuple[Any, bool]:
 
 def _with_password(folder: str, stored: Execution, given: Execution) -> Execution:
     """The stored settings with the tracking address as it was given now, where its password was not stored."""
-    from fedray.stores import shown
+    from fedray.run.mlflow_store import shown
 
     address = stored.tracking.uri
     if "***" not in address:
@@ -105,8 +105,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         terminal.check_packages()
         request, resume = read(argv)
-        from fedray.runfolder import write_json
-        from fedray.stores import shown
+        from fedray.run.mlflow_store import shown
+        from fedray.run.runfolder import write_json
         from tune import outcome, sweep
 
         if not resume:

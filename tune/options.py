@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from fedray import report
+from fedray.federate import report
 from fedray.types import Algorithm, FedRayError, check_choices, require
 
 ASCENDING = ("accuracy", "worst_decile")  # measures of which more is better

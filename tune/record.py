@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from ray.tune import Callback
 
 from fedray.config import Experiment, flatten, override, to_dict
-from fedray.stores import connect
-from fedray.tracking import MLflowTracker, NullTracker, Tracker
+from fedray.run.mlflow_store import connect
+from fedray.run.tracking import MLflowTracker, NullTracker, Tracker
 from tune.options import Sweep
 
 UNFINISHED = "unfinished"

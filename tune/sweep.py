@@ -15,12 +15,13 @@ from ray import tune as ray_tune
 
 from actors.cluster import connect, nodes
 from actors.placement import Layout, arrange_trials
-from fedray import cli, data, registry
+from fedray import cli, registry
 from fedray.config import Execution, Experiment, flatten, override, to_dict
-from fedray.plan import make_plan
-from fedray.runfolder import write_json
-from fedray.stores import resolve, shown
-from fedray.tracking import MLflowTracker, NullTracker, Tracker
+from fedray.data import loading
+from fedray.federate.plan import make_plan
+from fedray.run.mlflow_store import resolve, shown
+from fedray.run.runfolder import write_json
+from fedray.run.tracking import MLflowTracker, NullTracker, Tracker
 from fedray.types import FedRayError
 from tune import outcome, search
 from tune.options import Sweep, complete
@@ -111,7 +112,7 @@ def play(request: Request, resume: bool, say: Callable[[str], object], heard: Ca
 def _run(request: Request, layout: Layout, at_once: int, recorder: Recorder, resume: bool) -> list[Any]:
     sweep, base = request.sweep, request.base
     resume = resume and any(request.folder.glob("experiment_state-*.json"))  # else nothing was begun
-    dataset = None if "data.name" in request.space else ray.put(data.load(base.data))
+    dataset = None if "data.name" in request.space else ray.put(loading.load(base.data))
     common = Common(base, layout, request.execution.backend, sweep.metric, dataset)
     random.seed(base.seed)  # Tune's schedulers draw from the global generators
     np.random.seed(base.seed % 2**32)
@@ -165,7 +166,7 @@ def _records(request: Request) -> tuple[Tracker, Store | None]:
 
 def _conclude(request: Request, trials: list[Any], tracker: Tracker) -> Report:
     """Rank, write the table, the best configuration and the figures, and hand them to the tracker."""
-    from fedray.result import write_table
+    from fedray.run.writer import write_table
 
     sweep, folder = request.sweep, request.folder / "result"
     table = outcome.rows(trials, request.space, request.base.rounds)

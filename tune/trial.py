@@ -9,11 +9,11 @@ from ray import tune as ray_tune
 
 from actors.cohort import RayCohort
 from actors.placement import Layout
-from fedray import checkpoint_files, report
 from fedray.config import Experiment, override
-from fedray.local import numerics
-from fedray.plan import make_plan
-from fedray.rounds import TrainingError, play_round, start
+from fedray.federate import checkpoint_files, report
+from fedray.federate.block import numerics
+from fedray.federate.plan import make_plan
+from fedray.federate.rounds import TrainingError, play_round, start
 
 
 class Common(NamedTuple):

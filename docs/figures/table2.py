@@ -8,8 +8,8 @@ import matplotlib
 import numpy as np
 
 import fedray
-from fedray import data
-from fedray.plots import COLOURS, GREY
+from fedray.data import loading
+from fedray.run.figures import COLOURS, GREY
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -27,7 +27,7 @@ PAPER = {  # Zhang et al., ICML 2022, Table 2: rho = -2.5, both learning rates 0
 def mean_weights(folder: Path) -> tuple[float, ...]:
     """Accuracies in % of the personal and the global models after the last round, without draws."""
     run = fedray.load(folder)
-    shown, test = data.load(run.plan.cfg.data), run.plan.partition.test
+    shown, test = loading.load(run.plan.cfg.data), run.plan.partition.test
     right = np.zeros(2)
     for client, indices in enumerate(test):
         for model, name in enumerate((client, None)):

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from fedray.algorithms import pfedbayes
 from fedray.algorithms.pfedbayes import Info
-from fedray.models import Model
-from fedray.optim import zero_moments
-from fedray.posteriors import Gaussian
-from fedray.rng import Stream
+from fedray.arrays.optim import zero_moments
+from fedray.arrays.rng import Stream
+from fedray.bayes.gaussian import Gaussian
+from fedray.nets.model import Model
 from fedray.types import Batch, Facts, LogUniform
 
 

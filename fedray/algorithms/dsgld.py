@@ -22,9 +22,9 @@ from torch import Tensor
 
 from fedray.algorithms import fedavg, svgd
 from fedray.algorithms.fedavg import Nothing
-from fedray.models import Model
-from fedray.particles import Likelihood, ParticleSettings, network
-from fedray.rng import Stream
+from fedray.arrays.rng import Stream
+from fedray.bayes.particles import Likelihood, ParticleSettings, network
+from fedray.nets.model import Model
 from fedray.types import Algorithm, Batch, Choice, Facts, LogUniform, require
 
 SHIFT = 0.5  # of t in ε_t (public code)

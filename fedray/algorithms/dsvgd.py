@@ -16,16 +16,16 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedray import trees
-from fedray.aggregate import increased, mean
 from fedray.algorithms.svgd import SVGD, predict
-from fedray.indicators import stages
-from fedray.minibatches import spaced
-from fedray.models import Model
-from fedray.particles import Likelihood, check_layers, curvature, network
-from fedray.rng import Stream
-from fedray.sites import BACKENDS, Settings, regression
-from fedray.stein import descend, direction, move, rbf
+from fedray.arrays import trees
+from fedray.arrays.averages import increased, mean
+from fedray.arrays.minibatches import spaced
+from fedray.arrays.rng import Stream
+from fedray.bayes.importance import stages
+from fedray.bayes.particles import Likelihood, check_layers, curvature, network
+from fedray.bayes.sites import BACKENDS, Settings, regression
+from fedray.bayes.stein import descend, direction, move, rbf
+from fedray.nets.model import Model
 from fedray.types import Algorithm, Batch, Choice, Facts, LogUniform, Preset, require
 
 

@@ -14,12 +14,12 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedray.aggregate import damped, weighted_mean
-from fedray.likelihood import log_probs, nll_and_grad
-from fedray.minibatches import fine_tune, tuning_noise
-from fedray.models import Model
-from fedray.optim import Descent, descend, descent
-from fedray.rng import Stream
+from fedray.arrays.averages import damped, weighted_mean
+from fedray.arrays.minibatches import fine_tune, tuning_noise
+from fedray.arrays.optim import Descent, descend, descent
+from fedray.arrays.rng import Stream
+from fedray.nets.likelihood import log_probs, nll_and_grad
+from fedray.nets.model import Model
 from fedray.types import Algorithm, Batch, Facts, LogUniform, check_choices, require
 
 

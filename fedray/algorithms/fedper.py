@@ -13,9 +13,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fedray.algorithms import fedavg
-from fedray.likelihood import log_probs
-from fedray.models import Model
-from fedray.rng import Stream
+from fedray.arrays.rng import Stream
+from fedray.nets.likelihood import log_probs
+from fedray.nets.model import Model
 from fedray.types import Algorithm, Batch, Facts, LogUniform
 
 

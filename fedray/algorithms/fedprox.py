@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedray.algorithms import fedavg
-from fedray.models import Model
+from fedray.nets.model import Model
 from fedray.types import Batch, LogUniform, require
 
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from fedray.algorithms import fedavg, fedper
-from fedray.models import Model
-from fedray.optim import Descent
-from fedray.rng import Stream
-from fedray.trees import tree_map
+from fedray.arrays.optim import Descent
+from fedray.arrays.rng import Stream
+from fedray.arrays.trees import tree_map
+from fedray.nets.model import Model
 from fedray.types import Batch, Facts, require
 
 

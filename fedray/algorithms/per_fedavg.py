@@ -16,9 +16,9 @@ from torch import Tensor
 
 from fedray.algorithms import fedavg
 from fedray.algorithms.fedavg import Averaging, Info, Local, Nothing, Point
-from fedray.minibatches import fine_tune, split, tuning_noise
-from fedray.models import Model
-from fedray.optim import descent
+from fedray.arrays.minibatches import fine_tune, split, tuning_noise
+from fedray.arrays.optim import descent
+from fedray.nets.model import Model
 from fedray.types import Algorithm, Batch, Choice, Facts, LogUniform, Preset, require
 
 

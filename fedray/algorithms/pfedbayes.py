@@ -14,15 +14,15 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedray.aggregate import damped, mean
-from fedray.fuse import fusable
-from fedray.likelihood import log_probs
-from fedray.models import Model
-from fedray.optim import Moments, adam_, zero_moments
-from fedray.posteriors import Gaussian, draw, inverse_sigma, moment_match, sigma, sigma_and_slope
-from fedray.rng import Stream
+from fedray.arrays.averages import damped, mean
+from fedray.arrays.fuse import fusable
+from fedray.arrays.optim import Moments, adam_, zero_moments
+from fedray.arrays.rng import Stream
+from fedray.bayes.gaussian import Gaussian, draw, inverse_sigma, moment_match, sigma, sigma_and_slope
+from fedray.bayes.variational import Objective, divergence, divergence_and_grad_prior, objective_grad
+from fedray.nets.likelihood import log_probs
+from fedray.nets.model import Model
 from fedray.types import Algorithm, Batch, Choice, Facts, LogUniform, Preset, require
-from fedray.variational import Objective, divergence, divergence_and_grad_prior, objective_grad
 
 INIT_SD = 0.1  # of μ, biases included (public reimplementation)
 

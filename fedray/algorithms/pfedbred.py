@@ -18,10 +18,10 @@ from torch import Tensor
 
 from fedray.algorithms import fedavg
 from fedray.algorithms.fedavg import Averaging, Info, Point
-from fedray.bregman import FAMILIES, Family, check_domain, envelope_gradient, gaussian, proximal
-from fedray.minibatches import fine_tune, split
-from fedray.models import Model
-from fedray.rng import Stream
+from fedray.arrays.minibatches import fine_tune, split
+from fedray.arrays.rng import Stream
+from fedray.bayes.bregman import FAMILIES, Family, check_domain, envelope_gradient, gaussian, proximal
+from fedray.nets.model import Model
 from fedray.types import Algorithm, Batch, Choice, Facts, LogUniform, Preset, client_itself, require
 
 Gradient = Callable[[Tensor, Batch], tuple[Tensor, Tensor]]  # θ [P], minibatch -> mean NLL, its gradient [P]

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedray.algorithms import fedavg, pfedbred
 from fedray.algorithms.fedavg import Info, Point
 from fedray.algorithms.pfedbred import Client, Local, Mean
-from fedray.models import Model
+from fedray.nets.model import Model
 from fedray.types import Batch, LogUniform, Preset
 
 

@@ -19,15 +19,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedray import trees
-from fedray.aggregate import increased
-from fedray.likelihood import log_probs
-from fedray.models import Model
-from fedray.optim import Moments, adam_, zero_moments
-from fedray.particles import Likelihood, network
-from fedray.posteriors import Gaussian, draw, inverse_sigma, sigma, sigma_and_slope
-from fedray.rng import Stream
-from fedray.sites import Natural
+from fedray.arrays import trees
+from fedray.arrays.averages import increased
+from fedray.arrays.optim import Moments, adam_, zero_moments
+from fedray.arrays.rng import Stream
+from fedray.bayes.gaussian import Gaussian, draw, inverse_sigma, sigma, sigma_and_slope
+from fedray.bayes.particles import Likelihood, network
+from fedray.bayes.sites import Natural
+from fedray.nets.likelihood import log_probs
+from fedray.nets.model import Model
 from fedray.types import Algorithm, Batch, Facts, LogUniform, require
 
 

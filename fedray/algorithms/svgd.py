@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedray.aggregate import mean
 from fedray.algorithms import fedavg
 from fedray.algorithms.fedavg import Nothing
-from fedray.likelihood import log_probs
-from fedray.models import Model
-from fedray.particles import Likelihood, ParticleSettings, network
-from fedray.rng import Stream
-from fedray.stein import Bandwidth, Descent, Rule, direction, move, rbf
+from fedray.arrays.averages import mean
+from fedray.arrays.rng import Stream
+from fedray.bayes.particles import Likelihood, ParticleSettings, network
+from fedray.bayes.stein import Bandwidth, Descent, Rule, direction, move, rbf
+from fedray.nets.likelihood import log_probs
+from fedray.nets.model import Model
 from fedray.types import Algorithm, Batch, Choice, Facts, LogUniform, require
 
 

@@ -1,15 +1,15 @@
 """Selection by kernelized Stein discrepancy: clients whose tilted posterior the particles fit worst.
 
 Yang, Liu and Kassab, "Client Selection for Federated Bayesian Learning", eq. 17 and Algorithm 1, with a share ε of
-the uniform distribution (fedray.probabilities).
+the uniform distribution (fedray.selection._draw).
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from fedray.probabilities import Drawn, draw, undrawn
-from fedray.rng import Stream
+from fedray.arrays.rng import Stream
+from fedray.selection._draw import Drawn, draw, undrawn
 from fedray.types import Selection
 
 

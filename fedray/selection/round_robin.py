@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedray.rng import Stream
+from fedray.arrays.rng import Stream
 from fedray.types import Selection
 
 

@@ -5,7 +5,7 @@ With --hip first_order their mean is the decrease of the free energy F/α per un
 
 from __future__ import annotations
 
-from fedray.probabilities import watched
 from fedray.selection import round_robin
+from fedray.selection._draw import watched
 
 SELECTION = watched(round_robin.SELECTION, "hip")

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fedray.rng import Stream
+from fedray.arrays.rng import Stream
 from fedray.types import Selection
 
 

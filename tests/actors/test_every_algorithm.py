@@ -4,7 +4,7 @@ import pytest
 
 from actors.federation import RayFederation
 from fedray.config import Execution
-from fedray.federation import LocalFederation
+from fedray.federate.in_process import LocalFederation
 from tests.helpers import ALGORITHMS, differing, small_plan
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]

@@ -15,14 +15,14 @@ import pytest
 import torch
 
 from actors.federation import RayFederation
-from fedray import trees
 from fedray.algorithms.dsvgd import DSVGD
 from fedray.algorithms.fedavg import FedAvg
 from fedray.algorithms.pfedbayes import PFedBayes
+from fedray.arrays import trees
 from fedray.config import Execution, Experiment
-from fedray.federation import LocalFederation
-from fedray.plan import Plan, make_plan
-from fedray.rounds import Snapshot, TrainingError
+from fedray.federate.in_process import LocalFederation
+from fedray.federate.plan import Plan, make_plan
+from fedray.federate.rounds import Snapshot, TrainingError
 from fedray.types import FedRayError
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]

@@ -8,7 +8,7 @@ import urllib.request
 import pytest
 
 from actors.gauges import Gauges
-from fedray.replies import RoundMetrics
+from fedray.federate.messages import RoundMetrics
 
 ROUND = RoundMetrics(7, (0, 1), {}, None, None, {"train": 1.5, "round": 2.0}, 1000, 500)
 EXPECTED = {

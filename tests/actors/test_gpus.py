@@ -8,7 +8,7 @@ from actors.federation import RayFederation
 from actors.placement import Node, arrange
 from fedray.algorithms.fedavg import FedAvg
 from fedray.config import Execution, Experiment
-from fedray.plan import make_plan
+from fedray.federate.plan import make_plan
 
 pytestmark = pytest.mark.ray
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from actors.federation import RayFederation
-from fedray.checkpoint import Store
 from fedray.config import Execution
-from fedray.federation import LocalFederation
-from fedray.plan import Plan
-from fedray.replies import Failure
-from fedray.rounds import Snapshot, TrainingError
+from fedray.federate.checkpoint import Store
+from fedray.federate.in_process import LocalFederation
+from fedray.federate.messages import Failure
+from fedray.federate.plan import Plan
+from fedray.federate.rounds import Snapshot, TrainingError
 from fedray.types import RunError
 from tests.chaos.faults import always, faulty, issue
 from tests.helpers import differing, small_plan
@@ -65,7 +65,7 @@ def test_a_lost_server_is_rebuilt_from_the_last_checkpoint_or_the_start(kept: bo
 
 
 def test_a_resumed_federation_may_have_other_actors_or_none(tmp_path: Path) -> None:
-    from fedray import checkpoint
+    from fedray.federate import checkpoint
 
     plan, store = small_plan("pfedbayes", SETTINGS), Store(str(tmp_path))
     with RayFederation(plan, Execution(clients_per_actor=1, backend="loop"), store) as first:

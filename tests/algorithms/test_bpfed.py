@@ -4,12 +4,14 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from fedray import registry, trees, variational
+from fedray import registry
 from fedray.algorithms import bpfed, pfedbayes
+from fedray.arrays import trees
+from fedray.arrays.rng import Stream
+from fedray.bayes import variational
+from fedray.bayes.gaussian import kl, kl_and_grad_prior, sigma_and_slope
 from fedray.config import override
-from fedray.messages import payload_bytes
-from fedray.posteriors import kl, kl_and_grad_prior, sigma_and_slope
-from fedray.rng import Stream
+from fedray.federate.uploads import payload_bytes
 from tests.helpers import block, differing, experiment, play, small_plan
 
 EVERYTHING = ("body", "head")

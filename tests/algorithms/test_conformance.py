@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from fedray import registry, trees
+from fedray import registry
+from fedray.arrays import trees
+from fedray.arrays.rng import Stream
 from fedray.config import override
-from fedray.rng import Stream
+from fedray.federate import evaluation
 from fedray.types import Batch, Choice
 from tests.helpers import ALGORITHMS, block, differing, experiment, play, schema, small_plan, undocumented
 
@@ -91,7 +93,7 @@ def test_arguments_are_never_written_to(name):
     plan = plan_of(name)._replace(algorithm=guarded(plan_of(name).algorithm))
     host = block(plan)
     server, _, _ = play(plan, [host])
-    host.evaluate(1, plan.view(server), True)
+    evaluation.evaluate(host, 1, plan.view(server), True)
 
 
 @every_algorithm

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from fedray import trees
 from fedray.algorithms import dsgld
 from fedray.algorithms.dsgld import DSGLD, Down, Server, Visit
-from fedray.likelihood import nll
-from fedray.local import numerics
-from fedray.particles import network
-from fedray.rng import Stream
-from fedray.rounds import start
+from fedray.arrays import trees
+from fedray.arrays.rng import Stream
+from fedray.bayes.particles import network
+from fedray.federate.block import numerics
+from fedray.federate.rounds import start
+from fedray.nets.likelihood import nll
 from fedray.selection import uniform
 from fedray.types import FedRayError
 from tests.helpers import NETS, block, differing, examples, play, small_plan

@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from fedray import trees
 from fedray.algorithms import dsvgd
 from fedray.algorithms.dsvgd import DSVGD, Server
+from fedray.arrays import trees
+from fedray.arrays.rng import Stream
+from fedray.bayes.kde import code_gradient, kde_gradient
+from fedray.bayes.sites import BACKENDS, Ratio, regression
+from fedray.bayes.stein import Descent, descend, rbf, stein_matrix, v_statistic
 from fedray.config import override
-from fedray.densities import code_gradient, kde_gradient
-from fedray.local import numerics
-from fedray.rng import Stream
-from fedray.sites import BACKENDS, Ratio, regression
-from fedray.stein import Descent, descend, rbf, stein_matrix, v_statistic
+from fedray.federate.block import numerics
 from tests.helpers import block, differing, small_plan
 
 PRIOR = 1.0

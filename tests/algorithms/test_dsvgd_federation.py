@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from fedray import trees
 from fedray.algorithms import dsvgd
-from fedray.federation import LocalFederation
-from fedray.local import numerics
-from fedray.rounds import start
-from fedray.sites import BACKENDS
+from fedray.arrays import trees
+from fedray.bayes.sites import BACKENDS
+from fedray.federate.block import numerics
+from fedray.federate.in_process import LocalFederation
+from fedray.federate.rounds import start
 from fedray.types import FedRayError
 from tests.helpers import block, differing, play, small_plan
 

@@ -5,14 +5,16 @@ import torch
 from torch.nn import functional
 from torch.testing import assert_close
 
-from fedray import data, report, trees
 from fedray.algorithms import fedavg
 from fedray.algorithms.fedavg import FedAvg, Local, Point
-from fedray.federation import LocalFederation
-from fedray.local import padded
-from fedray.minibatches import random_batch, tuning_noise
-from fedray.optim import descent
-from fedray.rng import Passes, Stream
+from fedray.arrays import trees
+from fedray.arrays.minibatches import random_batch, tuning_noise
+from fedray.arrays.optim import descent
+from fedray.arrays.rng import Passes, Stream
+from fedray.data import loading
+from fedray.federate import report
+from fedray.federate.block import padded
+from fedray.federate.in_process import LocalFederation
 from tests.helpers import NETS, block, differing, examples, play, small_plan
 
 
@@ -37,7 +39,7 @@ def test_a_federation_of_one_is_stochastic_gradient_descent():
     plan = small_plan("fedavg", {"clients": 1, "clients_per_round": 1, "batch_size": 1000, "algorithm.lr": 0.3})
     federation = LocalFederation(plan, "loop")
     rounds = list(federation)
-    (shard,) = data.shards(data.load(plan.cfg.data), plan.partition, [0])
+    (shard,) = loading.shards(loading.load(plan.cfg.data), plan.partition, [0])
     theta = plan.initial_server().theta.clone().requires_grad_()
     optimizer, losses = torch.optim.SGD([theta], lr=0.3), []
     passes = Passes(plan.cfg.seed, 0, len(shard.train_y), 1000)
@@ -99,7 +101,7 @@ def test_fine_tuned_the_global_model_is_personal():
     (found,), (without,) = list(running), list(plain)
     assert differing(running.snapshot(), plain.snapshot()) == []  # what it learns is the same
     assert differing(found.global_, without.global_) == []
-    shards = data.shards(data.load(plan.cfg.data), plan.partition, range(6))
+    shards = loading.shards(loading.load(plan.cfg.data), plan.partition, range(6))
     for k, shard in enumerate(shards):
         eps = plan.stream("personalize", k, 1).normal(tuning_noise(2, plan.facts))
         theta = running.snapshot().server.theta.clone().requires_grad_()

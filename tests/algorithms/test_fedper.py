@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from fedray import trees
 from fedray.algorithms import fedavg, fedper, fedrep
-from fedray.messages import payload_bytes
+from fedray.arrays import trees
+from fedray.federate.uploads import payload_bytes
 from fedray.types import FedRayError
 from tests.helpers import block, differing, play, small_plan
 

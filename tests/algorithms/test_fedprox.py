@@ -7,8 +7,8 @@ from torch.testing import assert_close
 from fedray.algorithms import fedprox
 from fedray.algorithms.fedavg import Local
 from fedray.algorithms.fedprox import FedProx
-from fedray.optim import descent
-from fedray.rng import Stream
+from fedray.arrays.optim import descent
+from fedray.arrays.rng import Stream
 from tests.helpers import NETS, block, differing, examples, play, small_plan
 
 

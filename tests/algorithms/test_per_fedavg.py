@@ -7,14 +7,15 @@ import torch
 from torch.nn import functional
 from torch.testing import assert_close
 
-from fedray import report, trees
 from fedray.algorithms import fedavg, per_fedavg
 from fedray.algorithms.fedavg import FedAvg, Local, Nothing, Point
 from fedray.algorithms.per_fedavg import PerFedAvg
-from fedray.federation import LocalFederation
-from fedray.minibatches import fine_tune
-from fedray.optim import descent
-from fedray.rng import Stream
+from fedray.arrays import trees
+from fedray.arrays.minibatches import fine_tune
+from fedray.arrays.optim import descent
+from fedray.arrays.rng import Stream
+from fedray.federate import report
+from fedray.federate.in_process import LocalFederation
 from fedray.types import Facts
 from tests.helpers import NETS, block, differing, examples, joined, play, small_plan
 

@@ -6,19 +6,21 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from fedray import networks, trees, variational
 from fedray.algorithms import pfedbayes
 from fedray.algorithms.pfedbayes import Client, Local, PFedBayes
+from fedray.arrays import trees
+from fedray.arrays.optim import zero_moments
+from fedray.arrays.rng import Stream
+from fedray.bayes import variational
+from fedray.bayes.gaussian import Gaussian, kl, sigma
 from fedray.config import override
-from fedray.federation import LocalFederation
-from fedray.optim import zero_moments
-from fedray.posteriors import Gaussian, kl, sigma
-from fedray.rng import Stream
+from fedray.federate.in_process import LocalFederation
+from fedray.nets import zoo
 from fedray.types import Facts
 from tests.helpers import block, differing, examples, experiment, play, small_plan
 from tests.test_variational import MODEL, batch, between, gaussian, objective
 
-SILENT = networks.mlp((2, 3), (), 1)  # one class: the likelihood is 1 whatever the weights
+SILENT = zoo.mlp((2, 3), (), 1)  # one class: the likelihood is 1 whatever the weights
 RULES = ("rho", "sigma", "moments")
 
 

@@ -6,15 +6,18 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from fedray import networks, registry, report, trees
+from fedray import registry
 from fedray.algorithms import fedavg, pfedbred
 from fedray.algorithms.pfedbred import Client, Local, PFedBreD
 from fedray.algorithms.pfedme import PFedMe
-from fedray.bregman import SPHERICAL
+from fedray.arrays import trees
+from fedray.arrays.minibatches import fine_tune
+from fedray.arrays.rng import Stream
+from fedray.bayes.bregman import SPHERICAL
 from fedray.config import override
-from fedray.federation import LocalFederation
-from fedray.minibatches import fine_tune
-from fedray.rng import Stream
+from fedray.federate import report
+from fedray.federate.in_process import LocalFederation
+from fedray.nets import zoo
 from fedray.types import Facts, FedRayError, client_itself
 from tests.helpers import NETS, block, differing, examples, experiment, joined, play, small_plan
 
@@ -281,7 +284,7 @@ def test_dual_steps_multiply_the_gradient_by_the_variances():
     assert not torch.allclose(theta, weights("w"))
 
 
-@pytest.mark.parametrize(("model", "layers"), [(MODEL, 2), (networks.lstm((5, 3), 2, 2), 4)], ids=["mlp", "lstm"])
+@pytest.mark.parametrize(("model", "layers"), [(MODEL, 2), (zoo.lstm((5, 3), 2, 2), 4)], ids=["mlp", "lstm"])
 def test_variances_belong_to_layers(model, layers):
     """However many tensors a layer has."""
     variance = (0.5, 4.0, 2.0, 8.0)[:layers]

@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from fedray import trees
 from fedray.algorithms import fedavg, pfedme
 from fedray.algorithms.fedavg import FedAvg
 from fedray.algorithms.pfedbred import Local
 from fedray.algorithms.pfedme import PFedMe
-from fedray.optim import descent
-from fedray.rng import Stream
+from fedray.arrays import trees
+from fedray.arrays.optim import descent
+from fedray.arrays.rng import Stream
 from tests.helpers import NETS, block, differing, examples, play, small_plan
 
 MODEL, NO_NOISE = NETS["mlp"], torch.zeros(0)

@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from fedray import trees
 from fedray.algorithms import pvi
 from fedray.algorithms.pvi import PVI, Server
-from fedray.federation import LocalFederation
-from fedray.local import numerics
-from fedray.posteriors import Gaussian, draw, inverse_sigma, sigma
-from fedray.rng import Stream
-from fedray.rounds import start
-from fedray.sites import Natural
+from fedray.arrays import trees
+from fedray.arrays.rng import Stream
+from fedray.bayes.gaussian import Gaussian, draw, inverse_sigma, sigma
+from fedray.bayes.sites import Natural
+from fedray.federate.block import numerics
+from fedray.federate.in_process import LocalFederation
+from fedray.federate.rounds import start
 from fedray.types import FedRayError
 from tests.helpers import block, differing, play, small_plan
 

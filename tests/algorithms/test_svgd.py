@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from fedray import trees
 from fedray.algorithms import svgd
 from fedray.algorithms.svgd import SVGD, Server
-from fedray.local import numerics
-from fedray.particles import network
-from fedray.rng import Stream
-from fedray.rounds import start
-from fedray.stein import Descent, descend
+from fedray.arrays import trees
+from fedray.arrays.rng import Stream
+from fedray.bayes.particles import network
+from fedray.bayes.stein import Descent, descend
+from fedray.federate.block import numerics
+from fedray.federate.rounds import start
 from fedray.types import Batch, FedRayError
 from tests.helpers import block, play, small_plan
 

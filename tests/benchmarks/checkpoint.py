@@ -16,13 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fedray import checkpoint
 from fedray.algorithms.pfedbayes import PFedBayes
-from fedray.checkpoint import Store
 from fedray.config import DataConfig, Execution, Experiment, ModelConfig
-from fedray.federation import LocalCohort, LocalFederation
-from fedray.plan import Plan, make_plan
-from fedray.rounds import start
+from fedray.federate import checkpoint
+from fedray.federate.checkpoint import Store
+from fedray.federate.in_process import LocalCohort, LocalFederation
+from fedray.federate.plan import Plan, make_plan
+from fedray.federate.rounds import start
 from tests.benchmarks.meter import cpu_seconds
 from tests.benchmarks.round import Cost, Variant
 

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 from fedray import registry
 from fedray.config import DataConfig, Execution, Experiment, override
-from fedray.federation import LocalFederation
-from fedray.local import numerics
-from fedray.plan import Plan, make_plan
+from fedray.federate.block import numerics
+from fedray.federate.in_process import LocalFederation
+from fedray.federate.plan import Plan, make_plan
 from tests.benchmarks.meter import Peak, floor_seconds
 from tests.benchmarks.round import Cost, Variant
 

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedray.aggregate import mean
 from fedray.algorithms import fedavg
+from fedray.arrays.averages import mean
 from fedray.config import Execution, Experiment, ModelConfig
-from fedray.plan import Plan, make_plan
+from fedray.federate.plan import Plan, make_plan
 from tests.benchmarks.meter import cpu_seconds
 
 

@@ -24,8 +24,8 @@ from actors.client import ClientActor
 from actors.federation import RayFederation
 from fedray.algorithms.pfedbayes import PFedBayes
 from fedray.config import DataConfig, Execution, Experiment
-from fedray.plan import Plan, make_plan
-from fedray.replies import RoundMetrics
+from fedray.federate.messages import RoundMetrics
+from fedray.federate.plan import Plan, make_plan
 
 CALM = 3  # undisturbed rounds before every fault; the one after a fault is not counted
 

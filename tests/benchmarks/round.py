@@ -24,13 +24,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedray import data
 from fedray.algorithms.pfedbayes import PFedBayes
 from fedray.config import DataConfig, Execution, Experiment
-from fedray.federation import LocalFederation
-from fedray.local import Block, numerics
-from fedray.plan import Plan, make_plan
-from fedray.replies import RoundMetrics
+from fedray.data import loading
+from fedray.federate.block import Block, numerics
+from fedray.federate.in_process import LocalFederation
+from fedray.federate.messages import RoundMetrics
+from fedray.federate.plan import Plan, make_plan
 from tests.benchmarks.meter import cpu_seconds, floor_seconds
 
 PAIR, ON_RAY = "2 processes that only train", "Ray, 2 actors, with MLflow"
@@ -55,7 +55,7 @@ class Variant:
         self._settle()
 
     def play(self, rounds: int) -> Cost:
-        from fedray.report import measures
+        from fedray.federate.report import measures
 
         cpu, wall = cpu_seconds(self._processes), time.perf_counter()
         for _ in range(rounds):
@@ -69,7 +69,7 @@ class Variant:
 def train_only(orders: Any, plan: Plan, ids: Sequence[int], backend: str) -> None:
     """Train clients for as many rounds as asked, until asked for none; the life of a process."""
     with numerics():
-        block = Block(plan, ids, data.shards(data.load(plan.cfg.data), plan.partition, ids), backend)
+        block = Block(plan, ids, loading.shards(loading.load(plan.cfg.data), plan.partition, ids), backend)
         down = plan.algorithm.broadcast(plan.cfg.algorithm, plan.model, plan.initial_server(), ids)
         round = 0
         while rounds := orders.recv():
@@ -125,7 +125,7 @@ def main() -> None:
 def measure(plan: Plan, local: list[str], rounds: int, repeats: int, folder: str) -> None:
     """Print the table."""
     from actors.federation import RayFederation
-    from fedray.tracking import MLflowTracker
+    from fedray.run.tracking import MLflowTracker
 
     tracker = MLflowTracker(f"sqlite:///{Path(folder)}/mlflow.db", "benchmark", "round", {}, {})
     variants: dict[str, Variant | Pair] = {f"in-process {name}": Variant(LocalFederation(plan, name)) for name in local}

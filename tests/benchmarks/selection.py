@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedray.aggregate import total
 from fedray.algorithms.dsvgd import DSVGD
-from fedray.indicators import stages
-from fedray.local import numerics
-from fedray.messages import payload_bytes
-from fedray.rng import Stream
-from fedray.stein import Kernel, pairing, rbf, stein_matrix, v_statistic
+from fedray.arrays.averages import total
+from fedray.arrays.rng import Stream
+from fedray.bayes.importance import stages
+from fedray.bayes.stein import Kernel, pairing, rbf, stein_matrix, v_statistic
+from fedray.federate.block import numerics
+from fedray.federate.uploads import payload_bytes
 
 FEW = 3  # clients on which the direct forms are measured
 CFG = DSVGD()

@@ -15,11 +15,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from fedray import checkpoint, launch, result, runfolder
-from fedray.federation import LocalFederation
-from fedray.plan import make_plan
-from fedray.rounds import Snapshot
-from fedray.tensors import load_tree
+from fedray import launch
+from fedray.arrays.tensor_files import load_tree
+from fedray.federate import checkpoint
+from fedray.federate.in_process import LocalFederation
+from fedray.federate.plan import make_plan
+from fedray.federate.rounds import Snapshot
+from fedray.run import predictor, runfolder
 from tests.chaos.arena import ARGV, Arena
 
 KINDS = {
@@ -126,7 +128,7 @@ def compare(folder: Path, rounds: int) -> Counter[str]:
     trouble["lost"] += sorted(steps) != list(range(1, rounds + 1))
     trouble["lost"] += client.get_run(run_id).info.status != "FINISHED"
     trouble["lost"] += bool(checkpoint.rounds(checkpoint.Store(str(folder / "checkpoints"))))
-    result.load(folder)
+    predictor.load(folder)
     return trouble
 
 

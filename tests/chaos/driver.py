@@ -4,7 +4,8 @@ import sys
 import time
 from pathlib import Path
 
-from fedray import launch, plan
+from fedray import launch
+from fedray.federate import plan
 from tests.chaos.faults import faulty
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from ray import cloudpickle
 
-from fedray import trees
-from fedray.plan import Plan
+from fedray.arrays import trees
+from fedray.federate.plan import Plan
 
 KINDS = ("exception", "nan", "exit", "hang", "memory")
 

@@ -22,7 +22,7 @@ import pytest
 
 from fedray.algorithms.fedavg import FedAvg
 from fedray.config import Experiment
-from fedray.tracking import MLflowTracker
+from fedray.run.tracking import MLflowTracker
 from tune.options import Sweep
 from tune.record import Recorder, Store
 

@@ -1,0 +1,1 @@
+"""The mathematics of posteriors: Gaussians, particles, sites, priors and divergences."""

@@ -1,0 +1,95 @@
+"""The importance indicators KSD and HIP as score stages, for methods whose server has particles.
+
+Yang, Liu and Kassab, "Client Selection for Federated Bayesian Learning", Algorithms 1 and 2. ``server.x`` [M, P] are
+the global particles; every indicator is taken at them, on the client's whole shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from fedray.arrays.averages import total
+from fedray.bayes.priors import Prior
+from fedray.bayes.stein import Bandwidth, Reference, hip, ksd, rbf, reference
+from fedray.nets.model import Model
+from fedray.types import Batch, Stage
+
+Scores = Callable[..., tuple[Tensor, Tensor]]  # cfg, model, client, down, data -> scores of p_k and of p̃_k [M, P]
+
+
+class Config(Protocol):
+    """The settings of a method that the indicators depend on."""
+
+    @property
+    def bandwidth(self) -> Bandwidth: ...
+    @property
+    def ksd(self) -> Literal["v", "u"]: ...
+    @property
+    def hip(self) -> Literal["paper", "first_order"]: ...
+    @property
+    def hip_offset(self) -> bool: ...
+    def p0(self, d: int) -> Prior: ...
+
+
+def stages(scores: Scores) -> Mapping[str, tuple[Stage, ...]]:
+    """KSD; HIP from the clients' scores; and HIP in two phases, of which the server needs only a sum in the first.
+
+    At the server hip holds the scores of all clients, N M P floats, since all are needed before the first is paired;
+    hip_two_phase adds them up as they come, and holds one.
+    """
+    return {
+        "ksd": (Stage(partial(_ksd, scores), _as_they_are),),
+        "hip": (Stage(partial(_tell, scores), _pair_all),),
+        "hip_two_phase": (Stage(partial(_tell_own, scores), _announce), Stage(partial(_pair, scores), _as_they_are)),
+    }
+
+
+def compared(cfg: Config, model: Model, server: Any, own: Iterable[Tensor]) -> Reference:
+    """φ' of p' = (Π_k p_k)^(1/N) (Lemma 3), or of the posterior p0 Π_k p_k, from the clients' scores of p_k [M, P].
+
+    In float64: pairings with it then are the double sums of Theorem 1 to rounding in that.
+    """
+    x, (added, clients) = server.x.double(), total(own)
+    target = added / clients if cfg.hip == "paper" else added + cfg.p0(model.size).score(x)
+    other = reference(x, target, rbf(x, cfg.bandwidth), model.size)
+    return other if cfg.hip_offset else other._replace(offset=torch.zeros_like(other.offset))
+
+
+def _ksd(scores: Scores, cfg: Config, model: Model, client: Any, down: Any, message: None, data: Batch) -> Tensor:
+    """S(q, p̃_k) []."""
+    _, s = scores(cfg, model, client, down, data)
+    return ksd(down.x, s, rbf(down.x, cfg.bandwidth), model.size, cfg.ksd)
+
+
+def _tell_own(scores: Scores, cfg: Config, model: Model, client: Any, down: Any, message: None, data: Batch) -> Tensor:
+    """The score of p_k [M, P]."""
+    return scores(cfg, model, client, down, data)[0]
+
+
+def _tell(scores: Scores, cfg: Config, model: Model, client: Any, down: Any, message: None, data: Batch) -> Tensor:
+    """The score of p_k, and where it is asked for that of p̃_k: [1 or 2, M, P]."""
+    return torch.stack(scores(cfg, model, client, down, data)[: 1 if cfg.hip == "paper" else 2])
+
+
+def _pair(scores: Scores, cfg: Config, model: Model, client: Any, down: Any, message: Reference, data: Batch) -> Tensor:
+    return hip(scores(cfg, model, client, down, data)[0 if cfg.hip == "paper" else 1], message)
+
+
+def _pair_all(cfg: Config, model: Model, server: Any, replies: Iterable[Tensor]) -> Tensor:
+    told = list(replies)
+    other = compared(cfg, model, server, (reply[0] for reply in told))
+    return torch.stack([hip(reply[-1], other) for reply in told])
+
+
+def _announce(cfg: Config, model: Model, server: Any, replies: Iterable[Tensor]) -> Reference:
+    other = compared(cfg, model, server, replies)
+    return other._replace(phi=other.phi.to(server.x.dtype))  # what is sent is not twice as large
+
+
+def _as_they_are(cfg: Config, model: Model, server: Any, replies: Iterable[Tensor]) -> Tensor:
+    return torch.stack(list(replies))

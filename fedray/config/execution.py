@@ -1,0 +1,82 @@
+"""An execution: where and how fast an experiment is computed, and where its result goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from fedray.types import check_choices, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackingConfig:
+    """Where MLflow keeps the run."""
+
+    uri: str = ""
+    """MLflow tracking URI; by default the SQLite file runs/mlflow.db; 'none' switches tracking off."""
+    experiment: str = "fedray"
+    """MLflow experiment that the run belongs to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """What is kept of a run in progress."""
+
+    every: int = 1
+    """Keep the federation after every k-th round; 0 keeps nothing."""
+    keep: int = 2
+    """Number of checkpoints kept, the last ones."""
+    url: str = ""
+    """Folder or URL (s3://..., gs://...) of the checkpoints; by default in the run's folder. On several machines give
+    one that all of them see."""
+    on_error: Literal["warn", "stop"] = "warn"
+    """What to do where one cannot be written: go on without it and say so, or stop the run."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        require(self.every >= 0, "checkpoint.every", self.every, "a number of rounds", "use 0 to keep nothing")
+        require(self.keep >= 1, "checkpoint.keep", self.keep, "at least one is kept", "use --checkpoint.every 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """Everything that the numbers do not depend on."""
+
+    runtime: Literal["ray", "local"] = "ray"
+    """ray: clients are Ray actors; local: all clients in this process."""
+    backend: Literal["auto", "loop", "vmap", "compiled"] = "auto"
+    """How a process runs its clients: one by one, stacked, or one by one with compiled kernels (other rounding, needs
+    a C++ compiler); auto stacks small networks, and everything on a GPU."""
+    clients_per_actor: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Clients hosted by one Ray actor; by default one, or more where the cluster has less room."""
+    gpus_per_client: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    """GPU share of one client; by default what fits evenly."""
+    address: Annotated[str | None, tyro.conf.arg(metavar="STR")] = None
+    """Ray cluster to join ('auto', or host:port); by default $RAY_ADDRESS, a running cluster, or a new local one."""
+    name: Annotated[str | None, tyro.conf.arg(metavar="STR")] = None
+    """Name of the run; by default algorithm-dataset-s<seed>-<time>."""
+    output: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    """Folder for the result; by default runs/<name>. It must not hold anything yet."""
+    on_failure: Literal["retry", "skip", "abort"] = "retry"
+    """A client whose process dies, hangs or raises is tried again, in a new process (retry); one that keeps failing
+    stops the run, or is left out of the round (skip), which changes the numbers; abort stops at once."""
+    round_timeout: Annotated[float | None, tyro.conf.arg(metavar="SECONDS")] = None
+    """Seconds after which an actor that has not answered counts as hanging; by default it is waited for."""
+    loss_deviation: bool = False
+    """After the last round, write the loss deviation of the personal models by class (pFedBreD). For simulations only:
+    every process reads the test examples of all clients from the dataset's files. Costs as much as evaluating the
+    personal models as many times as there are clients."""
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        limit = self.round_timeout
+        require(limit is None or limit > 0, "round_timeout", limit, "a time is positive", "leave it out to wait")
+        per_actor, share = self.clients_per_actor, self.gpus_per_client
+        reason = "an actor hosts at least one client"
+        require(per_actor is None or per_actor >= 1, "clients_per_actor", per_actor, reason, "leave it out")
+        require(share is None or share >= 0, "gpus_per_client", share, "a share is not negative", "use 0 for CPUs")

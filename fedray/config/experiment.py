@@ -1,0 +1,60 @@
+"""An experiment: every setting that the numbers depend on. It fully determines the results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import tyro
+
+from fedray.config.data import DataConfig, ModelConfig
+from fedray.types import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Everything that the numbers depend on."""
+
+    algorithm: Annotated[Any, tyro.conf.Suppress] = None
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    rounds: int = 20
+    """Communication rounds."""
+    clients: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Number of clients; by default the paper's for the dataset (10; 20 for cifar10; 198 for femnist; with lognormal
+    sizes 100 and 20), or every user of a LEAF file."""
+    clients_per_round: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Clients that train in a round and are averaged; by default the paper's for the dataset (all; 10 of 20 for
+    cifar10; 4 of 10 for sent140; 20 of 198 for femnist; with lognormal sizes 20 of 100 and 4 of 20)."""
+    train_all: bool = False
+    """Train every client in every round; only the uploads of those selected are averaged. For methods that keep
+    something on the client (pFedBreD's tables); for others it changes nothing but the time, and those whose server sums
+    sites or deals chains refuse it."""
+    novel_clients: int = 0
+    """Clients held out of the federation, the last ones; after its rounds they adapt their personal factors alone."""
+    adapt_rounds: int = 10
+    """Rounds of local training of the clients that were held out."""
+    selection: str = "uniform"
+    """Policy that picks the clients of a round."""
+    seed: int = 0
+    """Seed of every random stream of the run."""
+    batch_size: int = 100
+    """Examples per minibatch."""
+    local_steps: int = 20
+    """Minibatches per client and round."""
+    eval_every: int = 1
+    """Evaluate after every k-th round (and after the last)."""
+    predict_samples: int = 10
+    """Posterior draws averaged at prediction; 0 predicts with the mean weights."""
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "clients", "clients_per_round", "batch_size", "local_steps", "eval_every"):
+            value = getattr(self, name)
+            ok = value is None or (isinstance(value, int) and value >= 1)
+            require(ok, name, value, "at least one is needed", "give a positive whole number")
+        reason, remedy = "newcomers take a round or more to adapt", "give a positive whole number"
+        require(self.adapt_rounds >= 1, "adapt_rounds", self.adapt_rounds, reason, remedy)
+        require(self.novel_clients >= 0, "novel_clients", self.novel_clients, "a number of clients", "use 0 for none")
+        draws = self.predict_samples
+        require(draws >= 0, "predict_samples", draws, "a number of draws is not negative", "use 0 for the mean weights")
+        require(0 <= self.seed < 2**63, "seed", self.seed, "a seed lies in [0, 2^63)", "use 0")

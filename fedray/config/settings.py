@@ -1,0 +1,93 @@
+"""Operations on configs: change a setting, compare, fingerprint, and convert to and from plain dicts."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedray.config.experiment import Experiment
+from fedray.types import FedRayError
+
+
+def override(cfg: Any, settings: Mapping[str, Any]) -> Any:
+    """A copy of a config with dotted fields replaced, e.g. ``{"algorithm.zeta": 3.0}``.
+
+    Raises FedRayError for a field that does not exist, listing those that do.
+    """
+    for dotted, value in settings.items():
+        if not dataclasses.is_dataclass(cfg) or isinstance(cfg, type):
+            raise FedRayError(f"{dotted!r}: {cfg!r} has no settings of its own; give a field of the experiment")
+        head, _, rest = dotted.partition(".")
+        names = [f.name for f in dataclasses.fields(cfg)]
+        if head not in names:
+            raise FedRayError(f"{dotted!r} is not a setting of {type(cfg).__name__}; choose from {', '.join(names)}")
+        if rest:
+            value = override(getattr(cfg, head), {rest: value})
+        cfg = dataclasses.replace(cfg, **{head: value})
+    return cfg
+
+
+def to_dict(cfg: Any) -> Any:
+    """A config as plain nested dicts, lists, strings and numbers, ready for JSON."""
+    if dataclasses.is_dataclass(cfg) and not isinstance(cfg, type):
+        return {f.name: to_dict(getattr(cfg, f.name)) for f in dataclasses.fields(cfg)}
+    if isinstance(cfg, tuple | list):
+        return [to_dict(item) for item in cfg]
+    return str(cfg) if isinstance(cfg, Path) else cfg
+
+
+def fingerprint(cfg: Experiment) -> str:
+    """16 hex digits that two resolved experiments share exactly where they compute the same.
+
+    Where the data lie does not count. A setting that a later version adds changes it: what was computed without that
+    setting is computed again.
+    """
+    values = to_dict(cfg) | {"kind": f"{type(cfg.algorithm).__module__}.{type(cfg.algorithm).__qualname__}"}
+    values["data"] = {name: value for name, value in values["data"].items() if name not in ("root", "download")}
+    # Whoever writes 5 for 5.0 means the same.
+    same = json.loads(json.dumps(values), parse_float=lambda text: int(v) if (v := float(text)).is_integer() else v)
+    return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def from_dict(kind: type, values: Mapping[str, Any]) -> Any:
+    """The inverse of :func:`to_dict` for a config class whose nested configs are typed."""
+    hints = typing.get_type_hints(kind)
+    known = {f.name for f in dataclasses.fields(kind)}
+    unknown = set(values) - known
+    if unknown:
+        raise FedRayError(f"{kind.__name__} has no setting {sorted(unknown)}; choose from {sorted(known)}")
+    return kind(**{name: _parse(hints[name], value) for name, value in values.items()})
+
+
+def _parse(hint: Any, value: Any) -> Any:
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if value is not None and Path in options:
+        return Path(value)
+    if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
+        return from_dict(hint, value)  # type: ignore[arg-type]
+    return tuple(value) if isinstance(value, list) else value
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dicts as one level with dotted keys, for tracking parameters."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        nested = flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+        flat |= nested
+    return flat
+
+
+def differences(a: Mapping[str, object], b: Mapping[str, object]) -> list[str]:
+    """The names under which two flat configurations differ."""
+    return [name for name in {**a, **b} if a.get(name) != b.get(name)]
+
+
+def differing(a: Any, b: Any) -> list[str]:
+    """The dotted names of the settings in which two configs differ."""
+    return differences(flatten(to_dict(a)), flatten(to_dict(b)))

@@ -1,0 +1,96 @@
+"""Datasets in the format of LEAF, whose examples name their user: Sent140, FEMNIST, and files of one's own.
+
+A ``.json`` file holds {"users": [...], "user_data": {user: {"x": [...], "y": [...]}}}, a ``.jsonl`` file a line
+{"user": ..., "text": ..., "label": ...} per example; either may be compressed (``.gz``). LEAF's own division of a
+user's examples into training and test files is undone, like that of all datasets here. Caldas et al., arXiv:1812.01097.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedray.data import text
+from fedray.data.readers import Dataset, checked_labels, reading
+from fedray.data.scaling import within
+from fedray.types import require
+
+SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
+CLASSES = {"sent140": 2, "femnist": 62}
+TEXT = 4  # place of the text in what LEAF keeps of a tweet
+PIXELS = 784
+REMEDY = "give a file in LEAF's format, .json (users, user_data) or .jsonl (user, text, label)"
+
+
+def files(name: str, root: Path) -> list[Path]:
+    """The files of a dataset below its root, training first; raises FedRayError where there are none.
+
+    They lie in ``name``/ or ``name``/data/, in LEAF's folders train and test or directly.
+    """
+    for folder in (root / name / "data", root / name):
+        parts = [folder / "train", folder / "test"] if (folder / "train").is_dir() else [folder]
+        found = [path for part in parts for path in sorted(part.glob("*")) if path.name.endswith(SUFFIXES)]
+        if found:
+            return found
+    remedy = "put LEAF's train and test folders there, point --data.root to where they are, or give a file's path"
+    require(False, "data.name", name, f"{root / name} has no .json or .jsonl files", remedy)
+    return []
+
+
+def load(paths: Sequence[Path], classes: int | None, embedding: Path | None) -> Dataset:
+    """The pooled examples, with users numbered in order of appearance.
+
+    Texts become word numbers with their vectors; rows of 784 numbers in [0, 1] are images of 28 x 28 pixels, others
+    features. ``classes`` is C, or None to take the labels there are. Raises FedRayError naming a file that is missing
+    or corrupt.
+    """
+    users: dict[str, int] = {}
+    xs: list[Any] = []
+    ys: list[Any] = []
+    groups: list[int] = []
+    for path in paths:
+        with reading(path, REMEDY):
+            for user, x, y in _users(path):
+                if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
+                    raise ValueError(f"user {user} does not have as many labels as examples")
+                if x:
+                    xs.append(_features(x))
+                    ys += y
+                    groups += [users.setdefault(user, len(users))] * len(y)
+    with reading(paths[0], REMEDY):
+        classes = len(set(ys)) if classes is None else classes
+        dataset = Dataset(np.empty(0), checked_labels(ys, len(groups), classes), classes, None, np.array(groups))
+        if all(isinstance(part, list) for part in xs):
+            numbers, words = text.numbered(line for part in xs for line in part)
+            return dataset._replace(x=numbers, vectors=text.vectors(words, embedding))
+        x = np.concatenate(xs)
+    if x.shape[1:] == (PIXELS,) and x.min() >= 0 and x.max() <= 1:
+        return dataset._replace(x=x.reshape(-1, 1, 28, 28), scaling=within(1))
+    return dataset._replace(x=x)
+
+
+def _users(path: Path) -> Iterator[tuple[str, Any, Any]]:
+    """(user, examples, labels) of a file, or of each of its lines."""
+    with text.opened(path) as file:
+        if path.name.endswith((".jsonl", ".jsonl.gz")):
+            for row in map(json.loads, filter(str.strip, file)):
+                yield str(row["user"]), [row["text"]], [row["label"]]
+            return
+        content = json.load(file)
+    for user in content["users"]:
+        yield str(user), content["user_data"][user]["x"], content["user_data"][user]["y"]
+
+
+def _features(x: list[Any]) -> list[str] | np.ndarray:
+    """A user's texts, or numbers as float32 [n, D]; raises ValueError for anything else."""
+    texts: list[Any] = [row[TEXT] if isinstance(row, list) and row and isinstance(row[0], str) else row for row in x]
+    if all(isinstance(row, str) for row in texts):
+        return texts
+    table = np.array(x, np.float32)
+    if table.ndim != 2 or not np.isfinite(table).all():
+        raise ValueError("an example is neither a text nor a row of finite numbers")
+    return table

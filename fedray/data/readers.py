@@ -1,0 +1,129 @@
+"""Files -> pooled examples: scikit-learn's digits, .npz, LeCun's idx format and the batches of CIFAR-10.
+
+Nothing here executes what a file says, and whatever is wrong with one becomes a FedRayError that names it.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedray.data.scaling import Scaling, within
+from fedray.types import FedRayError
+
+REPLACE = "delete it and add --data.download, or choose another --data.root"
+
+
+class Dataset(NamedTuple):
+    """Pooled examples, raw as stored."""
+
+    x: np.ndarray  # [N, ...]: images [N, channels, height, width], float32 features, or int32 word numbers [N, T]
+    y: np.ndarray  # [N] labels 0..C-1, int64
+    classes: int  # C
+    scaling: Scaling | None  # to a network's units; None: used as they are
+    users: np.ndarray | None = None  # [N] whose example it is, 0..U-1, where the dataset says so
+    vectors: np.ndarray | None = None  # [V + 1, E] float32, those of the words
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of an example as a network sees it."""
+        return tuple(self.x.shape[1:]) if self.vectors is None else (self.x.shape[1], self.vectors.shape[1])
+
+
+@contextmanager
+def reading(path: Path, remedy: str) -> Iterator[None]:
+    """Whatever is wrong with a file becomes a FedRayError that names it."""
+    try:
+        yield
+    except Exception as error:  # pickle, zipfile, zlib and numpy raise whatever the damage leads them to
+        reason = error if type(error) is ValueError else f"{type(error).__name__}: {error}"
+        raise FedRayError(f"{path}: {reason}; {remedy}") from error
+
+
+def checked_labels(values: Any, count: int, classes: int) -> np.ndarray:
+    """The labels [count] as int64; raises ValueError unless they are integers 0..C-1."""
+    y = np.asarray(values)
+    if y.shape != (count,) or y.dtype.kind not in "iu" or count == 0 or y.min() < 0 or y.max() >= classes:
+        raise ValueError(f"its labels are not {count} integers that number {classes} classes without gaps")
+    return y.astype(np.int64)
+
+
+def digits() -> Dataset:
+    """1,797 handwritten digits of 8 x 8 pixels, which ship with scikit-learn."""
+    # The file inside scikit-learn, not its loader: the import would cost every actor seconds and 100 MB.
+    path = Path(str(distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")))
+    with reading(path, "reinstall scikit-learn"):
+        table = np.loadtxt(path, np.uint8, delimiter=",")
+        return Dataset(table[:, :-1].reshape(-1, 1, 8, 8), checked_labels(table[:, -1], len(table), 10), 10, within(16))
+
+
+def npz(path: Path, classes: int | None = None) -> Dataset:
+    """A file of one's own with arrays x and y, of so many classes or those that occur; raises FedRayError."""
+    remedy = "give an .npz of x [N, ...], uint8 images or float features, and y [N], labels 0..C-1"
+    with reading(path, remedy), np.load(path, allow_pickle=False) as archive:
+        x, y = archive["x"], archive["y"]
+        if x.ndim < 2 or not (x.dtype == np.uint8 or x.dtype.kind == "f"):
+            raise ValueError(f"x has shape {list(x.shape)} and type {x.dtype}")
+        classes = len(np.unique(y)) if classes is None else classes
+        y = checked_labels(y, len(x), classes)
+        if x.dtype == np.uint8:
+            return Dataset(x, y, classes, within(255))
+        x = x.astype(np.float32)
+        if not np.isfinite(x).all():
+            raise ValueError("x holds NaN, infinity, or a number too large for float32")
+        return Dataset(x, y, classes, None)
+
+
+def idx_pair(images: Path, labels: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Images uint8 [n, 1, 28, 28] and labels [n] of MNIST or FashionMNIST."""
+    x, y = _idx(images, (28, 28)), _idx(labels, ())
+    with reading(labels, REPLACE):
+        return x[:, None], checked_labels(y, len(x), 10)
+
+
+def _idx(path: Path, item: tuple[int, ...]) -> np.ndarray:
+    """A file of LeCun's idx format: magic 0x800 + dimensions, sizes in big-endian int32, uint8 values."""
+    with reading(path, REPLACE):
+        raw = path.read_bytes()
+        count = int.from_bytes(raw[4:8], "big")
+        header = np.array([0x801 + len(item), count, *item], ">u4").tobytes()
+        if not raw.startswith(header) or len(raw) != len(header) + count * np.prod(item):
+            raise ValueError(f"its {len(raw)} bytes are not an idx file of uint8 items {list(item)}")
+        return np.frombuffer(raw, np.uint8, offset=len(header)).reshape(count, *item)
+
+
+def batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """A pickled CIFAR-10 batch {"data": uint8 [n, 3072], "labels": [n]}, of Python 2 or 3."""
+    with reading(path, REPLACE), path.open("rb") as file:
+        content = _Unpickler(file, encoding="latin1").load()
+        _, shape, dtype, fortran, raw = content["data"].state
+        if shape[1:] != (3072,) or dtype.args[0] not in ("u1", "uint8"):
+            raise ValueError(f"its data are {dtype.args[0]} {list(shape)}, expected uint8 [n, 3072]")
+        raw = raw.encode("latin1") if isinstance(raw, str) else raw  # Python 2 had no bytes
+        x = np.frombuffer(raw, np.uint8).reshape(shape, order="F" if fortran else "C")
+        return x.reshape(-1, 3, 32, 32), checked_labels(content["labels"], len(x), 10)
+
+
+class _Stub:
+    """Stands for a NumPy object of a pickle: unpickling real ones is unsafe where the file is crafted."""
+
+    def __init__(self, *args: Any):
+        self.args = args
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads plain values and, as stubs, arrays; refuses a pickle that names anything else to be called."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module.split(".")[0] == "numpy" and name in ("_reconstruct", "ndarray", "dtype"):
+            return _Stub
+        raise ValueError(f"refused: it asks to call {module}.{name}, which no image needs")

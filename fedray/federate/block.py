@@ -1,0 +1,239 @@
+"""The clients that one process hosts, and how it runs them: one after the other, stacked, or compiled.
+
+Algorithms are written for one client; here they are stacked from outside. Loop and vmap give bitwise the same result
+on CPU for fully connected networks, because draws are keyed by client and round and parameter vectors are padded; to
+a tolerance for convolutions, and for products of few multiplications, where PyTorch's kernels differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import math
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedray.arrays import trees
+from fedray.arrays.fuse import check_compiler, fusing
+from fedray.arrays.rng import Passes
+from fedray.data.loading import Shard
+from fedray.federate.messages import Failure, TrainReply
+from fedray.federate.plan import Plan
+from fedray.federate.uploads import bad_rows, not_finite
+from fedray.nets.model import PARAMETRIC, Model
+from fedray.types import Batch, require
+
+BACKENDS = ("auto", "loop", "vmap", "compiled")
+# On a CPU stacking saves calls, which matter less the larger the vectors of a client are, and in the end loses the
+# cache; the arithmetic is the same, whatever the batch. Stacked convolutions are slower. See docs/performance.md.
+SMALL, SMALL_CONVOLUTIONAL = 160_000, 40_000  # numbers in the longest vector of a client: up to here it pays
+STACK, CHUNK = 1_300_000, 32  # numbers, and clients, stacked at a time on a CPU
+TINY = 400  # multiplications of a product, below which PyTorch computes it in another order alone than in a stack
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
+
+
+@contextlib.contextmanager
+def numerics() -> Iterator[None]:
+    """One thread and no denormals, as in every actor; the caller's thread count is restored.
+
+    Second moments that underflow would slow Adam's square root down thirtyfold.
+    """
+    threads = torch.get_num_threads()
+    _keep_freed_memory()
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
+        torch.set_num_threads(threads)
+
+
+@functools.cache
+def _keep_freed_memory() -> None:
+    """Have glibc reuse the memory of freed tensors instead of returning it to the system.
+
+    Every temporary of 128 KB or more would otherwise be mapped, zeroed page by page and unmapped again, which costs
+    as much as the arithmetic on it. Elsewhere than on glibc nothing happens.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+        mallopt(M_MMAP_THRESHOLD, 32 << 20)  # the largest that glibc takes
+        mallopt(M_TRIM_THRESHOLD, 1 << 30)
+
+
+class _Part(NamedTuple):
+    """What became of a chunk of clients: the rows that succeeded with their (client, up, info), and the failures."""
+
+    rows: Sequence[int]
+    result: Any
+    failures: tuple[Failure, ...]
+
+
+class Block:
+    """The shards and private states of some clients; its methods are the whole of what a client can be asked."""
+
+    def __init__(self, plan: Plan, ids: Sequence[int], shards: Sequence[Shard], backend: str, device: str = "cpu"):
+        self.plan, self.ids, self.device = plan, tuple(ids), torch.device(device)
+        require(backend in BACKENDS, "backend", backend, "not a backend", f"choose from {BACKENDS}")
+        server = plan.initial_server()
+        client = plan.algorithm.client_init(plan.cfg.algorithm, plan.model, server)
+        size = max([plan.model.padded, *(leaf.numel() for leaf in trees.leaves(client))])
+        small = self.device.type == "cuda" or size <= (SMALL if _linear(plan.model) else SMALL_CONVOLUTIONAL)
+        self.backend = ("vmap" if small else "loop") if backend == "auto" else backend
+        self._least = 2 if backend == "auto" and _same_alone(plan) else 1  # clients that are worth a stack
+        if self.backend == "compiled":
+            check_compiler()
+        stack = len(ids) if self.device.type == "cuda" else min(CHUNK, max(1, STACK // size))
+        self.chunk = stack if self.backend == "vmap" else 1
+        self._facts = plan.facts
+        self.n = [len(shard.train_y) for shard in shards]
+        cfg = plan.cfg
+        self._passes = [Passes(cfg.seed, i, n, cfg.batch_size) for i, n in zip(ids, self.n, strict=True)]
+        self.data = trees.stack([padded(shard, self._facts.shard) for shard in shards])
+        self.test = [(shard.test_x.to(device), shard.test_y.to(device)) for shard in shards]
+        self.data = trees.tree_map(lambda leaf: leaf.to(device), self.data)
+        # Fresh memory: a state must not alias the server's, nor be a broadcast view of one client.
+        self.states = trees.tree_map(lambda leaf: leaf.to(device).clone(), trees.stack([client] * len(ids)))
+
+    def train(self, round: int, ids: Sequence[int], down: Any) -> TrainReply:
+        """Run the local steps of the given clients and keep their new private states.
+
+        A client that fails, or whose upload is not finite, keeps the state that it had and is among the failures.
+        """
+        wanted = [self.ids.index(i) for i in ids]
+        starts = range(0, len(wanted), self.chunk)
+        with fusing() if self.backend == "compiled" else contextlib.nullcontext():
+            parts = [part for i in starts for part in self._attempt(round, wanted[i : i + self.chunk], down, i)]
+        failures = tuple(failure for part in parts for failure in part.failures)
+        done = [part for part in parts if part.rows]
+        if not done:
+            return TrainReply(round, (), None, None, None, failures)
+        index = [k for part in done for k in part.rows]
+        clients, ups, infos = (trees.concatenate([part.result[i] for part in done]) for i in range(3))
+        ups = None if self.plan.adapting(round) else ups  # nobody else learns from a newcomer
+        self.states = trees.replace_rows(self.states, index, clients)
+        n = torch.tensor([self.n[k] for k in index])
+        return TrainReply(round, tuple(self.ids[k] for k in index), ups, n, infos, failures)
+
+    def _attempt(self, round: int, index: Sequence[int], down: Any, first: int) -> list[_Part]:
+        """A chunk; where it fails, its clients one by one, so that each failure has its client."""
+        try:
+            result = self._train_rows(round, index, down, first)
+        except Exception as error:
+            if len(index) > 1:
+                return [part for j, k in enumerate(index) for part in self._attempt(round, [k], down, first + j)]
+            reason = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
+            who = f"client {self.ids[index[0]]}"
+            return [_Part([], None, (Failure(round, who, "exception", reason, "", traceback.format_exc(chain=False)),))]
+        bad = bad_rows(result[1])
+        if not bad:
+            return [_Part(index, result, ())]
+        failures = tuple(not_finite(round, self.ids[index[row]], field) for row, field in sorted(bad.items()))
+        good = [row for row in range(len(index)) if row not in bad]
+        return [_Part([index[row] for row in good], trees.rows(result, good) if good else None, failures)]
+
+    def _train_rows(self, round: int, index: Sequence[int], down: Any, first: int) -> tuple[Any, Any, Any]:
+        """One client (loop) or a stack of them; ``first`` is their place among the selected."""
+        states, data = trees.rows(self.states, index), trees.rows(self.data, index)
+        if self.plan.algorithm.down_per_client:
+            down = trees.rows(down, range(first, first + len(index)))
+        draws = self._draws(round, index)
+        if self.backend != "vmap" or len(index) < self._least:
+            down = trees.row(down, 0) if self.plan.algorithm.down_per_client else down
+            one = (trees.row(draw, 0) for draw in draws)
+            plain = self._of(round, _plain(self.plan))
+            result = _local_round(plain, trees.row(states, 0), down, trees.row(data, 0), one)
+            return trees.tree_map(lambda leaf: leaf[None], result)
+        clients, ups, infos = _local_round(self._of(round, _stacked(self.plan)), states, down, data, draws)
+        return clients, ups, trees.tree_map(lambda leaf: leaf.transpose(0, 1), infos)
+
+    def _of(self, round: int, functions: tuple[Callable[..., Any], ...]) -> tuple[Callable[..., Any], ...]:
+        """begin, step and finish of a round; a newcomer's step is of its personal factors alone."""
+        begin, step, finish, adapt = functions
+        return begin, adapt if self.plan.adapting(round) else step, finish
+
+    def _draws(self, round: int, index: Sequence[int]) -> Iterator[tuple[Batch, Tensor]]:
+        """Minibatches and noise of every local step, stacked over the given rows."""
+        cfg, algorithm = self.plan.cfg, self.plan.algorithm
+        shape = algorithm.noise_shape(cfg.algorithm, self.plan.model, self._facts)
+        streams = [self.plan.stream("noise", self.ids[k], round) for k in index] if 0 not in shape else []
+        per_step = algorithm.minibatches(cfg.algorithm)
+        for step in range(cfg.local_steps):
+            noise = torch.empty(len(index), *shape, device=self.device)
+            for stream, out in zip(streams, noise, strict=False):
+                stream.fill_normal(out)
+            yield self._batch(index, ((round - 1) * cfg.local_steps + step) * per_step, per_step), noise
+
+    def _batch(self, index: Sequence[int], position: int, count: int) -> Batch:
+        """``count`` minibatches from ``position`` on, one after the other, of the clients in the given rows."""
+        cfg = self.plan.cfg
+        picked = np.zeros((len(index), count, cfg.batch_size), np.int64)
+        weight = np.zeros((len(index), count, cfg.batch_size), np.float32)
+        for row, k in enumerate(index):
+            for j in range(count):
+                chosen = self._passes[k][position + j]
+                picked[row, j, : len(chosen)], weight[row, j, : len(chosen)] = chosen, 1
+        at, mask = (torch.from_numpy(array).flatten(1).to(self.device) for array in (picked, weight))
+        where = torch.tensor(list(index), device=self.device)
+        x, y = self.data.x[where[:, None], at], self.data.y[where[:, None], at]
+        return Batch(x, y, mask, at, self.data.total[where])
+
+    def probe(self, score: str, stage: int, view: Any, message: Any) -> Iterator[Tensor]:
+        """The replies of the hosted clients in a stage of a score, each computed when it is asked for."""
+        plan, probe = self.plan, self.plan.algorithm.scores[score][stage].probe
+        for k in range(len(self.ids)):
+            client, data = trees.row(self.states, k), trees.row(self.data, k)
+            yield probe(plan.cfg.algorithm, plan.model, client, view, message, data).cpu()
+
+
+def padded(shard: Shard, size: int) -> Batch:
+    """A client's training shard as one batch of a length common to all clients."""
+    n = len(shard.train_y)
+    x = torch.zeros(size, *shard.train_x.shape[1:])
+    y = torch.zeros(size, dtype=torch.int64)
+    x[:n], y[:n] = shard.train_x, shard.train_y
+    weight = (torch.arange(size) < n).float()
+    return Batch(x, y, weight, torch.arange(size), torch.tensor(float(n)))
+
+
+def _linear(model: Model) -> bool:
+    return all(isinstance(layer, nn.Linear) for layer in model.layers if isinstance(layer, PARAMETRIC))
+
+
+def _same_alone(plan: Plan) -> bool:
+    """Whether a client's result is bitwise the same alone and in a stack: of linear layers that are not tiny."""
+    products = [plan.cfg.batch_size * math.prod(shape) for shape in plan.model.shapes[::2]]
+    return _linear(plan.model) and min(products) >= TINY
+
+
+def _plain(plan: Plan) -> tuple[Callable[..., Any], ...]:
+    algorithm, fixed = plan.algorithm, (plan.cfg.algorithm, plan.model)
+    adapt = algorithm.adapt or algorithm.step  # a plan does not hold clients out where there is nothing to adapt
+    return tuple(partial(f, *fixed) for f in (algorithm.begin, algorithm.step, algorithm.finish, adapt))
+
+
+def _stacked(plan: Plan) -> tuple[Callable[..., Any], ...]:
+    begin, step, finish, adapt = _plain(plan)
+    down_axis = 0 if plan.algorithm.down_per_client else None
+    return torch.vmap(begin, in_dims=(0, down_axis, 0)), torch.vmap(step), torch.vmap(finish), torch.vmap(adapt)
+
+
+def _local_round(
+    functions: tuple[Callable[..., Any], ...], client: Any, down: Any, data: Batch, draws: Iterator[Any]
+) -> tuple[Any, Any, Any]:
+    """begin, every step, finish: of one client or of a stack, as the functions are."""
+    begin, step, finish = functions
+    local, infos = trees.tree_map(Tensor.clone, begin(client, down, data)), []  # steps may write into it
+    for batch, noise in draws:
+        local, info = step(local, batch, noise)
+        infos.append(info)
+    client, up = finish(local, data)
+    return client, up, trees.stack(infos)

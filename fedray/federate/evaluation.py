@@ -1,0 +1,88 @@
+"""How good the models of a block of clients are: predictions of test examples, as sums that add."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedray.arrays import trees
+from fedray.federate import metrics
+from fedray.federate.block import Block
+from fedray.federate.messages import EvalReply, Spotlight
+from fedray.types import EvalStats
+
+ROWS = 1000  # test examples predicted at a time
+SPOTLIGHT_DRAWS = 100  # posterior draws of the uncertainty figure
+
+Predict = Callable[[Tensor], Tensor]  # x [B, ...] -> log p [M, B, C]
+Examples = tuple[Tensor, Tensor]  # x [B, ...], y [B]
+
+
+def evaluate(block: Block, round: int, view: Any, spotlight: bool) -> EvalReply:
+    """Evaluation sums of the hosted clients that a round concerns; with ``spotlight`` also one image's draws."""
+    present = block.plan.novel if block.plan.adapting(round) else block.plan.members
+    rows = [k for k, i in enumerate(block.ids) if i in present]
+    samples, personal, overall, looks = block.plan.cfg.predict_samples, [], [], []
+    everyone = global_predictor(block, round, view)
+    for k in rows:
+        test = block.test[k]
+        if everyone is not None:
+            overall.append(_sums(everyone, test))
+        if block.plan.personal:
+            model = personal_model(block, k, round, view)
+            personal.append(_sums(personal_predictor(block, k, round, model, samples), test))
+            looks += [_look(personal_predictor(block, k, round, model, SPOTLIGHT_DRAWS), test)] if spotlight else []
+    sums = [trees.tree_map(Tensor.cpu, trees.stack(stats)) if stats else None for stats in (personal, overall)]
+    ids = tuple(block.ids[k] for k in rows)
+    look = Spotlight(round, ids, *map(torch.stack, zip(*looks, strict=True))) if looks else None
+    return EvalReply(round, ids, sums[0], sums[1], look)
+
+
+def personal_model(block: Block, k: int, round: int, view: Any) -> Any:
+    """The personal model of the k-th hosted client after a round, under the view that the server published then."""
+    plan = block.plan
+    shape = plan.algorithm.personal_noise(plan.cfg.algorithm, plan.model, plan.facts)
+    noise = plan.stream("personalize", block.ids[k], round).normal(shape).to(block.device)
+    client, data = trees.row(block.states, k), trees.row(block.data, k)
+    return plan.algorithm.personalize(plan.cfg.algorithm, plan.model, client, view, data, noise)
+
+
+def personal_predictor(block: Block, k: int, round: int, model: Any, samples: int) -> Predict:
+    """What the k-th hosted client's personal model predicts by so many draws."""
+    function = block.plan.algorithm.predict_personal
+    assert function is not None
+    return _predictor(block, function, model, block.plan.prediction_noise(samples, "predict", block.ids[k], round))
+
+
+def global_predictor(block: Block, round: int, view: Any) -> Predict | None:
+    """What the global model predicts; None where the method has none."""
+    plan, function = block.plan, block.plan.algorithm.predict_global
+    if function is None:
+        return None
+    # One stream for all clients: the global model is one predictor.
+    noise = plan.prediction_noise(plan.cfg.predict_samples, "predict-global", 0, round)
+    return _predictor(block, function, view, noise)
+
+
+def _predictor(block: Block, function: Callable[..., Tensor], model: Any, noise: Tensor) -> Predict:
+    cfg, network, noise = block.plan.cfg.algorithm, block.plan.model, noise.to(block.device)
+    return lambda x: function(cfg, network, model, x, noise)
+
+
+def pieces(examples: Examples) -> Iterator[Examples]:
+    """The examples, as many at a time as are predicted at once."""
+    x, y = examples
+    return zip(x.split(ROWS), y.split(ROWS), strict=True)
+
+
+def _sums(predict: Predict, test: Examples) -> EvalStats:
+    return metrics.pooled(trees.stack([metrics.evaluate(predict(x), y) for x, y in pieces(test)]))
+
+
+def _look(predict: Predict, test: Examples) -> Examples:
+    """Label and predictive draws [M, C] of the first test example."""
+    x, y = test
+    return y[0].cpu(), predict(x[:1])[:, 0].exp().cpu()

@@ -1,0 +1,162 @@
+"""A plan: everything that is fixed before the first round, computed once from a configuration."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedray import registry
+from fedray.arrays.rng import Stream
+from fedray.config import Experiment, override
+from fedray.data import loading, papers
+from fedray.data.loading import Dataset
+from fedray.data.partition import Partition
+from fedray.data.scaling import Scaling
+from fedray.nets import zoo
+from fedray.nets.model import Model
+from fedray.types import Algorithm, Facts, FedRayError, Selection, require
+
+
+class Plan(NamedTuple):
+    """A validated experiment with its algorithm, network and partition; small enough to send to every process."""
+
+    cfg: Experiment
+    algorithm: Algorithm
+    selection: Selection
+    model: Model
+    partition: Partition
+    scaling: Scaling | None  # of raw inputs; None: used as they are
+    remarks: tuple[str, ...] = ()  # what one must know of the data before one quotes a number
+
+    @property
+    def clients(self) -> int:
+        """N, the number of clients."""
+        return len(self.partition.train)
+
+    @property
+    def members(self) -> range:
+        """The clients of the federation; those after them are held out."""
+        return range(self.clients - self.cfg.novel_clients)
+
+    @property
+    def novel(self) -> range:
+        """The clients that are held out, and adapt after the federation's rounds."""
+        return range(len(self.members), self.clients)
+
+    @property
+    def rounds(self) -> int:
+        """The last round: of the federation or, with clients held out, of their adaptation."""
+        return self.cfg.rounds + (self.cfg.adapt_rounds if self.novel else 0)
+
+    def adapting(self, round: int) -> bool:
+        """Whether a round is one of the clients that were held out."""
+        return round > self.cfg.rounds
+
+    def dataset(self, loaded: Dataset | None = None) -> Dataset:
+        """The pooled examples in the run's units; ``loaded`` saves reading them again."""
+        pooled = loading.load(self.cfg.data, self.model.classes) if loaded is None else loaded
+        return pooled._replace(scaling=self.scaling)
+
+    @property
+    def facts(self) -> Facts:
+        """What the algorithm may know of this federation."""
+        cfg, shard = self.cfg, max(len(indices) for indices in self.partition.train)
+        clients, chosen = len(self.members) or self.clients, cfg.clients_per_round
+        assert chosen is not None
+        unheard = clients - chosen if cfg.train_all else 0
+        return Facts(clients, chosen, cfg.rounds, cfg.local_steps, cfg.batch_size, shard, unheard)
+
+    @property
+    def personal(self) -> bool:
+        """Whether the algorithm has personal models."""
+        return self.algorithm.predict_personal is not None
+
+    def initial_server(self) -> Any:
+        """The server's state before the first round: every process can compute it."""
+        return self.algorithm.server_init(self.cfg.algorithm, self.model, self.facts, self.stream("server"))
+
+    def view(self, server: Any) -> Any:
+        """What clients evaluate with: what the algorithm publishes, by default its broadcast to all."""
+        fixed = (self.cfg.algorithm, self.model, server)
+        publish = self.algorithm.publish
+        return publish(*fixed) if publish else self.algorithm.broadcast(*fixed, range(self.clients))
+
+    def prediction_noise(self, samples: int, purpose: str, client: int, round: int) -> Tensor:
+        """Noise of a prediction by ``samples`` draws; zeros, the mean weights, where that is 0."""
+        shape = self.algorithm.predict_noise(self.cfg.algorithm, self.model, max(samples, 1))
+        return self.stream(purpose, client, round).normal(shape) if samples else torch.zeros(shape)
+
+    def stream(self, purpose: str, client: int = 0, round: int = 0) -> Stream:
+        """The random stream of this run for a purpose, client and round."""
+        return Stream(self.cfg.seed, purpose, client, round)
+
+
+def resolve(cfg: Experiment) -> Experiment:
+    """Fill in what is left to the dataset's paper protocol: clients, clients per round, network, data root.
+
+    What only the data can tell stays open: :func:`make_plan` loads them.
+    """
+    protocol = papers.protocol(cfg.data)
+    clients = protocol.clients if cfg.clients is None else cfg.clients
+    members = None if clients is None else clients - cfg.novel_clients
+    per_round = members
+    if cfg.clients is None and members is not None and protocol.clients_per_round is not None:
+        per_round = min(protocol.clients_per_round, members)
+    return override(
+        cfg,
+        {
+            "clients": clients,
+            "clients_per_round": per_round if cfg.clients_per_round is None else cfg.clients_per_round,
+            "data": papers.resolve(cfg.data),
+            "model.name": protocol.model if cfg.model.name == "auto" else cfg.model.name,
+        },
+    )
+
+
+def _check_clients(cfg: Experiment, algorithm: Algorithm) -> None:
+    """Raise FedRayError for more clients in a round, or held out of them all, than there are."""
+    novel, chosen, clients = cfg.novel_clients, cfg.clients_per_round, cfg.clients
+    assert chosen is not None
+    assert clients is not None
+    reason = f"it leaves none of {clients} clients to the federation"
+    require(novel < clients, "novel_clients", novel, reason, "lower it or raise --clients")
+    reason = f"a round needs between 1 and all {clients - novel} clients"
+    require(1 <= chosen <= clients - novel, "clients_per_round", chosen, reason, "lower it or raise --clients")
+    able = ", ".join(name for name, record in registry.algorithms().items() if record.adapt is not None)
+    reason = f"{registry.algorithm_name(cfg.algorithm)} has no personal factors that a newcomer could adapt"
+    require(novel == 0 or algorithm.adapt is not None, "novel_clients", novel, reason, f"choose {able}")
+
+
+def make_plan(cfg: Experiment, dataset: Dataset | None = None) -> Plan:
+    """Check an experiment and fix its partition and network; ``dataset`` saves loading what is loaded already.
+
+    Raises FedRayError for anything that could not run: an unknown dataset or policy, a split that is too large,
+    unreadable files, a policy whose score the algorithm does not offer.
+    """
+    if type(cfg.algorithm) not in {record.config for record in registry.algorithms().values()}:
+        raise FedRayError(
+            f"algorithm={cfg.algorithm!r}: is not the settings of an algorithm; give one, such as PFedBayes(), from "
+            f"fedray.algorithms ({', '.join(registry.algorithms())})"
+        )
+    cfg = resolve(cfg)
+    algorithm = registry.algorithm_of(cfg.algorithm)
+    selection = registry.pick(registry.selections(), "--selection", cfg.selection)
+    require(
+        selection.score is None or selection.score in algorithm.scores,
+        "selection",
+        cfg.selection,
+        f"{registry.algorithm_name(cfg.algorithm)} offers no {selection.score} score",
+        "choose --selection uniform",
+    )
+    dataset = loading.load(cfg.data) if dataset is None else dataset
+    cfg = papers.settle(cfg, dataset)
+    _check_clients(cfg, algorithm)
+    rng = Stream(cfg.seed, "partition").numpy
+    partition = papers.deal(cfg, dataset, rng)
+    model = zoo.build(cfg.model.name, cfg.model.hidden, cfg.model.lstm_hidden, dataset.input_shape, dataset.classes)
+    remarks = papers.remarks(cfg.data, dataset, partition)
+    plan = Plan(cfg, algorithm, selection, model, partition, loading.scaling(cfg.data.scaling, dataset), remarks)
+    plan.initial_server()  # the algorithm refuses here what it cannot run
+    return plan

@@ -1,0 +1,181 @@
+"""What a run reports: the numbers of a round, their average at the end, and the table for the terminal."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedray import registry
+from fedray.data import papers
+from fedray.federate import metrics
+from fedray.federate.messages import RoundMetrics
+from fedray.federate.plan import Plan
+from fedray.types import EvalStats, one_draw
+
+WINDOW = 10  # evaluations averaged at the end, of runs that are long enough: a tenth of the evaluations, at most ten
+MEASURES = ("accuracy", "nll", "ece", "mce", "brier", "entropy", "mutual_information", "worst_decile")
+KINDS = ("personal", "global")
+NOVEL = "novel"  # the models of clients that were held out, while they adapt
+NAMES = {"personal": "personal model", "global": "global model", NOVEL: "newcomers"}  # in figures and tables
+EVALUATED = tuple(f"{kind}/accuracy" for kind in KINDS)  # a round that has one of these was evaluated
+
+
+def measures(round: RoundMetrics) -> dict[str, float]:
+    """The metrics of a round under the names that MLflow and metrics.csv carry."""
+    values: dict[str, float] = {}
+    for kind, stats in _kinds(round):
+        if stats is not None:
+            summary = metrics.summarize(metrics.pooled(stats))._asdict()
+            summary |= {"worst_decile": metrics.worst_decile(stats)}
+            values |= {f"{kind}/{name}": summary[name] for name in MEASURES}
+    values |= {f"train/{name}": value for name, value in round.train.items()}
+    values |= {f"selection/{name}": value for name, value in round.selection.items()}
+    values |= {f"time/{name}_seconds": value for name, value in round.seconds.items()}
+    values |= {"failures": float(len(round.failures))} if round.failures else {}
+    return values | {"comm/bytes_up": float(round.bytes_up), "comm/bytes_down": float(round.bytes_down)}
+
+
+def client_rows(round: RoundMetrics, plan: Plan) -> list[dict[str, Any]]:
+    """One row per client of an evaluated round: shard sizes and the metrics of its models."""
+    rows = [
+        {"client": i, "train_examples": len(plan.partition.train[i]), "test_examples": len(plan.partition.test[i])}
+        for i in range(plan.clients)
+    ]
+    for kind, stats in _kinds(round):
+        of = rows[len(plan.members) :] if kind == NOVEL else rows
+        for row, summary in zip(of, metrics.per_client(stats) if stats is not None else (), strict=False):
+            row |= {f"{kind}_{name}": value for name, value in summary._asdict().items()}
+    return rows
+
+
+def calibration_rows(round: RoundMetrics) -> list[dict[str, Any]]:
+    """Count, mean confidence and accuracy of every confidence bin, pooled over clients; empty bins have no means."""
+    pooled = [(kind, metrics.pooled(stats)) for kind, stats in _kinds(round) if stats is not None]
+    return [{"model": kind} | row for kind, stats in pooled for row in _bins(stats)]
+
+
+def client_calibration_rows(round: RoundMetrics, plan: Plan) -> list[dict[str, Any]]:
+    """The same of every client by itself."""
+    by_client = [
+        (kind, i, EvalStats(*fields))
+        for kind, stats in _kinds(round)
+        if stats is not None
+        for i, fields in zip(plan.novel if kind == NOVEL else plan.members, zip(*stats, strict=True), strict=True)
+    ]
+    return [{"model": kind, "client": i} | row for kind, i, stats in by_client for row in _bins(stats)]
+
+
+def _bins(stats: EvalStats) -> list[dict[str, Any]]:
+    rows = []
+    for b, n in enumerate(stats.bin_count.tolist()):
+        means = (float(stats.bin_confidence[b]) / n, float(stats.bin_correct[b]) / n) if n else ("", "")
+        rows.append({"bin": b, "count": int(n), "confidence": means[0], "accuracy": means[1]})
+    return rows
+
+
+def _kinds(round: RoundMetrics) -> tuple[tuple[str, EvalStats | None], ...]:
+    return ("personal", round.personal), ("global", round.global_), (NOVEL, round.novel)
+
+
+def summarize(plan: Plan, rows: Sequence[Mapping[str, float]], run_id: str | None, seconds: float) -> dict[str, Any]:
+    """The result of a run: each metric averaged over the last tenth of the evaluations, at most ten; bytes in all.
+
+    ``rows`` are the measures of the rounds played, with their 'round'; a model that the method lacks is None.
+    """
+    averaged, adapted = window(rows), window(rows, (f"{NOVEL}/accuracy",))
+    return {
+        "run_id": run_id,
+        "algorithm": registry.algorithm_name(plan.cfg.algorithm),
+        "rounds": min(len(rows), plan.cfg.rounds),
+        "seed": plan.cfg.seed,
+        **{
+            kind: (found := _average(kind, averaged)) and found | {"stability": stability(rows, kind)} for kind in KINDS
+        },
+        **({NOVEL: _average(NOVEL, adapted)} if plan.novel else {}),
+        "seconds": seconds,
+        "bytes_up": int(sum(row["comm/bytes_up"] for row in rows)),
+        "bytes_down": int(sum(row["comm/bytes_down"] for row in rows)),
+        "protocol": protocol(plan, [int(row["round"]) for row in averaged]),
+    }
+
+
+def window(rows: Sequence[Mapping[str, float]], names: Sequence[str] = EVALUATED) -> Sequence[Mapping[str, float]]:
+    """The evaluations that a result averages: of the measures of the rounds played, the last tenth, at most ten."""
+    evaluated = [row for row in rows if any(name in row for name in names)]
+    return evaluated[-min(WINDOW, math.ceil(len(evaluated) / 10)) :] if evaluated else []
+
+
+def stability(rows: Sequence[Mapping[str, float]], kind: str) -> float | None:
+    """Sample standard deviation of a model's accuracy over the last ten evaluations; None of fewer than two."""
+    values = [row[f"{kind}/accuracy"] for row in rows if f"{kind}/accuracy" in row][-WINDOW:]
+    return statistics.stdev(values) if len(values) > 1 else None
+
+
+def _average(kind: str, rows: Sequence[Mapping[str, float]]) -> dict[str, float | None] | None:
+    if not rows or f"{kind}/accuracy" not in rows[0]:
+        return None
+    return {name: sum(row[f"{kind}/{name}"] for row in rows) / len(rows) for name in MEASURES}
+
+
+def protocol(plan: Plan, rounds: Sequence[int]) -> dict[str, Any]:
+    """What the numbers mean: which models, rounds, clients, draws and data."""
+    cfg = plan.cfg
+    trained = f"all trained, {cfg.clients_per_round} averaged" if cfg.train_all else f"{cfg.clients_per_round} trained"
+    span = f"round {rounds[0]}" if len(rounds) == 1 else f"mean of {len(rounds)} evaluations"
+    return {
+        "rounds": f"{span}, rounds {rounds[0]}-{rounds[-1]}" if len(rounds) > 1 else span if rounds else "none",
+        "personal": f"{plan.algorithm.personal}, on its own test shard" if plan.personal else None,
+        "global": "the aggregated model on every client's test shard" if plan.algorithm.predict_global else None,
+        "clients": f"all {len(plan.members)} evaluated, {trained} per round",
+        **({"novel": _held_out(plan)} if plan.novel else {}),
+        "prediction": _prediction(plan),
+        "pooling": "sums over all test examples of all clients",
+        "dataset": cfg.data.name,
+        "partition": papers.describe(cfg.data),
+        "train_examples": sum(map(len, plan.partition.train)),
+        "test_examples": sum(map(len, plan.partition.test)),
+    }
+
+
+def _prediction(plan: Plan) -> str:
+    """What a prediction averages."""
+    samples, particles = plan.cfg.predict_samples, plan.algorithm.particles(plan.cfg.algorithm)
+    if plan.algorithm.predict_noise is not one_draw:
+        return f"average of {samples} posterior draws" if samples else "mean weights"
+    return f"average of {particles} particles" if particles > 1 else "one prediction, without draws"
+
+
+def _held_out(plan: Plan) -> str:
+    rounds = plan.cfg.adapt_rounds
+    return f"{len(plan.novel)} clients held out, then {rounds} rounds of their personal factors alone"
+
+
+def table(plan: Plan, summary: Mapping[str, Any], seconds: float) -> Any:
+    """The summary as a rich table, personal beside global."""
+    from rich.table import Table
+
+    title = f"{summary['algorithm']} on {plan.cfg.data.name}: {len(plan.members)} clients, {summary['rounds']} rounds"
+    view = Table(title=title, caption=_caption(summary, seconds), title_justify="left", caption_justify="left")
+    view.add_column("")
+    kinds = [kind for kind in NAMES if summary.get(kind) is not None]
+    for kind in kinds:
+        view.add_column(NAMES[kind], justify="right")
+    for name, label, scale, digits in (
+        ("accuracy", "accuracy (%)", 100, 2),
+        ("worst_decile", "worst tenth of clients (%)", 100, 2),
+        ("nll", "negative log-likelihood (nats)", 1, 3),
+        ("ece", "calibration error, ECE (%)", 100, 2),
+        ("brier", "Brier score (0-2)", 1, 3),
+    ):
+        view.add_row(label, *(f"{summary[kind][name] * scale:.{digits}f}" for kind in kinds))
+    return view
+
+
+def _caption(summary: Mapping[str, Any], seconds: float) -> str:
+    up, down = (summary[f"bytes_{way}"] / 1e6 for way in ("up", "down"))
+    return (
+        f"{summary['protocol']['rounds']}; {summary['protocol']['prediction']}\n"
+        f"{seconds:.1f} s of rounds; {up:.1f} MB up, {down:.1f} MB down"
+    )

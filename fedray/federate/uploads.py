@@ -1,0 +1,50 @@
+"""What goes between server and clients: whether an upload is sound, and how many bytes a message has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fedray.arrays import trees
+from fedray.federate.messages import Failure, TrainReply
+from fedray.federate.plan import Plan
+
+
+def bad_rows(up: Any) -> dict[int, str]:
+    """Rows of stacked uploads [K, ...] that hold NaN or infinity, and the first field in which they do."""
+    found: dict[int, str] = {}
+    for name, values in trees.named_leaves(up):
+        sums = values.flatten(1).sum(1) if values.ndim > 1 else values
+        if torch.isfinite(sums).all():  # a third of the cost of testing every element
+            continue
+        bad = ~torch.isfinite(values.reshape(len(values), -1)).all(1)
+        found = dict.fromkeys(bad.nonzero().flatten().tolist(), name) | found
+    return found
+
+
+def not_finite(round: int, client: int, field: str) -> Failure:
+    """That a client's upload holds NaN or infinity."""
+    return Failure(round, f"client {client}", "not finite", f"its upload {field!r} is not finite")
+
+
+def sound(reply: TrainReply) -> TrainReply:
+    """The reply without the clients whose upload is not finite, which join its failures."""
+    bad = bad_rows(reply.up)
+    if not bad:
+        return reply
+    failures = tuple(not_finite(reply.round, reply.ids[row], field) for row, field in sorted(bad.items()))
+    good = [row for row in range(len(reply.ids)) if row not in bad]
+    up, examples, info = trees.rows((reply.up, reply.examples, reply.info), good) if good else (None, None, None)
+    ids = tuple(reply.ids[row] for row in good)
+    return TrainReply(reply.round, ids, up, examples, info, reply.failures + failures)
+
+
+def payload_bytes(tree: Any, plan: Plan) -> int:
+    """Bytes of the parameters in a message: padding, which is ours, is not counted."""
+    size, padded = plan.model.size, plan.model.padded
+    total = 0
+    for leaf in trees.leaves(tree):
+        whole = leaf.numel() * leaf.element_size()
+        total += whole * size // padded if leaf.ndim > 0 and leaf.shape[-1] == padded else whole
+    return total

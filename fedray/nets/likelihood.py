@@ -1,0 +1,113 @@
+"""The categorical likelihood and its gradient: the only place that needs automatic differentiation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedray.nets.model import Model
+
+
+def nll(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    """Weighted negative log-likelihood of a batch in nats: -Σ_b weight_b log softmax(logits_b)[y_b]."""
+    log_p = torch.log_softmax(logits, -1)
+    return -(log_p.gather(-1, y[:, None]).squeeze(-1) * weight).sum()
+
+
+def fully_connected(model: Model) -> bool:
+    """Whether the network is a chain of linear layers and ReLUs; the first class's logit may be fixed at 0."""
+    leaks = _leaks(model)
+    return leaks is not None and not any(leaks)
+
+
+def nll_and_grad(model: Model, theta: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Weighted NLL of a batch [...] at theta [..., P] and its gradient [..., P].
+
+    Fully connected networks are differentiated by hand: under vmap, automatic differentiation costs these small
+    networks several times their arithmetic. Others are differentiated with respect to their layers rather than the
+    flat vector, because the backward of a slice would write P zeros for every layer.
+    """
+    leaks = _leaks(model)
+    if leaks is not None:
+        return _backpropagation(model, leaks, theta, x, y, weight)
+
+    def loss(parts: Sequence[Tensor]) -> Tensor:
+        return nll(model.forward(parts, x), y, weight)
+
+    def one(theta: Tensor) -> tuple[Tensor, Tensor]:
+        grads, value = torch.func.grad_and_value(loss)(model.split(theta))
+        return value, model.join(grads)
+
+    return torch.vmap(one)(theta) if theta.ndim > 1 else one(theta)
+
+
+def _leaks(model: Model) -> list[float | None] | None:
+    """The slope below zero of the (leaky) ReLU before each layer, None before the first.
+
+    None in all for a network that is not a chain of flatten, linear, ReLU, linear, ReLU, ..., linear, and perhaps the
+    padding by which the first class's logit is 0.
+    """
+    first, *chain = model.layers
+    if isinstance(chain[-1], nn.ConstantPad1d) and chain[-1].padding == (1, 0) and chain[-1].value == 0:
+        chain.pop()
+    linear, between = chain[::2], chain[1::2]
+    if type(first) is not nn.Flatten or len(chain) % 2 == 0 or any(type(layer) is not nn.Linear for layer in linear):
+        return None
+    leaks: list[float | None] = [None]
+    for layer in between:
+        if type(layer) not in (nn.ReLU, nn.LeakyReLU):
+            return None
+        leaks.append(layer.negative_slope if isinstance(layer, nn.LeakyReLU) else 0.0)
+    return leaks
+
+
+def _backpropagation(
+    model: Model, leaks: list[float | None], theta: Tensor, x: Tensor, y: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor]:
+    """dL/dlogits = weight (softmax - onehot); dW = aᵀ g, db = Σ_b g, da = g Wᵀ, times the leak where a ReLU is shut."""
+    parts, inputs, a = model.split(theta), [], x.flatten(1)
+    weights, biases = parts[::2], parts[1::2]
+    for w, b, leak in zip(weights, biases, leaks, strict=True):
+        if leak is not None:
+            a = functional.leaky_relu(a, leak) if leak else a.relu()
+        inputs.append(a)
+        a = product(a, w) + b[..., None, :]
+    fixed = model.classes - a.shape[-1]  # logits that are 0
+    log_p = torch.log_softmax(functional.pad(a, (fixed, 0)) if fixed else a, -1)
+    onehot = (y[:, None] == torch.arange(model.classes, device=y.device)).to(log_p.dtype)
+    g = ((log_p.exp() - onehot) * weight[:, None])[..., fixed:]
+    value = -((log_p * onehot).sum(-1) * weight).sum(-1)
+    grads: list[Tensor] = []
+    for w, a, leak in zip(weights[::-1], inputs[::-1], leaks[::-1], strict=True):
+        grads = [product(a.mT, g), g.sum(-2), *grads]
+        if leak is not None:
+            g = g @ w.mT
+            g = torch.where(a > 0, g, leak * g) if leak else g * (a > 0)
+    return value, model.join(grads)
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b; one matrix [n, k] for a whole stack [M, k, m] is multiplied once, with the stack side by side [k, M m]."""
+    if a.ndim == 2 and b.ndim == 3:
+        return (a @ b.transpose(0, 1).flatten(1)).unflatten(1, b.shape[::2]).transpose(0, 1)
+    return a @ b
+
+
+def nll_and_grad_local(
+    model: Model, mu: Tensor, sd: Tensor, x: Tensor, y: Tensor, weight: Tensor, noise: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Weighted NLL under local reparameterization and its gradients in μ [P] and σ [P]; noise [B, activations]."""
+
+    def loss(parts: tuple[Sequence[Tensor], Sequence[Tensor]]) -> Tensor:
+        return nll(model.forward_local(*parts, x, noise), y, weight)
+
+    (dmu, dsd), value = torch.func.grad_and_value(loss)((model.split(mu), model.split(sd)))
+    return value, model.join(dmu), model.join(dsd)
+
+
+def log_probs(model: Model, thetas: Tensor, x: Tensor) -> Tensor:
+    """log p [M, B, C] of inputs x [B, ...] under each row of thetas [M, P]."""
+    return torch.stack([torch.log_softmax(model.apply(theta, x), -1) for theta in thetas])

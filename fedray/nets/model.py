@@ -1,0 +1,180 @@
+"""Networks as functions of one flat parameter vector: layers are views, personalization names slices of it.
+
+The vector is padded to a multiple of 64 so that elementwise kernels treat a client alike whether it is computed alone
+or stacked with others: the results are then bitwise equal on CPU. The padding has no gradient and stays as it was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from fedray.arrays.rng import Stream
+from fedray.nets.bilstm import BiLSTM, bilstm
+from fedray.types import FedRayError
+
+ALIGN = 64
+PARAMETRIC = nn.Linear | nn.Conv2d | BiLSTM
+
+
+@dataclass(frozen=True)
+class Model:
+    """A network whose parameters are one vector theta [P].
+
+    ``layers`` is a chain of nn.Linear, nn.Conv2d, BiLSTM and parameter-free modules; the modules only describe the
+    computation, their own weights are never used. Linear weights are stored [in, out] (x @ W + b), which is also what
+    makes a product of one client bitwise equal to its row of a stacked product.
+    """
+
+    layers: nn.Sequential
+    input_shape: tuple[int, ...]
+    classes: int
+    extra: int = 0  # parameters that no layer reads, at the end of theta: of the prior
+    shapes: tuple[tuple[int, ...], ...] = field(init=False)
+    slices: dict[str, slice] = field(init=False)  # layer1, layer2, ..., and the last one as head, the others as body
+    tensors: dict[str, slice] = field(init=False)  # layer1.weight, layer1.bias, ..., head.weight, head.bias
+    size: int = field(init=False)  # parameters, those that no layer reads included
+    padded: int = field(init=False)  # P: length of theta
+    # Pre-activations per example, for local reparameterization; 0 where weights recur, which it does not cover.
+    activations: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        shapes: list[tuple[int, ...]] = []
+        slices, tensors, start = {}, {}, 0
+        for layer in self.layers:
+            if isinstance(layer, PARAMETRIC):
+                name = f"layer{len(slices) + 1}"
+                own = _shapes(name, layer)
+                stop = start + sum(map(math.prod, own))
+                if len(own) == 2:
+                    tensors[f"{name}.weight"] = slice(start, stop - own[1][0])
+                    tensors[f"{name}.bias"] = slice(stop - own[1][0], stop)
+                slices[name], start = slice(start, stop), stop
+                shapes += own
+        head = list(slices)[-1]
+        tensors |= {
+            f"head.{kind}": tensors[f"{head}.{kind}"] for kind in ("weight", "bias") if f"{head}.bias" in tensors
+        }
+        slices |= {"head": slices[head], "body": slice(0, slices[head].start)}
+        for name, value in (
+            ("shapes", tuple(shapes)),
+            ("slices", slices),
+            ("tensors", tensors),
+            ("size", start + self.extra),
+            ("padded", -(-(start + self.extra) // ALIGN) * ALIGN),
+        ):
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "activations", self._count_activations())
+
+    def _count_activations(self) -> int:
+        # With our own arithmetic on zeros: running the modules on the meta device would import PyTorch's compiler,
+        # ten seconds of every process.
+        total, x, zeros = 0, torch.zeros(1, *self.input_shape), iter(self.split(torch.zeros(self.padded)))
+        for layer in self.layers:
+            x = _apply(layer, x, zeros)
+            total += x.numel() if isinstance(layer, PARAMETRIC) else 0
+        return 0 if any(isinstance(layer, BiLSTM) for layer in self.layers) else total
+
+    def split(self, theta: Tensor) -> tuple[Tensor, ...]:
+        """theta [..., P] -> views of it: weight, bias of each layer in order, each [..., *shape]."""
+        sizes = [math.prod(shape) for shape in self.shapes]
+        parts = theta[..., : sum(sizes)].split(sizes, -1)
+        return tuple(part.unflatten(-1, shape) for part, shape in zip(parts, self.shapes, strict=True))
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """The inverse of :meth:`split`, with zeros in the parameters that no layer reads and in the padding."""
+        flat = [part.flatten(-len(shape)) for part, shape in zip(parts, self.shapes, strict=True)]
+        rest = self.padded - sum(part.shape[-1] for part in flat)
+        return torch.cat([*flat, flat[0].new_zeros(*flat[0].shape[:-1], rest)], -1)
+
+    def forward(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
+        """Logits [B, C] of inputs x [B, ...] under the layers' weights and biases."""
+        weights = iter(parts)
+        for layer in self.layers:
+            x = _apply(layer, x, weights)
+        return x
+
+    def apply(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Logits [B, C] of inputs x [B, ...] under theta [P]."""
+        return self.forward(self.split(theta), x)
+
+    def forward_local(self, mu: Sequence[Tensor], sigma: Sequence[Tensor], x: Tensor, noise: Tensor) -> Tensor:
+        """Logits [B, C] by local reparameterization: each pre-activation a ~ N(x μ, x² σ²) is drawn by itself.
+
+        noise [B, activations] is standard normal. Kingma, Salimans and Welling 2015, eq. 6. Raises FedRayError for an
+        LSTM, whose weights act many times on what they have made.
+        """
+        if self.activations == 0:
+            raise FedRayError("local reparameterization: not for a recurrent network; draw its weights instead")
+        means, variances, start = iter(mu), (sd.square() for sd in sigma), 0
+        for layer in self.layers:
+            if not isinstance(layer, PARAMETRIC):
+                x = layer(x)
+                continue
+            mean, variance = _apply(layer, x, means), _apply(layer, x.square(), variances)
+            width = mean[0].numel()
+            eps = noise[:, start : start + width].reshape(mean.shape)
+            # The floor keeps the gradient of the root finite where an input is exactly zero.
+            x, start = mean + (variance + 1e-16).sqrt() * eps, start + width
+        return x
+
+    def init(self, rng: Stream) -> Tensor:
+        """theta [P] with PyTorch's default: weights and biases uniform in ±1/√fan_in, or ±1/√H of an LSTM."""
+        parts = []
+        for layer in self.layers:
+            if isinstance(layer, PARAMETRIC):
+                own = _shapes("", layer)
+                fan_in = layer.hidden if isinstance(layer, BiLSTM) else math.prod(own[0]) // own[1][0]
+                parts += [(2 * rng.uniform(shape) - 1) * (1 / math.sqrt(fan_in)) for shape in own]
+        return self.join(parts)
+
+    def part(self, names: Sequence[str]) -> Tensor:
+        """Where the parameters of the named layers (or of head, body, head.bias, ...) lie in theta: ascending [k].
+
+        Raises FedRayError for a name that the network does not have.
+        """
+        places = self.slices | self.tensors
+        inside = torch.zeros(self.padded, dtype=torch.bool)
+        for name in names:
+            if name not in places:
+                known = ", ".join(places)
+                raise FedRayError(f"layer {name!r}: the network has none of that name; choose from {known}")
+            inside[places[name]] = True
+        return inside.nonzero().flatten()
+
+    def rest(self, names: Sequence[str]) -> Tensor:
+        """Where the parameters of all other layers lie in theta: ascending indices [size - k]."""
+        outside = torch.ones(self.size, dtype=torch.bool)
+        outside[self.part(names)] = False
+        return outside.nonzero().flatten()
+
+    def pad(self, theta: Tensor) -> Tensor:
+        """Zero the padding of a vector [P], so that it cannot enter a norm or a divergence."""
+        return torch.cat([theta[: self.size], theta.new_zeros(self.padded - self.size)])
+
+
+def _shapes(name: str, layer: nn.Module) -> tuple[tuple[int, ...], ...]:
+    """The shapes of a layer's parameters: weight and bias; of an LSTM, those for inputs, then those for states."""
+    if isinstance(layer, BiLSTM):
+        return layer.shapes
+    assert isinstance(layer, nn.Linear | nn.Conv2d)
+    if layer.bias is None or (isinstance(layer, nn.Conv2d) and (layer.groups != 1 or set(layer.dilation) != {1})):
+        raise FedRayError(f"layer {name} ({layer}): needs a bias, one group and no dilation; rebuild it that way")
+    if isinstance(layer, nn.Linear):
+        return (layer.in_features, layer.out_features), (layer.out_features,)
+    return tuple(layer.weight.shape), (layer.out_channels,)
+
+
+def _apply(layer: nn.Module, x: Tensor, weights: Iterator[Tensor]) -> Tensor:
+    """A layer's output; it takes what parameters it has from ``weights``."""
+    if isinstance(layer, nn.Linear):
+        return x @ next(weights) + next(weights)
+    if isinstance(layer, nn.Conv2d):
+        return torch.nn.functional.conv2d(x, next(weights), next(weights), layer.stride, layer.padding)  # type: ignore[arg-type]
+    if isinstance(layer, BiLSTM):
+        return bilstm(x, next(weights), next(weights), next(weights), next(weights))
+    return layer(x)

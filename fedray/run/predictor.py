@@ -1,0 +1,125 @@
+"""A finished run, loaded as a predictor with uncertainty."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedray import registry
+from fedray.arrays import trees
+from fedray.arrays.tensor_files import load_tree
+from fedray.data import loading, partition, scaling
+from fedray.federate.block import padded
+from fedray.federate.plan import Plan
+from fedray.federate.rounds import Snapshot
+from fedray.nets import zoo
+from fedray.run.runfolder import experiment_of
+from fedray.types import Batch, FedRayError, client_itself
+
+
+class Prediction(NamedTuple):
+    """The predictive distribution of B inputs; entropies in nats."""
+
+    probs: Tensor  # [B, C] average over the posterior's draws
+    entropy: Tensor  # [B] total uncertainty H[p̄]
+    expected_entropy: Tensor  # [B] aleatoric part, mean over draws of H[p_m]
+    mutual_information: Tensor  # [B] epistemic part, their difference
+    draws: Tensor  # [M, B, C] one distribution per posterior draw
+
+
+class Predictor:
+    """The global and the personal models of a finished run."""
+
+    def __init__(self, plan: Plan, snapshot: Snapshot):
+        self.plan, self.snapshot = plan, snapshot
+
+    def __repr__(self) -> str:
+        plan, name = self.plan, registry.algorithm_name(self.plan.cfg.algorithm)
+        kinds = [kind for kind, has in (("personal", plan.personal), ("global", plan.algorithm.predict_global)) if has]
+        call = "predict(x, client=0)" if plan.personal else "predict(x)"
+        return f"{' and '.join(kinds)} models of {name}, {plan.clients} clients, {plan.cfg.rounds} rounds: .{call}"
+
+    def predict(self, x: Any, client: int | None = None, samples: int | None = None, seed: int = 0) -> Prediction:
+        """Predict inputs x [B, ...], in the dataset's own units, with a client's model or the global one (None).
+
+        ``samples`` posterior draws are averaged (by default as in the run, 0 for the mean weights).
+        Raises FedRayError for a model that the method lacks, an unknown client, or inputs of another shape.
+        """
+        plan, algorithm = self.plan, self.plan.algorithm
+        predict = algorithm.predict_global if client is None else algorithm.predict_personal
+        kind = "global model" if client is None else "personal models"
+        if predict is None:
+            raise FedRayError(f"client={client}: {registry.algorithm_name(plan.cfg.algorithm)} has no {kind}")
+        if client is not None and not 0 <= client < plan.clients:
+            raise FedRayError(f"client={client}: this run has clients 0 to {plan.clients - 1}")
+        model = plan.view(self.snapshot.server) if client is None else self._personal(client)
+        samples = plan.cfg.predict_samples if samples is None else samples
+        noise = plan.prediction_noise(samples, f"predict-{seed}", client or 0, 0)
+        with torch.no_grad():
+            return _uncertainty(predict(plan.cfg.algorithm, plan.model, model, self._inputs(x), noise))
+
+    def _inputs(self, x: Any) -> Tensor:
+        x = torch.as_tensor(np.asarray(x)).float()
+        if tuple(x.shape[1:]) != self.plan.model.input_shape:
+            wanted = ", ".join(map(str, self.plan.model.input_shape))
+            raise FedRayError(f"x has shape {tuple(x.shape)}; this network takes [B, {wanted}]")
+        return x if self.plan.scaling is None else self.plan.scaling.apply(x.clone())
+
+    def _personal(self, client: int) -> Any:
+        plan, algorithm = self.plan, self.plan.algorithm
+        shape = algorithm.personal_noise(plan.cfg.algorithm, plan.model, plan.facts)
+        noise = plan.stream("personalize", client, plan.cfg.rounds).normal(shape)
+        state, view = trees.row(self.snapshot.clients, client), plan.view(self.snapshot.server)
+        return algorithm.personalize(plan.cfg.algorithm, plan.model, state, view, self._shard(client), noise)
+
+    def _shard(self, client: int) -> Batch | None:
+        """The client's training data, for the methods that adapt at prediction; the others need no dataset."""
+        plan = self.plan
+        if plan.algorithm.personalize is client_itself:
+            return None
+        (shard,) = loading.shards(plan.dataset(), plan.partition, [client])
+        return padded(shard, plan.facts.shard)
+
+
+def _uncertainty(log_probs: Tensor) -> Prediction:
+    draws = log_probs.exp()
+    probs = (torch.logsumexp(log_probs, 0) - math.log(len(log_probs))).exp()
+    entropy = -torch.special.xlogy(probs, probs).sum(-1)
+    expected = -torch.special.xlogy(draws, draws).sum(-1).mean(0)
+    return Prediction(probs, entropy, expected, (entropy - expected).clamp_min(0), draws)
+
+
+def load(folder: str | Path) -> Predictor:
+    """The predictor of a finished run.
+
+    Raises FedRayError naming the file that is missing, damaged or of another run.
+    """
+    folder = Path(folder)
+    try:
+        described = json.loads((folder / "config.json").read_text())
+        name, shape = described["algorithm"], described["data"]
+        cfg = experiment_of(name, described["experiment"])
+    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise FedRayError(
+            f"{folder / 'config.json'} cannot be read ({error}); give the folder of a finished run"
+        ) from None
+    size = cfg.model.hidden, cfg.model.lstm_hidden
+    model = zoo.build(cfg.model.name, *size, tuple(shape["input_shape"]), shape["classes"])
+    algorithm = registry.algorithm_of(cfg.algorithm)
+    selection = registry.pick(registry.selections(), "--selection", cfg.selection)
+    plan = Plan(
+        cfg, algorithm, selection, model, partition.load(folder / "partition.npz"), scaling.from_json(shape["scaling"])
+    )
+    server = plan.initial_server()
+    client = algorithm.client_init(cfg.algorithm, model, server)
+    clients = trees.stack([client] * plan.clients)
+    snapshot = Snapshot(
+        load_tree(folder / "global.safetensors", server), load_tree(folder / "personal.safetensors", clients)
+    )
+    return Predictor(plan, snapshot)

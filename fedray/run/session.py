@@ -1,0 +1,252 @@
+"""One run from the request to its result: the federation played, tracked, checkpointed, and reported."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedray import registry
+from fedray.config import Execution, Experiment, fingerprint, flatten, to_dict
+from fedray.federate import checkpoint, loss_deviation, report
+from fedray.federate.checkpoint import Store
+from fedray.federate.checkpoint_files import Checkpoint
+from fedray.federate.in_process import LocalFederation
+from fedray.federate.messages import Failure, RoundMetrics
+from fedray.federate.plan import Plan, make_plan
+from fedray.federate.rounds import Snapshot, State
+from fedray.run import mlflow_store, progress, runfolder, tracking
+from fedray.run.progress import Status
+from fedray.run.runfolder import Note
+from fedray.run.tracking import Tracker
+from fedray.run.writer import Writer
+from fedray.terminal import accuracies, bar, check_packages, say
+
+RECENT_ROUNDS = 10  # whose mean time tells how long the rest will take
+
+
+class Request(NamedTuple):
+    """What a run is asked to do."""
+
+    experiment: Experiment
+    execution: Execution
+    preset: str = ""
+    resume: str = ""  # the folder of the run to go on with, or the URL of its checkpoints
+
+
+class Run(NamedTuple):
+    """A run under way: what it plays, and where what it finds goes."""
+
+    plan: Plan
+    request: Request
+    name: str
+    writer: Writer
+    tracker: Tracker
+    store: Store
+
+    @property
+    def folder(self) -> Path:
+        """Where the result goes."""
+        return self.writer.destination
+
+
+class Outcome(NamedTuple):
+    """What a finished run has to say."""
+
+    plan: Plan
+    summary: dict[str, Any]
+    folder: Path
+    tracked: str  # where to look
+    failures: tuple[Failure, ...] = ()
+
+
+def run(request: Request, tags: Mapping[str, str] | None = None) -> Outcome:
+    """Run the request, with more tags in the store.
+
+    Raises FedRayError before any actor starts where it cannot run, and RunError where it must stop.
+    """
+    check_packages()
+    plan = make_plan(request.experiment)
+    if request.execution.loss_deviation:
+        loss_deviation.check(plan)
+    if request.preset:
+        say(f"warning: {plan.algorithm.presets[request.preset].warning}")
+    for remark in plan.remarks:
+        say(f"warning: {remark}")
+    note = runfolder.read(request.resume) if request.resume else None
+    name = note.name if note else runfolder.name(plan, request.execution)
+    folder = runfolder.place(request.resume, request.execution.output, name)
+    with runfolder.locked(folder):
+        writer = Writer(folder, note is not None and runfolder.holds(folder, note))
+        try:
+            store = runfolder.store(folder, request.execution)
+            tracker = open_tracker(plan, request.execution, name, tags or {}, note)
+            return _guarded(Run(plan, request, name, writer, tracker, store))
+        finally:
+            writer.discard()
+
+
+def _guarded(run: Run) -> Outcome:
+    """Play; where that ends early, say so in the store and tell the user how to go on."""
+    try:
+        return _finish_again(run) if (run.folder / runfolder.FINISHED).exists() else _play(run)
+    except BaseException as error:
+        stopped = isinstance(error, KeyboardInterrupt)
+        progress.end(run.folder, "interrupted" if stopped else "failed")
+        run.tracker.finish("KILLED" if stopped else "FAILED", None)
+        if (run.folder / runfolder.NOTE).exists():
+            say(f"go on    {runfolder.command(run.folder)}")
+        raise
+
+
+def _play(run: Run) -> Outcome:
+    """Play the rounds that are left, write the result, and hand it to the tracker."""
+    plan, request, tracker = run.plan, run.request, run.tracker
+    execution = runfolder.absolute(request.execution, tracker.uri)
+    note = Note(run.name, plan.cfg, execution, tracker.run_id)
+    if runfolder.elsewhere(run.folder, run.store):
+        runfolder.claim(run.store, note, bool(request.resume))
+    begun = checkpoint.newest(run.store, plan, lambda text: say(f"warning: {text}")) if request.resume else None
+    before = begun.state.rows if begun else ()
+    evaluated: RoundMetrics | None = None
+    go_on = runfolder.command(run.folder)
+    news = Status(run.name, "running", len(before), plan.rounds, {}, 0.0, 0, len(before) or None, go_on)
+    with (
+        open_federation(plan, request.execution, run.name, run.store, begun) as federation,
+        progress_bar(plan, len(before)) as advance,
+    ):
+        runfolder.write(run.folder, note)
+        progress.write(run.folder, news)
+        for row in before:  # some may have been on their way to the store when the run was interrupted
+            tracker.log(int(row["round"]), {name: value for name, value in row.items() if name != "round"})
+        began = time.perf_counter()
+        failures, times = list[Failure](), list[float]()
+        for metrics in federation:
+            values = report.measures(metrics)
+            failures += metrics.failures
+            times = [*times, metrics.seconds["round"]][-RECENT_ROUNDS:]
+            evaluated = metrics if metrics.personal is not None or metrics.global_ is not None else evaluated
+            if evaluated is not None and metrics.novel is not None:
+                evaluated = evaluated._replace(novel=metrics.novel)
+            tracker.log(metrics.round, values)
+            news = _news(run, news, metrics, values, times)
+            progress.write(run.folder, news)
+            advance(values)
+        seconds = time.perf_counter() - began + sum(row["time/round_seconds"] for row in before)
+        snapshot, history = federation.snapshot(), federation.history()
+        if request.execution.loss_deviation:
+            say("loss deviation: every personal model predicts the test examples of all clients")
+            run.writer.table(loss_deviation.TABLE, loss_deviation.rows(federation.class_losses()))
+    summary = report.summarize(plan, history.rows, tracker.run_id, seconds)
+    _write(run, summary, snapshot, history, evaluated, failures)
+    tracker.finish("FINISHED", run.folder)
+    return Outcome(plan, summary, run.folder, tracker.hint(), tuple(failures))
+
+
+def _news(run: Run, last: Status, metrics: RoundMetrics, values: Mapping[str, float], times: Sequence[float]) -> Status:
+    """The status after one round more."""
+    saved = run.store.wants(run.plan, metrics.round) and all(f.kind != checkpoint.KIND for f in metrics.failures)
+    measures = {name: value for name, value in values.items() if name.startswith(("personal/", "global/", "novel/"))}
+    return last._replace(
+        round=metrics.round,
+        measures=measures or last.measures,
+        seconds=sum(times) / len(times),
+        failures=last.failures + len(metrics.failures),
+        checkpoint=metrics.round if saved else last.checkpoint,
+    )
+
+
+def _write(
+    run: Run,
+    summary: dict[str, Any],
+    snapshot: Snapshot,
+    history: State,
+    evaluated: RoundMetrics | None,
+    failures: Sequence[Failure],
+) -> None:
+    """The result in the run's folder, instead of its checkpoints."""
+    from fedray.run import client_figures, figures
+
+    writer = run.writer
+    writer.run(run.plan, snapshot, history.spotlights)
+    writer.json("summary.json", summary)
+    writer.table("metrics.csv", history.rows)
+    if evaluated is not None:
+        writer.table("clients.csv", report.client_rows(evaluated, run.plan))
+        writer.table("calibration.csv", report.calibration_rows(evaluated))
+        writer.table("client_calibration.csv", report.client_calibration_rows(evaluated, run.plan))
+    if failures:
+        writer.table("failures.csv", [failure._asdict() for failure in failures])
+    try:
+        figures.draw_all(writer.folder)
+        client_figures.draw_all(writer.folder)
+    except Exception as error:  # a figure must not cost the result
+        say(f"warning: the figures could not be drawn ({error}); the data for them are in the result")
+    run.tracker.flush()
+    writer.commit()
+    progress.end(run.folder, "finished")
+    runfolder.clear(run.folder, run.store)
+
+
+def _finish_again(run: Run) -> Outcome:
+    """A run that was interrupted after its result was written: only the tracker has to know."""
+    say(f"{run.folder} is finished; its result goes to the tracking store again")
+    with (run.folder / "metrics.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            values = {name: float(value) for name, value in row.items() if name != "round" and value}
+            run.tracker.log(int(row["round"]), values)
+    progress.end(run.folder, "finished")
+    run.tracker.finish("FINISHED", run.folder)
+    summary = json.loads((run.folder / "summary.json").read_text())
+    return Outcome(run.plan, summary, run.folder, run.tracker.hint())
+
+
+def open_federation(plan: Plan, execution: Execution, name: str, store: Store, begun: Checkpoint | None) -> Any:
+    """The federation on Ray or in this process, as a context manager over its rounds."""
+    if execution.runtime == "local":
+        return LocalFederation(plan, execution.backend, "cpu", store, begun, execution.on_failure == "skip")
+    from actors.federation import RayFederation, announce
+
+    federation = RayFederation(plan, dataclasses.replace(execution, name=name), store, begun)
+    announce(federation.layout, plan.clients)
+    return federation
+
+
+def open_tracker(
+    plan: Plan, execution: Execution, name: str, tags: Mapping[str, str], note: Note | None = None
+) -> Tracker:
+    """The MLflow run of this federation with its own and these tags, or the noted one, or nothing where it is off."""
+    if execution.tracking.uri == "none":
+        return tracking.NullTracker()
+    algorithm = registry.algorithm_name(plan.cfg.algorithm)
+    tags = dict(tags) | {
+        "algorithm": algorithm,
+        "dataset": plan.cfg.data.name,
+        "seed": str(plan.cfg.seed),
+        "config": fingerprint(plan.cfg),
+        "git_commit": tracking.git_commit() or "unknown",
+    }
+    where = execution.tracking
+    run_id = note.run_id if note and note.execution.tracking.uri == mlflow_store.shown(where.uri) else None
+    params = {"algorithm.name": algorithm} | flatten(to_dict(plan.cfg)) | {"runtime": execution.runtime}
+    kept, warn = {} if run_id else params, lambda text: say(f"warning: {text}")
+    return tracking.MLflowTracker(where.uri, where.experiment, name, kept, tags, warn, run_id)
+
+
+@contextlib.contextmanager
+def progress_bar(plan: Plan, done: int) -> Iterator[Any]:
+    """A progress bar on stderr; yields a function that takes the measures of a finished round."""
+    with bar("round", plan.rounds, "starting the clients") as move:
+        move(done, "")
+
+        def advance(values: dict[str, float]) -> None:
+            nonlocal done
+            done += 1
+            move(done, "  ".join(accuracies(values)))
+
+        yield advance

@@ -1,0 +1,233 @@
+"""Where a run is recorded: nowhere, or in MLflow. Only the driver logs; a lost store never stops training.
+
+Metrics are buffered with their own timestamps and sent in batches. MLflow ignores a metric that it holds
+already (same name, step, timestamp, value), so a batch whose answer got lost is safely sent again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+import subprocess
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from fedray.run import mlflow_store
+from fedray.types import FedRayError
+
+if TYPE_CHECKING:
+    from mlflow.entities import Metric
+    from mlflow.tracking import MlflowClient
+
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+
+FLUSH_SECONDS = 2.0
+PATIENCE = 10.0  # the pause after a failed delivery, in units of its duration: a hanging store costs <= 1/10
+
+
+class Tracker(Protocol):
+    """A record of one run."""
+
+    @property
+    def run_id(self) -> str | None:
+        """The identity of the run in the store; None where nothing is recorded."""
+
+    @property
+    def uri(self) -> str:
+        """The store's address, absolute."""
+        ...
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record the metrics of one round (step = round), once; never raises for a store that fails."""
+
+    def flush(self) -> bool:
+        """Send what is buffered; False where the store fails."""
+        ...
+
+    def finish(self, status: Status, artifacts: Path | None = None) -> bool:
+        """Send what is left and the files below a folder, and close; False where the store refused."""
+        ...
+
+    def hint(self) -> str:
+        """Where to look: a command to paste, or an address."""
+        ...
+
+
+class NullTracker:
+    """Records nothing."""
+
+    run_id: str | None = None
+    uri = "none"
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Forget the metrics."""
+
+    def flush(self) -> bool:
+        """Nothing is left."""
+        return True
+
+    def finish(self, status: Status, artifacts: Path | None = None) -> bool:
+        """Nothing can be lost: always True."""
+        return True
+
+    def hint(self) -> str:
+        """That there is nothing to see."""
+        return "tracking is off (--tracking.uri none)"
+
+
+class MLflowTracker:
+    """One MLflow run, opened at construction; ``run_id`` continues one instead of creating it.
+
+    Raises FedRayError, in seconds, when the URI is not one or its store is down or cannot be written.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        experiment: str,
+        run_name: str,
+        params: Mapping[str, Any],
+        tags: Mapping[str, str],
+        warn: Callable[[str], object] = warnings.warn,
+        run_id: str | None = None,
+    ) -> None:
+        self._uri, artifacts, database = mlflow_store.resolve(uri)
+        self._held: set[tuple[str, int]] = set()  # (metric, step) that a continued run holds already
+        self._where = mlflow_store.shown(self._uri)
+        self._warn, self._warned = warn, False
+        self._buffer: list[Metric] = []
+        self._next_flush = 0.0
+        try:
+            from mlflow.entities import Param
+
+            with mlflow_store.locked(database):
+                self._client = mlflow_store.connect(self._uri)
+                self._experiment = _experiment(self._client, experiment, artifacts)
+                if run_id is None:
+                    run = self._client.create_run(self._experiment, run_name=run_name, tags=dict(tags))
+                else:
+                    run = self._client.update_run(run_id, "RUNNING") or self._client.get_run(run_id)
+                    self._held = _history(self._client, run)
+            self.run_id: str = run.info.run_id
+            entries = [Param(_key(name), str(value)) for name, value in params.items()]
+            self._client.log_batch(self.run_id, params=entries, synchronous=True)
+        except FedRayError:
+            raise
+        except Exception as err:
+            why = f"{mlflow_store.reason(err)}. {mlflow_store.remedy(self._uri)}"
+            raise FedRayError(f"--tracking.uri {self._where}: {why}") from None
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record the metrics of one round (step = round), each once; sends what is buffered every two seconds."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        fresh = {_key(name): value for name, value in metrics.items() if (_key(name), step) not in self._held}
+        self._held |= {(name, step) for name in fresh}
+        self._buffer += [Metric(name, float(value), now, step) for name, value in fresh.items()]
+        if time.monotonic() >= self._next_flush:
+            self.flush()
+
+    @property
+    def uri(self) -> str:
+        """The store's address, absolute."""
+        return self._uri
+
+    def tag(self, name: str, value: str) -> None:
+        """Set a tag; a store that fails is reported with the next metrics."""
+        with contextlib.suppress(Exception):
+            self._client.set_tag(self.run_id, name, value)
+
+    def flush(self) -> bool:
+        """Send the buffer now; False, with one warning per run and the buffer kept, where the store fails."""
+        start = time.monotonic()
+        try:
+            self._send()
+        except Exception as err:
+            if not self._warned:
+                self._warned = True
+                kept = "training goes on, the metrics are kept and sent again later"
+                self._warn(f"MLflow at {self._where} failed ({mlflow_store.reason(err)}); {kept}")
+        now = time.monotonic()
+        self._next_flush = now + max(FLUSH_SECONDS, PATIENCE * (now - start) if self._buffer else 0.0)
+        return not self._buffer
+
+    def finish(self, status: Status, artifacts: Path | None = None) -> bool:
+        """Send what is buffered, set the terminal status, upload every file below ``artifacts``.
+
+        Never raises: False, after a warning with the remedy, where the store did not take all of it.
+        """
+        try:
+            self._send()
+            self._client.set_terminated(self.run_id, status)
+            if artifacts is not None:  # last, because it is slowest; a closed run still takes files
+                self._client.log_artifacts(self.run_id, str(artifacts))
+        except Exception as err:
+            kept = f"; it is complete in {artifacts}" if artifacts else ""
+            text = f"did not take all of the run ({mlflow_store.reason(err)}){kept}"
+            self._warn(f"MLflow at {self._where} {text}. {mlflow_store.remedy(self._uri)}")
+            return False
+        return True
+
+    def hint(self) -> str:
+        """The command that opens the run's charts, or its address on a server."""
+        if self._uri.startswith("http"):
+            return f"{self._where}/#/experiments/{self._experiment}/runs/{self.run_id}"
+        # MLflow's own start page is an empty one about language models.
+        page = f"#/experiments/{self._experiment}/runs?workflowType=machine_learning&compareRunsMode=CHART"
+        command = f"mlflow ui --backend-store-uri {shlex.quote(self._where)}"
+        return f"{command}\nthen open http://127.0.0.1:5000/{page}"
+
+    def _send(self) -> None:
+        # MLflow cuts it into batches of 1000 (and cuts long parameters) itself.
+        self._client.log_batch(self.run_id, metrics=self._buffer, synchronous=True)
+        self._buffer.clear()
+
+
+def git_commit() -> str | None:
+    """The commit of the checkout of FedRay, else of the current folder, '+dirty' if changed; None outside."""
+    root = Path(__file__).resolve().parents[2]
+    # An installed FedRay may lie in a virtual environment inside somebody else's checkout: not its commit.
+    folder = root if (root / ".git").exists() else Path.cwd()
+    try:
+        commit = _git(folder, "rev-parse", "--short=12", "HEAD")
+        return f"{commit}+dirty" if _git(folder, "status", "--porcelain") else commit
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(folder: Path, *args: str) -> str:
+    command = ["git", "-C", str(folder), *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+
+
+def _history(client: MlflowClient, run: Any) -> set[tuple[str, int]]:
+    """(metric, step) of everything that a run holds."""
+    run_id = run.info.run_id
+    return {(name, m.step) for name in run.data.metrics for m in client.get_metric_history(run_id, name)}
+
+
+def _experiment(client: MlflowClient, name: str, artifacts: str | None) -> str:
+    from mlflow.exceptions import MlflowException
+
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        try:
+            return client.create_experiment(name, artifact_location=artifacts)
+        except MlflowException:  # somebody else on the server may have created it just now
+            found = client.get_experiment_by_name(name)
+            if found is None:
+                raise
+    if found.lifecycle_stage == "deleted":
+        restore = f"mlflow experiments restore --experiment-id {found.experiment_id}"
+        raise FedRayError(f"--tracking.experiment {name}: it was deleted; choose another or run: {restore}")
+    return found.experiment_id
+
+
+def _key(name: str) -> str:
+    # MLflow would refuse a whole batch for one such name, at every try.
+    return re.sub(r"[^\w\-. :/]", "_", name)[:250]

@@ -1,0 +1,96 @@
+"""From scores to the clients of a round: probabilities and a weighted draw without replacement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedray.arrays.rng import Stream
+from fedray.types import Selection
+
+EPSILON = 0.05  # share of the uniform distribution: no client starves, and no site grows old without end
+LEAST = 1e-12  # a sum of scores below it is none
+
+
+class Drawn(NamedTuple):
+    """How the clients of the last round were drawn; the scalars are reported with the round."""
+
+    probabilities: Tensor  # [N] of being the first one drawn
+    effective: Tensor  # [] exp(entropy): as many equally likely clients would be as uncertain; 1 to N
+    largest: Tensor  # []
+    smallest: Tensor  # []
+    clipped: Tensor  # [] clients whose score was negative
+    chosen: Tensor  # [] mean score of those drawn: of first-order HIP the decrease of F/α per unit of step
+    average: Tensor  # [] mean score of all; the expectation of ``chosen`` is never below (eqs. 18, 25)
+
+
+def undrawn(clients: int) -> Drawn:
+    """Before the first round."""
+    return described(torch.full((clients,), 1 / clients, dtype=torch.float64), torch.zeros(clients), range(clients))
+
+
+def described(p: Tensor, scores: Tensor, ids: Sequence[int]) -> Drawn:
+    """Probabilities [N] from scores [N], by which clients were drawn, with what is reported of them."""
+    scores = scores.double()
+    effective, clipped = torch.exp(torch.special.entr(p).sum()), (scores < 0).double().sum()
+    return Drawn(p, effective, p.max(), p.min(), clipped, scores[list(ids)].mean(), scores.mean())
+
+
+def probabilities(scores: Tensor, epsilon: float = EPSILON) -> Tensor:
+    """(1-ε) max(S_k, 0)/Σ_m max(S_m, 0) + ε/N [N], float64, of scores [N]; 1/N where the sum is not usable.
+
+    Equations 17 and 24 of Yang, Liu and Kassab at ε = 0. HIPs can be negative, although their sum is not; a score that
+    is not finite, or none that is positive, makes all clients equal.
+    """
+    positive = scores.double().clamp_min(0)
+    total = positive.sum()
+    uniform = torch.full_like(positive, 1 / len(positive))
+    if not (scores.isfinite().all() and total.isfinite() and total > LEAST):
+        return uniform
+    return (1 - epsilon) * positive / total + epsilon * uniform
+
+
+def gumbel_top(p: Tensor, m: int, rng: Stream) -> tuple[int, ...]:
+    """m clients, ascending, drawn one after the other with probabilities ∝ p [N] of those left.
+
+    The m largest of log p_k + G_k, G_k standard Gumbel: Kool, van Hoof and Welling, ICML 2019.
+    """
+    keys = p.double().log() + torch.from_numpy(rng.numpy.gumbel(size=len(p)))
+    return tuple(sorted(keys.argsort(descending=True, stable=True)[:m].tolist()))
+
+
+def draw(scores: Tensor, m: int, rng: Stream) -> tuple[tuple[int, ...], Drawn]:
+    """m clients by their scores [N], and how they were drawn."""
+    p = probabilities(scores)
+    ids = gumbel_top(p, m, rng)
+    return ids, described(p, scores, ids)
+
+
+class Watched(NamedTuple):
+    """The state of a policy that asks for no scores, and those of the clients that it chose."""
+
+    own: Any
+    chosen: Tensor  # [] as of a draw
+    average: Tensor  # []
+
+
+def watched(policy: Selection, score: str) -> Selection:
+    """A policy that asks for no scores; they are asked for all the same, and reported, and it does not see them."""
+    init, select = partial(_unwatched, policy), partial(_watch, policy)
+    return policy._replace(summary=f"{policy.summary}; {score} is reported", score=score, init=init, select=select)
+
+
+def _unwatched(policy: Selection, clients: int) -> Watched:
+    return Watched(policy.init(clients), *torch.zeros(2, dtype=torch.float64))
+
+
+def _watch(
+    policy: Selection, state: Watched, scores: Tensor, clients: int, m: int, rng: Stream
+) -> tuple[tuple[int, ...], Watched]:
+    ids, own = policy.select(state.own, None, clients, m, rng)
+    scores = scores.double()
+    return ids, Watched(own, scores[list(ids)].mean(), scores.mean())

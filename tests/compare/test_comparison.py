@@ -1,0 +1,224 @@
+"""A comparison shows the finished runs of a real MLflow store, and says what it cannot compare."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sqlite3
+import statistics
+from html.parser import HTMLParser
+
+import pytest
+
+from fedray import launch
+from fedray.compare import comparison
+from fedray.run.tracking import MLflowTracker
+
+PAPER = {
+    "data.name": "mnist",
+    "data.size": "medium",
+    "data.partition": "labels",
+    "data.labels_per_client": 5,
+    "clients": 10,
+    "model.name": "mlp",
+    "model.hidden": [100],
+}
+ZETA_10 = {seed: 0.90 + 0.02 * seed for seed in range(3)}  # the accuracy at the end, by seed
+
+
+def log(uri, algorithm, accuracy, seed=0, status="FINISHED", tags=None, experiment="fedray", **settings):
+    params = {"algorithm.name": algorithm} | PAPER | {"seed": seed}
+    params |= {f"algorithm.{name}": value for name, value in settings.items()}
+    tracker = MLflowTracker(uri, experiment, f"{algorithm}-s{seed}", params, tags or {})
+    tracker._next_flush = math.inf
+    for step in (1, 2):
+        tracker.log(step, {"global/accuracy": accuracy - 0.1 * (2 - step), "time/round_seconds": 1.0})
+    assert tracker.finish(status)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """(URI, summary of a real run, folder) of a store with synthetic runs of every kind and one real run on digits."""
+    folder = tmp_path_factory.mktemp("store")
+    uri = f"sqlite:///{folder}/mlflow.db"
+    for seed, accuracy in ZETA_10.items():
+        log(uri, "pfedbayes", accuracy, seed, zeta=10.0, tags={"study": "zetas"})
+    log(uri, "pfedbayes", 0.5, 0, zeta=1.0)
+    log(uri, "pfedbayes", 0.6, 0, zeta=1.0)  # again: it counts
+    log(uri, "fedavg", 0.91, lr=0.1)
+    log(uri, "fedavg", 0.01, 1, status="FAILED", lr=0.1)
+    log(uri, "fedprox", 0.93, lr=0.1, tags={"mlflow.parentRunId": "parent"})
+    log(uri, "fedprox", 0.99, tags={"fedray.kind": "sweep"})
+    log(uri, "fedavg", 0.9, experiment="broken", status="FAILED")
+    log(uri, "fedavg", 0.9, experiment="swept", tags={"mlflow.parentRunId": "parent"})
+    words = f"pfedbayes --rounds 12 --local-steps 2 --predict-samples 2 --runtime local --tracking.uri {uri}"
+    assert launch.main([*words.split(), "--tracking.experiment", "real", "--output", str(folder / "run")]) == 0
+    words = (
+        f"fedper --rounds 2 --local-steps 2 --novel-clients 2 --adapt-rounds 12 --runtime local --tracking.uri {uri}"
+    )
+    assert launch.main([*words.split(), "--tracking.experiment", "newcomers", "--output", str(folder / "held")]) == 0
+    return uri, json.loads((folder / "run" / "summary.json").read_text()), folder
+
+
+def run(store, output, *words):
+    return comparison.main(["--uri", store[0], "--output", str(output), *words])
+
+
+def table(folder):
+    with (folder / "table.csv").open(newline="") as file:
+        return {(row["algorithm"], row["settings"]): row for row in csv.DictReader(file)}
+
+
+def test_seeds_are_averaged_and_other_settings_are_not(store, tmp_path, capsys):
+    assert run(store, tmp_path, "--metrics", "global/accuracy") == 0
+    rows = table(tmp_path)
+    assert set(rows) == {("fedavg", ""), ("pfedbayes", "zeta=1"), ("pfedbayes", "zeta=10")}
+    seeds = rows["pfedbayes", "zeta=10"]
+    assert float(seeds["global/accuracy mean"]) == pytest.approx(0.92)
+    assert float(seeds["global/accuracy sd"]) == pytest.approx(statistics.stdev(ZETA_10.values()))
+    assert float(seeds["global/accuracy sd"]) == pytest.approx(0.02)
+    assert float(rows["pfedbayes", "zeta=1"]["global/accuracy mean"]) == 0.6
+    assert rows["pfedbayes", "zeta=1"]["global/accuracy n"] == "1"
+    printed = capsys.readouterr()
+    assert printed.out == (tmp_path / "table.md").read_text()
+    row = "| pfedbayes | mnist | medium | zeta=10 | 3 | **92.00 ± 2.00** (92.33 ± 0.76 [pFedBayes, Table 1]) |"
+    assert row in printed.out
+    assert "| fedavg | mnist | medium |  | 1 | 91.00 (90.60 ± 0.19 [pFedBayes, Table 1]) |" in printed.out
+    assert "1 older run" in printed.err
+    assert str(tmp_path / "report.html") in printed.err
+
+
+NAMES = ("accuracy", "nll", "ece", "worst_decile")
+
+
+@pytest.fixture(scope="module")
+def real(store, tmp_path_factory):
+    """The comparison of the real run."""
+    folder = tmp_path_factory.mktemp("real")
+    metrics = [f"{kind}/{name}" for kind in ("personal", "global") for name in (*NAMES, "stability")]
+    metrics += ["comm/bytes_up", "comm/bytes_down"]
+    assert run(store, folder, "--experiment", "real", "--metrics", ",".join(metrics)) == 0
+    return folder
+
+
+def test_the_figures_of_a_run_are_those_of_its_summary(store, real):
+    ((_, row),) = table(real).items()
+    summary = store[1]
+    assert summary["protocol"]["rounds"].startswith("mean of 2 evaluations")
+    for kind in ("personal", "global"):
+        for name in NAMES:
+            assert float(row[f"{kind}/{name} mean"]) == summary[kind][name]
+        assert float(row[f"{kind}/stability mean"]) == summary[kind]["stability"] > 0
+    for way in ("up", "down"):
+        assert float(row[f"comm/bytes_{way} mean"]) == summary[f"bytes_{way}"]
+    drawn = sorted(path.name for path in (real / "figures").iterdir())
+    kinds = ["accuracy", "clients", "reliability-global", "reliability-personal"]
+    assert drawn == [f"{kind}-digits-medium.png" for kind in kinds]
+    assert "[" not in (real / "table.md").read_text()  # no paper has figures for these data
+
+
+def test_newcomers_have_a_column_and_figures_of_their_own(store, tmp_path, capsys):
+    assert run(store, tmp_path, "--experiment", "newcomers", "--metrics", "personal/accuracy,novel/accuracy") == 0
+    assert "| personal accuracy (%) ↑ | newcomers' accuracy (%) ↑ |" in capsys.readouterr().out
+    ((_, row),) = table(tmp_path).items()
+    (history,) = (path for path in store[2].glob("held/metrics.csv"))
+    with history.open(newline="") as file:
+        adapted = [float(line["novel/accuracy"]) for line in csv.DictReader(file) if line["novel/accuracy"]]
+    assert len(adapted) == 12
+    summary = json.loads((store[2] / "held" / "summary.json").read_text())
+    assert float(row["novel/accuracy mean"]) == summary["novel"]["accuracy"] == pytest.approx(sum(adapted[-2:]) / 2)
+    assert float(row["personal/accuracy mean"]) == summary["personal"]["accuracy"]
+    assert (tmp_path / "figures" / "reliability-novel-digits-medium.png").exists()
+    assert 'alt="reliability-novel-digits-medium"' in (tmp_path / "report.html").read_text()
+
+
+def test_sweeps_and_studies_are_chosen(store, tmp_path):
+    metric = ("--metrics", "global/accuracy", "--format", "csv")
+    assert run(store, tmp_path / "sweeps", "--sweeps", *metric) == 0
+    rows = table(tmp_path / "sweeps")
+    assert float(rows["fedprox", ""]["global/accuracy mean"]) == 0.93  # the child, not the parent
+    assert run(store, tmp_path / "study", "--study", "zetas", "--format", "csv") == 0  # has no personal models
+    assert set(table(tmp_path / "study")) == {("pfedbayes", "")}
+
+
+def test_the_formats_asked_for_are_written_and_the_first_is_printed(store, tmp_path, capsys):
+    assert run(store, tmp_path, "--metrics", "global/accuracy", "--format", "latex,csv") == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["figures", "table.csv", "table.tex"]
+    assert capsys.readouterr().out == (tmp_path / "table.tex").read_text()
+
+
+class Page(HTMLParser):
+    """Checks that tags close, and collects what the page would load."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.loads = [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.loads += [value for name, value in attrs if name in ("src", "href")]
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_the_report_needs_nothing_else(store, real):
+    text = (real / "report.html").read_text()
+    page = Page()
+    page.feed(text)
+    assert page.open == []
+    assert len(page.loads) == 4
+    assert all(link.startswith("data:image/png;base64,iVBOR") for link in page.loads)
+    assert "@import" not in text
+    assert "url(" not in text
+    assert "prefers-color-scheme: dark" in text
+    assert store[1]["run_id"] in text
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["--experiment", "fedry"], ["--experiment fedry", "choose from", "real"]),
+        (["--experiment", "broken"], ["--experiment broken", "no finished runs", "fedray.launch"]),
+        (["--experiment", "swept"], ["--experiment swept", "sweeps", "--sweeps"]),
+        (["--study", "zeta"], ["--study zeta", "choose from zetas"]),
+        (["--metrics", "global/accurcy"], ["--metrics global/accurcy", "global/accuracy"]),
+        (["--metrics", ","], ["--metrics ','", "leave it out"]),
+        (["--metrics", "global/accuracy", "--by", "zeta"], ["--by zeta", "algorithm.zeta"]),
+        (["--format", "pdf"], ["--format pdf", "md, latex, csv, html"]),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(store, tmp_path, capsys, words, parts):
+    output = tmp_path / "out"
+    assert run(store, output, *words) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    for part in parts:
+        assert part in printed.err
+    assert not output.exists()
+
+
+def test_a_store_that_does_not_exist_is_not_made(tmp_path, capsys):
+    missing, text, other = (tmp_path / name for name in ("none.db", "text.db", "other.db"))
+    text.write_text("not a database " * 100)
+    with sqlite3.connect(other) as connection:
+        connection.execute("create table mine (x)")
+    connection.close()
+    before = other.read_bytes()
+    for file, reason in ((missing, "no such file"), (text, "not a database"), (other, "not a store of MLflow")):
+        assert comparison.main(["--uri", f"sqlite:///{file}", "--output", str(tmp_path / "out")]) == 2
+        assert reason in capsys.readouterr().err
+    assert not missing.exists()
+    assert other.read_bytes() == before
+    assert comparison.main(["--uri", "none"]) == 2
+    assert "sqlite:///FILE.db" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_named(store, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert run(store, tmp_path / "file", "--metrics", "global/accuracy") == 2
+    assert "--output" in capsys.readouterr().err

@@ -1,0 +1,129 @@
+"""Only runs that differ in nothing but their seed are averaged, and what differs is said."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import pytest
+
+from fedray.compare import groups
+from fedray.compare.runs import Run
+from fedray.types import FedRayError
+
+BY = ("algorithm", "data.name", "data.size")
+
+
+def run(id="r", started=0, tags=None, **settings):
+    """Settings are written with __ for the dot."""
+    base = {"algorithm.name": "pfedbayes", "data.name": "mnist", "data.size": "medium", "rounds": "20", "seed": "0"}
+    changed = {name.replace("__", "."): str(value) for name, value in settings.items()}
+    return Run(id, f"name-{id}", started, base | changed, tags or {}, frozenset())
+
+
+def ids(rows):
+    return [[each.id for each in row.runs] for row in rows]
+
+
+def evaluations(values, metric="global/accuracy"):
+    return [{"round": i, metric: value} for i, value in enumerate(values, 1)]
+
+
+def test_seeds_and_what_decides_nothing_share_a_row():
+    rows = groups.arrange(
+        [
+            run("b", seed=10, data__root="/elsewhere", runtime="ray"),
+            run("a", seed=2, data__root="/here", runtime="local", data__download=True),
+        ],
+        BY,
+    )
+    assert ids(rows) == [["a", "b"]]  # by number
+    assert rows[0].values == ("pfedbayes", "mnist", "medium")
+    assert rows[0].label == ""
+
+
+def test_other_settings_are_not_mixed_but_named():
+    rows = groups.arrange([run("a", algorithm__zeta=10.0), run("b", algorithm__zeta=2.0, seed=1)], BY)
+    assert ids(rows) == [["b"], ["a"]]
+    assert [row.label for row in rows] == ["zeta=2", "zeta=10"]
+
+
+def test_the_newest_of_the_same_settings_and_seed_counts():
+    assert ids(groups.arrange([run("old", 1), run("new", 3), run("middle", 2)], BY)) == [["new"]]
+
+
+def test_hyperparameters_are_compared_within_a_method_and_the_protocol_on_a_dataset():
+    rows = groups.arrange(
+        [
+            run("a", algorithm__zeta=1.0),
+            run("b", algorithm__name="fedavg", algorithm__lr=0.1, rounds=100),
+            run("c", data__name="cifar10", rounds=7),
+        ],
+        BY,
+    )
+    assert {row.runs[0].id: row.label for row in rows} == {"a": "rounds=20", "b": "rounds=100", "c": ""}
+
+
+def test_what_by_leaves_out_is_in_the_label():
+    rows = groups.arrange([run("a"), run("b", algorithm__name="fedavg", algorithm__lr=0.1)], ["data.name"])
+    assert [(row.values, row.label) for row in rows] == [
+        (("mnist",), "algorithm=fedavg"),
+        (("mnist",), "algorithm=pfedbayes"),
+    ]
+
+
+def test_rows_can_be_told_apart_by_seed_or_tag():
+    runs = [run("a", tags={"git_commit": "x"}), run("b", seed=1, tags={"git_commit": "y"})]
+    assert ids(groups.arrange(runs, ["seed"])) == [["a"], ["b"]]
+    assert [row.values for row in groups.arrange(runs, ["git_commit"])] == [("x",), ("y",)]
+
+
+def test_only_the_same_data_compete():
+    a, b = groups.arrange([run("a", data__layout="cluster"), run("b", data__layout="window")], BY)
+    assert a.block != b.block
+    assert (a.label, b.label) == ("data.layout=cluster", "data.layout=window")
+
+
+def test_a_key_that_nothing_has_is_refused():
+    with pytest.raises(FedRayError, match=r"--by zetta: .*choose from algorithm.name, data.name"):
+        groups.arrange([run()], ["zetta"])
+
+
+def test_a_figure_is_the_mean_of_the_last_tenth():
+    assert groups.figure(evaluations([0.5] * 23 + [0.6, 0.8]), "global/accuracy") == pytest.approx(
+        (0.5 + 0.6 + 0.8) / 3
+    )
+    assert groups.figure(evaluations([0.1] * 150 + [0.9] * 10), "global/accuracy") == pytest.approx(0.9)
+    assert groups.figure(evaluations([0.5]), "personal/accuracy") is None
+
+
+def test_stability_is_the_sd_of_the_last_ten_evaluations():
+    late = [0.80, 0.82, 0.84, 0.80, 0.81, 0.83, 0.80, 0.85, 0.79, 0.80]
+    rows = evaluations([0.1] * 30 + late)
+    rows[35]["global/nll"] = rows[0]["global/nll"] = 1.0
+    rows.append({"round": 41, "comm/bytes_up": 8.0})  # was not evaluated
+    assert groups.figure(rows, "global/stability") == pytest.approx(statistics.stdev(late))
+    assert groups.figure(rows, "personal/stability") is None
+    assert groups.figure(rows[:1], "global/stability") is None
+    assert groups.measurable(run()._replace(measured=frozenset({"personal/accuracy", "train/nll"}))) == {
+        "personal/accuracy", "personal/stability", "train/nll"
+    }  # fmt: skip
+
+
+def test_bytes_add_up_and_choices_average_over_all_rounds():
+    rows = evaluations([10.0] * 99 + [30.0], "comm/bytes_up")
+    rows = [row | {"selection/chosen": row["round"], "global/accuracy": 0.5} for row in rows]
+    assert groups.figure(rows, "comm/bytes_up") == 1020.0
+    assert groups.figure(rows, "selection/chosen") == 50.5
+    assert groups.figure(rows, "comm/bytes_down") is None
+
+
+def test_mean_and_sample_sd_over_seeds():
+    histories = [evaluations([0.9]), evaluations([0.92]), evaluations([0.97])]
+    cell = groups.cell(histories, "global/accuracy")
+    assert cell is not None
+    assert cell.mean == pytest.approx(0.93)
+    assert cell.sd == pytest.approx(statistics.stdev([0.9, 0.92, 0.97]))  # by hand: sqrt(0.0026/2)
+    assert cell.sd == pytest.approx(math.sqrt(0.0013))
+    assert groups.cell(histories[:1], "global/accuracy") == (0.9, None, 1)
+    assert groups.cell(histories, "personal/ece") is None

@@ -1,0 +1,131 @@
+"""A table says the same in every format: mean ± sd, the best in bold, the published figure beside it."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+from fedray.compare import groups, tables
+from fedray.compare.groups import Cell, Row
+from fedray.compare.runs import Run
+
+PAPER = {
+    "data.partition": "labels",
+    "data.labels_per_client": "5",
+    "clients": "10",
+    "model.name": "mlp",
+    "model.hidden": "[100]",
+}
+ACC, NLL = "global/accuracy", "global/nll"
+
+
+def row(algorithm, accuracy, nll=None, size="medium", label="", data="mnist", **more):
+    settings = PAPER | {"algorithm.name": algorithm, "data.name": data, "data.size": size} | more
+    runs = tuple(Run(f"id{i}", "name", 0, settings, {}, frozenset()) for i in range(accuracy.n))
+    return Row((algorithm,), label, runs, {ACC: accuracy, NLL: nll or Cell(0.5, None, 1)})
+
+
+def build(*rows):
+    return tables.table(rows, ["algorithm"], [ACC, NLL])
+
+
+def texts(table):
+    return [[entry.text for entry in line] for block in table.blocks for line in block]
+
+
+def bold(table):
+    return [[entry.text for entry in line if entry.bold] for block in table.blocks for line in block]
+
+
+A = row("fedavg", Cell(0.9012, 0.0034, 3), Cell(0.31, 0.02, 3))
+B = row("fedprox", Cell(0.8, None, 1), Cell(0.25, None, 1))
+
+
+def test_percent_for_shares_and_no_sd_for_one_seed():
+    table = build(A, B)
+    assert table.header == ["algorithm", "n", "global accuracy (%) ↑", "global NLL (nats) ↓"]
+    assert texts(table) == [["fedavg", "3", "90.12 ± 0.34", "0.310 ± 0.020"], ["fedprox", "1", "80.00", "0.250"]]
+
+
+def test_large_numbers_are_scientific_and_compete_as_they_are_printed():
+    few, many = (
+        row(name, Cell(0.9, None, 1), Cell(value, 2.5e6, 2)) for name, value in (("a", 1.234e7), ("b", 1.2342e7))
+    )
+    assert texts(build(few, many)) == [["a", "1", "90.00", "1.23e+07 ± 2.50e+06 (n=2)"],
+                                       ["b", "1", "90.00", "1.23e+07 ± 2.50e+06 (n=2)"]]  # fmt: skip
+    assert [line[-1] for line in bold(build(few, many))] == ["1.23e+07 ± 2.50e+06 (n=2)"] * 2
+
+
+def test_the_best_is_bold_by_the_direction_of_the_metric():
+    assert bold(build(A, B)) == [["90.12 ± 0.34"], ["0.250"]]
+
+
+def test_what_prints_equal_ties_and_nothing_competes_alone_or_on_other_data():
+    tie = row("other", Cell(0.90123, None, 1), Cell(0.4, None, 1))
+    assert bold(build(A, tie)) == [["90.12 ± 0.34", "0.310 ± 0.020"], ["90.12"]]
+    assert bold(build(A, row("fedprox", Cell(0.95, None, 1), size="small"))) == [[], []]
+    nan = row("other", Cell(float("nan"), None, 1))
+    assert bold(build(A, nan))[1] == []
+
+
+def test_a_metric_that_some_seeds_lack_says_how_many_have_it():
+    some = row("fedavg", Cell(0.9, 0.1, 3), Cell(0.3, None, 1))
+    none = some._replace(cells={ACC: Cell(0.9, 0.1, 3)})
+    assert texts(build(some))[0][3] == "0.300 (n=1)"
+    assert texts(build(none))[0][3] == "–"
+
+
+def test_markdown_has_the_published_figure_beside_the_cell():
+    lines = tables.markdown(build(A, B._replace(label="mu=0.1|x"))).splitlines()
+    assert lines[:4] == [
+        "| algorithm | settings | n | global accuracy (%) ↑ | global NLL (nats) ↓ |",
+        "| :-- | :-- | --: | --: | --: |",
+        "| fedavg |  | 3 | **90.12 ± 0.34** (90.60 ± 0.19 [pFedBayes, Table 1]) | 0.310 ± 0.020 |",
+        r"| fedprox | mu=0.1\|x | 1 | 80.00 (90.66 ± 0.17 [pFedBayes, Table 1]) | **0.250** |",
+    ]
+    assert "700 to 800 rounds" in lines[-1]
+    assert "700" not in tables.markdown(build(row("fedavg", Cell(0.9, None, 1), data="digits")))
+
+
+def test_latex_is_escaped_and_ruled_between_datasets():
+    text = tables.latex(build(row("fed_avg", Cell(0.9, 0.01, 2)), row("fedprox", Cell(0.8, None, 1), size="small")))
+    assert r"\begin{tabular}{lrrr}" in text
+    assert r"algorithm & n & global accuracy (\%) $\uparrow$ & global NLL (nats) $\downarrow$ \\" in text
+    assert r"fed\_avg & 2 & 90.00 $\pm$ 1.00" in text
+    assert [text.count(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule")] == [1, 2, 1]
+    assert text.count("{") == text.count("}")
+    assert text.isascii()
+
+
+def test_csv_is_plain_numbers_to_the_last_bit():
+    (line, other) = csv.DictReader(io.StringIO(tables.plain([A, B], ["algorithm"], [ACC, NLL])))
+    assert float(line[f"{ACC} mean"]) == 0.9012
+    assert float(line[f"{ACC} sd"]) == 0.0034
+    assert line[f"{ACC} n"] == "3"
+    assert (float(line[f"{ACC} published_mean"]), float(line[f"{ACC} published_sd"])) == (0.906, 0.0019)
+    assert line[f"{ACC} published_source"] == "pFedBayes, Table 1"
+    assert line["runs"] == "id0 id1 id2"
+    assert (other[f"{ACC} sd"], other[f"{NLL} published_mean"]) == ("", "")
+
+
+def test_html_is_escaped():
+    text = tables.webpage(build(A, row("<b>", Cell(0.1, None, 1))))
+    assert "<td>&lt;b&gt;</td>" in text
+    assert (
+        '<td class="number"><strong>90.12 ± 0.34</strong><small>90.60 ± 0.19 [pFedBayes, Table 1]</small></td>' in text
+    )
+
+
+def test_a_metric_that_is_no_measure_is_shown_as_stored():
+    assert tables.style("train/nll") == tables.Style("train/nll")
+    assert groups.cell([[{"round": 1, ACC: 0.5, "train/nll": 0.3}]], "train/nll") == (0.3, None, 1)
+
+
+def test_traffic_is_in_megabytes_of_the_whole_run():
+    cheap = A._replace(cells={"comm/bytes_up": Cell(2.5e6, 0.5e6, 3)})
+    dear = B._replace(cells={"comm/bytes_up": Cell(7.1e8, None, 1)})
+    table = tables.table([cheap, dear], ["algorithm"], ["comm/bytes_up"])
+    assert table.header[-1] == "MB up ↓"
+    assert [line[-1].text for line in table.blocks[0]] == ["2.5 ± 0.5", "710.0"]
+    assert "Bytes are those of the whole run" in table.caption
+    assert "Bytes" not in build(A, B).caption

@@ -1,0 +1,151 @@
+"""The papers' federations: their numbers, and that every partition is dealt by its settings."""
+
+import numpy as np
+import pytest
+
+from fedray.config import DataConfig, Experiment, override
+from fedray.data import loading, papers
+from fedray.data import partition as parts
+from fedray.data.lognormal import CIFAR10, MNIST, lognormal, skipped
+from fedray.federate.plan import resolve
+from fedray.types import FedRayError
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+def dataset_of(labels):
+    """Examples without features."""
+    return loading.Dataset(np.zeros((len(labels), 1), np.float32), labels, int(labels.max()) + 1, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "clients", "n", "m"),
+    [
+        ("mnist", 10, (250, 1000, 4500), (4750, 4000, 1500)),
+        ("fashion_mnist", 10, (250, 1000, 4500), (4750, 4000, 1500)),
+        ("cifar10", 20, (125, 500, 2250), (2375, 2000, 750)),
+        ("digits", 10, (35, 85, 120), (135, 85, 50)),
+    ],
+)
+def test_protocols_give_the_papers_numbers(name, clients, n, m):
+    protocol = papers.protocol(DataConfig(name=name))
+    assert (protocol.clients, protocol.clients_per_round) == (clients, 10)
+    assert protocol.model == ("vgg" if name == "cifar10" else "mlp")
+    sizes = (protocol.small, protocol.medium, protocol.large)
+    assert tuple(5 * size[0] for size in sizes if size) == n
+    assert tuple(5 * size[1] for size in sizes if size) == m
+
+
+def test_files_of_ones_own_have_no_table():
+    assert papers.protocol(DataConfig(name="some/where.npz")) == papers.Protocol(10, 10, "mlp", None, None, None)
+
+
+def experiment(clients, **settings):
+    return Experiment(clients=clients, data=DataConfig(**settings))
+
+
+@pytest.mark.parametrize("layout", ["cluster", "window"])
+@pytest.mark.parametrize(("size", "train", "test"), [("small", 7, 27), ("medium", 17, 17), ("large", 24, 10)])
+def test_digits_are_dealt_as_the_table_says(layout, size, train, test):
+    digits = loading.load(DataConfig())
+    partition = papers.deal(experiment(10, size=size, layout=layout), digits, rng())
+    assert {len(part) for part in partition.train} == {5 * train}
+    assert {len(part) for part in partition.test} == {5 * test}
+    expected = parts.label_shards(digits.y, 10, 5, train, test, layout, rng())
+    assert all(np.array_equal(a, b) for a, b in zip(partition.train, expected.train, strict=True))
+
+
+def test_npz_files_are_dealt_as_far_as_the_scarcest_class_goes():
+    labels = rng().permutation(np.repeat(np.arange(4), (100, 41, 100, 100)))
+    cfg = experiment(4, name="mine.npz", labels_per_client=2, layout="window", test_fraction=0.25)
+    partition = papers.deal(cfg, dataset_of(labels), rng())
+    for client in range(4):
+        held = np.unique(labels[partition.train[client]])
+        assert set(held) == {client, (client + 1) % 4}
+        assert np.bincount(labels[partition.train[client]])[held].tolist() == [15, 15]
+        assert np.bincount(labels[partition.test[client]])[held].tolist() == [5, 5]
+    with pytest.raises(FedRayError, match="class 0 has 1 examples, its 2 owners need 2 x 2"):
+        papers.deal(cfg, dataset_of(np.repeat(np.arange(4), (1, 9, 9, 9))), rng())
+
+
+@pytest.mark.parametrize(
+    ("settings", "build"),
+    [
+        ({"partition": "dirichlet", "alpha": 2.0}, lambda y: parts.dirichlet(y, 12, 2.0, 0.4, rng())),
+        ({"partition": "iid"}, lambda y: parts.iid(y, 12, 0.4, rng())),
+        ({"partition": "lognormal"}, lambda y: lognormal(y, 12, 3, MNIST, 0.4, False, rng())),
+        ({"partition": "lognormal", "name": "mnist"}, lambda y: lognormal(y, 12, 3, MNIST, 0.4, False, rng())),
+        ({"partition": "lognormal", "name": "fashion_mnist"}, lambda y: lognormal(y, 12, 2, MNIST, 0.4, False, rng())),
+        ({"partition": "lognormal", "name": "cifar10"}, lambda y: lognormal(y, 12, 3, CIFAR10, 0.4, False, rng())),
+        (
+            {"partition": "lognormal", "name": "mnist", "labels_per_client": 4, "label_bug": True},
+            lambda y: lognormal(y, 12, 4, MNIST, 0.4, True, rng()),
+        ),
+    ],
+)
+def test_every_partition_is_passed_its_settings(settings, build):
+    labels = np.repeat(np.arange(10), 2000)
+    got = papers.deal(experiment(12, test_fraction=0.4, **settings), dataset_of(labels), rng())
+    for name, mine, theirs in zip(got._fields, got, build(labels), strict=True):
+        assert len(mine or ()) == len(theirs or ()) if name != "relabel" else np.array_equal(mine, theirs)
+        assert name == "relabel" or all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "clients", "per_round", "model", "labels"),
+    [("mnist", 100, 20, "dnn", 3), ("fashion_mnist", 100, 20, "dnn", 2), ("cifar10", 20, 4, "cnn", 3)],
+)
+def test_lognormal_sizes_bring_the_federation_of_pfedbred(name, clients, per_round, model, labels):
+    cfg = resolve(Experiment(data=DataConfig(name=name, partition="lognormal")))
+    assert (cfg.clients, cfg.clients_per_round, cfg.model.name) == (clients, per_round, model)
+    assert cfg.data.labels_per_client == labels
+    assert resolve(Experiment(data=DataConfig(name=name))).data.labels_per_client == 5
+    own = {"clients": 30, "clients_per_round": 3, "model.name": "mclr", "data.labels_per_client": 4}
+    cfg = resolve(override(Experiment(data=DataConfig(name=name, partition="lognormal")), own))
+    assert (cfg.clients, cfg.clients_per_round, cfg.model.name, cfg.data.labels_per_client) == (30, 3, "mclr", 4)
+
+
+@pytest.mark.parametrize("partition", ["labels", "dirichlet", "iid"])
+def test_only_lognormal_partitions_have_seeds_to_mislabel(partition):
+    cfg = experiment(10, partition=partition, label_bug=True)
+    with pytest.raises(FedRayError, match=r"--data.label-bug True: .*--data.partition lognormal"):
+        papers.deal(cfg, loading.load(DataConfig()), rng())
+
+
+def test_what_one_must_know_of_a_partition_is_said():
+    dataset = dataset_of(np.repeat(np.arange(10), 1200))
+    cfg = experiment(20, name="mnist", partition="lognormal")
+    partition = papers.deal(cfg, dataset, rng())
+    missing = skipped(dataset.y, partition)
+    assert missing > 0
+    (remark,) = papers.remarks(cfg.data, dataset, partition)
+    assert remark.startswith(f"{missing} shares")
+    wrong = partition._replace(relabel=np.array([[partition.test[0][0], 9], [partition.train[0][0], 9]]))
+    remark = papers.remarks(cfg.data, dataset, wrong)[1]
+    share = 1 / sum(map(len, partition.test))
+    assert f"label-bug: 2 examples carry a wrong label, {share:.1%} of those for testing" in remark
+    texts = dataset._replace(vectors=np.zeros((3, 2)))
+    (remark,) = papers.remarks(DataConfig(), texts, parts.iid(dataset.y, 4, 0.25, rng()))
+    assert "without --data.embedding" in remark
+    assert papers.remarks(DataConfig(embedding="v.txt"), texts, parts.iid(dataset.y, 4, 0.25, rng())) == ()
+    assert papers.remarks(DataConfig(), dataset, parts.iid(dataset.y, 4, 0.25, rng())) == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "medium, 5 labels per client, cluster layout"),
+        ({"name": "mine.npz", "layout": "window"}, "5 labels per client, window layout"),
+        ({"partition": "lognormal", "name": "mnist"}, "lognormal sizes, windows of 3 labels"),
+        (
+            {"partition": "lognormal", "label_bug": True, "labels_per_client": 2},
+            "lognormal sizes, windows of 2 labels, seeds mislabelled as published",
+        ),
+        ({"partition": "dirichlet", "alpha": 0.1}, "dirichlet, alpha 0.1"),
+        ({"partition": "iid"}, "iid"),
+    ],
+)
+def test_the_split_in_words(settings, words):
+    assert papers.describe(DataConfig(**settings)) == words

@@ -1,0 +1,100 @@
+"""Units of inputs: constants or moments, the same wherever they are taken, and kept with a run."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedray import launch
+from fedray.algorithms.fedavg import FedAvg
+from fedray.config import DataConfig, Experiment
+from fedray.data import loading
+from fedray.data.scaling import FLOOR, Scaling, from_json, moments, to_json, unit, within
+from fedray.federate import plan
+from fedray.run import predictor
+from fedray.types import FedRayError
+
+
+def images(dtype=np.uint8):
+    return np.random.default_rng(0).integers(0, 200, (500, 1, 3, 4)).astype(dtype)
+
+
+def test_a_range_becomes_one_around_zero_or_from_zero():
+    raw = torch.tensor([[0.0], [64], [255]])
+    assert within(255).apply(raw.clone()).flatten().tolist() == pytest.approx([-1, 64 / 127.5 - 1, 1])
+    assert unit(within(255)).apply(raw.clone()).flatten().tolist() == pytest.approx([0, 64 / 255, 1])
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_standard_units_have_mean_zero_and_sd_one_over_all_inputs(dtype):
+    x = images(dtype)
+    scaled = moments(x, each=False).apply(torch.from_numpy(x).float()).double()
+    assert scaled.mean().abs() < 1e-6
+    assert scaled.std(correction=0).item() == pytest.approx(1, abs=1e-4)
+    assert scaled.std(0).std() > 1e-3  # not each by itself
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_feature_units_have_mean_zero_and_sd_one_of_every_input(dtype):
+    x = images(dtype)
+    x[:, 0, 1, 2] = 7  # constant: no division by zero
+    scaled = moments(x, each=True).apply(torch.from_numpy(x).float()).double()
+    assert scaled.mean(0).abs().max() < 1e-4
+    sd, expected = scaled.std(0, correction=0), torch.ones(1, 3, 4, dtype=torch.float64)
+    expected[0, 1, 2] = 0
+    torch.testing.assert_close(sd, expected, atol=1e-3, rtol=0)
+    assert moments(x, each=True).divisor[0, 1, 2] == np.float32(FLOOR)
+
+
+def test_a_scaling_survives_json():
+    found = moments(images(), each=True)
+    again = from_json(to_json(found))
+    assert isinstance(again, Scaling)
+    assert all(map(np.array_equal, found, again))
+    assert from_json(to_json(None)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "partition", "given", "expected"),
+    [
+        ("mnist", "lognormal", "auto", "feature"),
+        ("fashion_mnist", "lognormal", "auto", "standard"),
+        ("cifar10", "lognormal", "auto", "auto"),
+        ("femnist", "auto", "auto", "unit"),
+        ("mnist", "shards", "auto", "unit"),
+        ("mnist", "auto", "auto", "auto"),
+        ("mnist", "lognormal", "range", "range"),
+    ],
+)
+def test_auto_is_the_papers(name, partition, given, expected):
+    cfg = plan.resolve(Experiment(algorithm=FedAvg(), data=DataConfig(name=name, partition=partition, scaling=given)))
+    assert cfg.data.scaling == expected
+
+
+def test_what_a_dataset_cannot_have_is_refused():
+    features = loading.Dataset(images(np.float32), np.zeros(500, np.int64), 1, None)
+    for kind in ("range", "unit"):
+        with pytest.raises(FedRayError, match=f"--data.scaling {kind}: the range .* choose standard or feature"):
+            loading.scaling(kind, features)
+    texts = features._replace(vectors=np.zeros((3, 2), np.float32))
+    with pytest.raises(FedRayError, match="the vectors of words are used as they are"):
+        loading.scaling("feature", texts)
+
+
+def test_a_finished_run_predicts_raw_inputs_in_its_own_units(tmp_path, capsys):
+    args = "fedavg --rounds 2 --clients 2 --data.scaling feature --runtime local --tracking.uri none --output"
+    assert launch.main([*args.split(), str(tmp_path / "run"), "--json"]) == 0
+    run, dataset = predictor.load(tmp_path / "run"), loading.load(DataConfig())
+    theta = run.snapshot.server.theta
+    x = torch.from_numpy(dataset.x[:50]).double()
+    own = (x - x.new_tensor(dataset.x.mean(0))) / (x.new_tensor(dataset.x.std(0)) + FLOOR)
+    expected = torch.softmax(run.plan.model.apply(theta.double(), own), -1)
+    torch.testing.assert_close(run.predict(dataset.x[:50]).probs.double(), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_a_dataset_loaded_before_is_taken_in_the_plans_units():
+    cfg = Experiment(algorithm=FedAvg(), data=DataConfig(scaling="feature"))
+    dataset = loading.load(DataConfig())
+    made = plan.make_plan(cfg, dataset)
+    units = made.dataset(dataset).scaling
+    assert units is not None
+    assert units.divisor.shape == (1, 8, 8)

@@ -1,0 +1,243 @@
+"""A block of clients: packing and company change nothing, and every client gets what is its own."""
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from fedray.algorithms import fedavg
+from fedray.arrays import trees
+from fedray.arrays.rng import Passes
+from fedray.data import loading
+from fedray.federate import block as block_module
+from fedray.federate import evaluation, metrics
+from fedray.federate.plan import make_plan
+from tests.helpers import block, differing, experiment, play, small_plan
+
+BACKENDS = pytest.mark.parametrize("backend", ["loop", "vmap"])
+
+
+def recorder(plan, seen):
+    """The plan with an algorithm that learns nothing and notes every batch and its noise."""
+
+    def step(cfg, model, point, batch, noise):
+        seen.append((batch, noise))
+        return point, fedavg.Info(torch.zeros(()))
+
+    return plan._replace(algorithm=plan.algorithm._replace(step=step, noise_shape=lambda *_: (2, 3)))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "pfedbayes"])
+@pytest.mark.parametrize(("backend", "chunk"), [("loop", 32), ("vmap", 32), ("vmap", 2), ("auto", 3)])
+def test_packing_does_not_matter(name, backend, chunk, monkeypatch):
+    """Two blocks, or stacks of two, give bitwise what one block gives in a loop."""
+    monkeypatch.setattr(block_module, "CHUNK", chunk)
+    plan = small_plan(name)
+    whole = play(plan, [block(plan)])
+    parts = play(plan, [block(plan, ids, backend) for ids in ((0, 1, 2), (3, 4, 5))])
+    assert all(differing(a, b) == [] for a, b in zip(whole, parts, strict=True))
+
+
+@BACKENDS
+def test_only_the_selected_clients_train_and_each_answers_once(backend):
+    plan = small_plan("pfedbayes")
+    host = block(plan, (1, 2, 4, 5), backend)
+    before = trees.tree_map(torch.clone, host.states)
+    reply = host.train(3, (2, 5), plan.initial_server())
+    assert (reply.round, reply.ids) == (3, (2, 5))
+    assert reply.examples.tolist() == [len(plan.partition.train[i]) for i in (2, 5)]
+    for row, id_ in enumerate(host.ids):
+        changed = differing(trees.row(before, row), trees.row(host.states, row))
+        assert bool(changed) == (id_ in (2, 5))
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap", "auto"])
+def test_company_does_not_matter(backend):
+    plan, server = small_plan("pfedbayes"), small_plan("pfedbayes").initial_server()
+    together, alone = block(plan, backend=backend), block(plan, (3,), backend)
+    reply, single = together.train(1, (0, 3, 5), server), alone.train(1, (3,), server)
+    assert differing(trees.row(reply.up, 1), trees.row(single.up, 0)) == []
+    assert differing(trees.row(together.states, 3), trees.row(alone.states, 0)) == []
+
+
+def test_a_client_works_through_its_shard_across_rounds():
+    """Every pass covers the shard once, goes on where the last round stopped, and carries the right examples."""
+    seen, plan = [], small_plan()
+    host, server = block(recorder(plan, seen), (4,)), plan.initial_server()
+    for number in range(1, 5):
+        host.train(number, (4,), server)
+    (shard,) = loading.shards(loading.load(plan.cfg.data), plan.partition, (4,))
+    n, size = len(shard.train_y), plan.cfg.batch_size
+    per_pass, places, passes = -(-n // size), [], Passes(plan.cfg.seed, 4, n, size)
+    for position, (batch, _) in enumerate(seen):
+        real = batch.weight > 0
+        place = batch.place[real]
+        assert np.array_equal(place, passes[position])
+        assert torch.equal(batch.x[real], shard.train_x[place])
+        assert torch.equal(batch.y[real], shard.train_y[place])
+        assert batch.weight.unique().tolist() in ([1], [0, 1])
+        assert (batch.total, len(batch.weight)) == (n, size)
+        places.append(place)
+    for number in range(len(seen) // per_pass):
+        covered = torch.cat(places[number * per_pass : (number + 1) * per_pass])
+        assert covered.sort().values.tolist() == list(range(n))
+
+
+def test_noise_is_fresh_in_every_step_round_and_client():
+    seen, plan = [], small_plan()
+    host = block(recorder(plan, seen))
+    for number in (1, 2):
+        host.train(number, (0, 1), plan.initial_server())
+    draws = torch.stack([noise.flatten() for _, noise in seen])
+    assert draws.shape == (20, 6)
+    assert len(draws.unique()) == draws.numel()
+
+
+def test_a_step_may_take_several_minibatches():
+    seen, plan = [], small_plan()
+    plan = plan._replace(algorithm=plan.algorithm._replace(minibatches=lambda cfg: 2))
+    block(recorder(plan, seen), (4,)).train(2, (4,), plan.initial_server())
+    size = plan.cfg.batch_size
+    passes = Passes(plan.cfg.seed, 4, len(plan.partition.train[4]), size)
+    for step, (batch, _) in enumerate(seen):
+        for j, part in enumerate(trees.tree_map(lambda leaf: leaf.view(2, size), (batch.place, batch.weight))[0]):
+            chosen = passes[(5 + step) * 2 + j]
+            assert np.array_equal(part[: len(chosen)], chosen)
+            assert batch.weight.view(2, size)[j].sum() == len(chosen)
+
+
+@BACKENDS
+@pytest.mark.parametrize("chunk", [32, 2])
+@pytest.mark.parametrize("ids", [range(6), (0, 3, 5), (1, 2, 3, 4, 5)])
+def test_each_client_gets_its_own_row_of_a_broadcast(backend, chunk, ids, monkeypatch):
+    monkeypatch.setattr(block_module, "CHUNK", chunk)
+
+    def broadcast(cfg, model, server, ids):
+        return fedavg.Point(server.theta + torch.tensor(list(ids))[:, None])
+
+    def step(cfg, model, point, batch, noise):
+        return point, fedavg.Info(point.theta.mean())
+
+    plan = small_plan()
+    plan = plan._replace(
+        algorithm=plan.algorithm._replace(
+            server_init=lambda *_: fedavg.Point(torch.zeros(640)),
+            broadcast=broadcast,
+            step=step,
+            down_per_client=True,
+        )
+    )
+    server, _, ((up, info), _) = play(plan, [block(plan, backend=backend)], (ids, (2,)))
+    assert torch.equal(up.theta, torch.tensor(list(ids)).float()[:, None].expand(-1, 640))
+    assert torch.equal(info.nll, up.theta[:, :5])
+    first = np.average(ids, weights=[len(plan.partition.train[i]) for i in ids])
+    assert_close(server.theta, torch.full((640,), first + 2).float())
+
+
+def test_states_have_memory_of_their_own():
+    plan = small_plan("pfedbayes")
+    host = block(plan)
+    server, first = plan.initial_server(), trees.tree_map(torch.clone, trees.row(host.states, 1))
+    trees.tree_map(lambda leaf: leaf[0].add_(1), host.states)
+    assert differing(trees.row(host.states, 1), first) == []
+    assert differing(trees.row(host.states, 0).q, server)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "pfedbayes"])
+def test_evaluation_covers_every_test_example_however_it_is_cut(name, monkeypatch):
+    plan = small_plan(name)
+    host, view = block(plan), plan.view(plan.initial_server())
+    whole = evaluation.evaluate(host, 1, view, False)
+    monkeypatch.setattr(evaluation, "ROWS", 7)
+    for one, other in zip(whole[2:4], evaluation.evaluate(host, 1, view, False)[2:4], strict=True):
+        if one is None:
+            assert (name, other) == ("fedavg", None)
+            continue
+        assert one.examples.tolist() == [len(shard) for shard in plan.partition.test]
+        assert_close(one, other, rtol=1e-5, atol=1e-5)
+    assert whole.spotlight is None
+    look = evaluation.evaluate(host, 1, view, True).spotlight
+    if name == "pfedbayes":
+        assert look.probs.shape == (6, evaluation.SPOTLIGHT_DRAWS, 10)
+        assert_close(look.probs.sum(-1), torch.ones(6, evaluation.SPOTLIGHT_DRAWS))
+        assert look.label.tolist() == [int(y[0]) for _, y in host.test]
+    else:
+        assert look is None
+
+
+def test_evaluation_does_not_depend_on_packing_and_no_draws_means_the_mean_weights():
+    plan = small_plan("pfedbayes", {"predict_samples": 0})
+    view, host = plan.view(plan.initial_server()), block(plan)
+    whole = evaluation.evaluate(host, 1, view, False)
+    parts = [evaluation.evaluate(block(plan, ids), 1, view, False) for ids in ((0, 1), (2, 3, 4, 5))]
+    for kind in ("personal", "global_"):
+        assert differing(getattr(whole, kind), trees.concatenate([getattr(p, kind) for p in parts])) == []
+    x, y = host.test[2]
+    at_mean = torch.log_softmax(plan.model.apply(view.mu, x), -1)[None]
+    assert_close(trees.row(whole.personal, 2), metrics.evaluate(at_mean, y))
+
+
+def test_numerics_is_one_thread_without_denormals_and_ends_even_in_an_error():
+    tiny, threads = torch.tensor(1e-40), torch.get_num_threads()
+
+    def fail():
+        with block_module.numerics():
+            assert torch.get_num_threads() == 1
+            assert tiny * 1 == 0
+            raise KeyError
+
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(KeyError):
+            fail()
+        assert torch.get_num_threads() == 2
+        assert tiny * 1 != 0
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_auto_stacks_small_networks_and_loops_over_large_ones(monkeypatch):
+    plan, particles = small_plan(), small_plan("dsvgd")
+    assert plan.model.padded == particles.model.padded == 640
+    assert block(plan, backend="auto").backend == "vmap"
+    monkeypatch.setattr(block_module, "SMALL", 640)
+    assert block(plan, backend="auto").backend == "vmap"
+    assert block(particles, backend="auto").backend == "loop"  # several times as many numbers
+    monkeypatch.setattr(block_module, "SMALL", 639)
+    assert block(plan, backend="auto").backend == "loop"
+
+
+def test_fewer_clients_of_larger_networks_are_stacked(monkeypatch):
+    plan = small_plan()
+    assert block(plan, backend="vmap").chunk == block_module.CHUNK
+    monkeypatch.setattr(block_module, "STACK", 2 * 640)
+    assert block(plan, backend="vmap").chunk == 2
+    monkeypatch.setattr(block_module, "STACK", 1)
+    assert block(plan, backend="vmap").chunk == 1
+    assert block(plan, backend="loop").chunk == 1
+
+
+@pytest.mark.parametrize(("batch_size", "stacked"), [(1, 1), (8, 0)])
+def test_auto_plays_a_client_alone_by_itself_where_the_result_is_the_same(batch_size, stacked, monkeypatch):
+    stacks, build = [], block_module._stacked
+    monkeypatch.setattr(block_module, "_stacked", lambda plan: stacks.append(1) or build(plan))
+    plan = small_plan("pfedbayes", {"batch_size": batch_size})
+    play(plan, [block(plan, (3,), "auto")], ((3,),))
+    assert len(stacks) == stacked
+    play(plan, [block(plan, (3, 4), "auto")], ((3, 4),))
+    assert len(stacks) == stacked + 1
+
+
+@pytest.mark.parametrize("name", ["fedavg", "pfedbayes"])
+def test_convolutions_agree_alone_and_stacked_to_rounding(name, tmp_path):
+    generator = np.random.default_rng(0)
+    x, y = generator.standard_normal((24, 3, 32, 32), np.float32), np.arange(24) % 2
+    np.savez(tmp_path / "images.npz", x=x, y=y)
+    cfg = experiment(name, {"data.name": str(tmp_path / "images.npz"), "data.partition": "iid", "model.name": "vgg",
+                            "clients": 2, "clients_per_round": 2, "local_steps": 2, "batch_size": 4})  # fmt: skip
+    plan = make_plan(cfg)
+    assert plan.model.size == 245_282
+    loop, stack = (play(plan, [block(plan, backend=backend)], ((0, 1),)) for backend in ("loop", "vmap"))
+    for one, other in zip(trees.leaves(loop), trees.leaves(stack), strict=True):
+        # In norm: where a gradient is almost zero its sign is rounding, and Adam makes whole steps of signs.
+        assert (one - other).norm() <= (1e-5 if name == "fedavg" else 1e-3) * max(other.norm(), 1)

@@ -1,0 +1,107 @@
+"""Networks as functions of one vector agree with torch.nn, and local reparameterization with weight sampling."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from fedray.arrays.rng import Stream
+from fedray.nets import zoo
+from tests.helpers import NETS, described
+
+
+def reference(model, theta):
+    """The same network as an nn.Sequential with its own weights."""
+    layers, parts = [], iter(model.split(theta))
+    for layer in model.layers:
+        twin = copy.copy(layer)
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            twin._parameters = {}
+            weight, bias = next(parts), next(parts)
+            twin.weight = nn.Parameter(weight.t() if isinstance(layer, nn.Linear) else weight)
+            twin.bias = nn.Parameter(bias)
+        layers.append(twin)
+    return nn.Sequential(*layers)
+
+
+@pytest.mark.parametrize("model", NETS.values(), ids=NETS)
+def test_a_vector_and_its_layers_are_one(model):
+    theta = model.pad(torch.randn(model.padded, generator=torch.Generator().manual_seed(0)))
+    assert torch.equal(model.join(model.split(theta)), theta)
+    assert model.split(theta)[0].data_ptr() == theta.data_ptr()
+    assert theta[model.size :].count_nonzero() == 0
+    named = [part for name, part in model.slices.items() if name not in ("head", "body")]
+    assert [part.start for part in named] + [model.size] == [0] + [part.stop for part in named]
+    assert model.slices["body"] == slice(0, named[-1].start)
+    assert model.slices["head"] == named[-1]
+
+
+@pytest.mark.parametrize("model", NETS.values(), ids=NETS)
+def test_tensors_have_the_names_of_their_layers(model):
+    theta, parts = torch.arange(model.padded), model.split(torch.arange(model.padded))
+    names = [f"layer{i // 2 + 1}.{('weight', 'bias')[i % 2]}" for i in range(len(parts))]
+    for name, part in [*zip(names, parts, strict=True), ("head.weight", parts[-2]), ("head.bias", parts[-1])]:
+        assert torch.equal(model.part((name,)), part.flatten())
+    both = model.part(("head.bias", "head.weight"))
+    assert torch.equal(both, theta[model.slices["head"]])
+    assert torch.equal(model.rest(("head.bias",)), theta[: model.size - model.classes])
+
+
+@pytest.mark.parametrize("model", NETS.values(), ids=NETS)
+def test_logits_are_those_of_torch_nn(model):
+    theta, x = model.init(Stream(0, "server")), Stream(0, "x").normal([6, *model.input_shape])
+    assert_close(model.apply(theta, x), reference(model, theta)(x), rtol=1e-5, atol=1e-6)
+
+
+def test_the_initial_weights_are_those_of_torch_nn():
+    model = zoo.mlp((1, 28, 28), (100,), 10)
+    theta = model.init(Stream(0, "server"))
+    for part, fan_in in zip(model.split(theta), (784, 784, 100, 100), strict=True):
+        bound = 1 / math.sqrt(fan_in)
+        assert part.abs().max() <= bound
+        assert part.abs().max() > 0.7 * bound  # of ten biases, too
+    assert_close(model.split(theta)[0].std(), torch.tensor(1 / math.sqrt(3 * 784)), rtol=0.01, atol=0)
+    assert theta[model.size :].count_nonzero() == 0
+    kernel = NETS["conv"].split(NETS["conv"].init(Stream(0, "server")))[0]
+    assert 0.9 / math.sqrt(18) < kernel.abs().max() <= 1 / math.sqrt(18)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [zoo.mlp((5,), (), 3), described((1, 4, 4), 8, nn.Conv2d(1, 2, 3, stride=2, padding=1), nn.Flatten())],
+    ids=["linear", "conv"],
+)
+def test_one_layer_has_the_same_moments_by_local_reparameterization_and_by_weight_sampling(model):
+    draws, x = 40_000, Stream(0, "x").normal([2, *model.input_shape])
+    mu, sd = Stream(0, "mu").normal([model.padded]), Stream(0, "sd").uniform([model.padded]) + 0.1
+    weights = mu + sd * Stream(0, "weights").normal([draws, model.padded])
+    sampled = torch.vmap(lambda theta: model.apply(theta, x))(weights)
+    noise = Stream(0, "local").normal([draws, 2, model.activations])
+    parts = model.split(mu), model.split(sd)
+    local = torch.vmap(lambda eps: model.forward_local(*parts, x, eps))(noise)
+    variance = sampled.var(0)
+    assert ((local.mean(0) - sampled.mean(0)).abs() < 4 * (2 * variance / draws).sqrt()).all()
+    assert ((local.var(0) - variance).abs() < 4 * variance * 2 / draws**0.5).all()
+    assert_close(sampled.mean(0), model.apply(mu, x), rtol=0, atol=0.1)
+
+
+@pytest.mark.parametrize("model", NETS.values(), ids=NETS)
+def test_local_reparameterization_without_spread_is_the_network_at_the_mean(model):
+    theta, x = model.init(Stream(0, "server")), Stream(0, "x").normal([6, *model.input_shape])
+    still, noise = torch.zeros_like(theta), Stream(0, "noise").normal([6, model.activations])
+    logits = model.forward_local(model.split(theta), model.split(still), x, noise)
+    assert_close(logits, model.apply(theta, x), rtol=1e-5, atol=1e-6)
+
+
+def test_every_pre_activation_has_noise_of_its_own():
+    model = NETS["mlp"]
+    theta, x = model.init(Stream(0, "server")), Stream(0, "x").normal([6, 2, 3])
+    sd, noise = torch.full_like(theta, 0.3), Stream(0, "noise").normal([6, model.activations])
+    (w1, b1, w2, b2), spread = model.split(theta), 0.3
+    flat = x.flatten(1)
+    hidden = (flat @ w1 + b1 + spread * (flat.square().sum(1, True) + 1).sqrt() * noise[:, :5]).relu()
+    logits = hidden @ w2 + b2 + spread * (hidden.square().sum(1, True) + 1).sqrt() * noise[:, 5:]
+    assert_close(model.forward_local((w1, b1, w2, b2), model.split(sd), x, noise), logits, rtol=1e-5, atol=1e-5)

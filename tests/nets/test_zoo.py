@@ -1,0 +1,73 @@
+"""The networks of the papers: their sizes, their layers, and what they refuse."""
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.testing import assert_close
+
+from fedray.arrays.rng import Stream
+from fedray.nets import zoo
+from fedray.types import FedRayError
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "parameters", "activations"),
+    [
+        ("mlp", (1, 28, 28), 10, 79_510, 110),
+        ("mclr", (1, 28, 28), 10, 7_850, 10),
+        ("mclr", (1, 28, 28), 62, 48_670, 62),
+        ("dnn", (1, 28, 28), 10, 79_510, 110),
+        ("dnn", (1, 28, 28), 62, 84_762, 162),
+        ("cnn", (3, 32, 32), 10, 62_006, 6 * 28**2 + 16 * 10**2 + 120 + 84 + 10),
+        ("lstm", (25, 50), 2, 1_116_602, 0),
+        ("vgg", (3, 32, 32), 10, 246_314, 16 * 1024 + 32 * 256 + 64 * 64 + 128 * 16 + 128 * 4 + 10),
+    ],
+)
+def test_the_papers_networks_have_the_papers_size(name, shape, classes, parameters, activations):
+    model = zoo.build(name, (100,), 50, shape, classes)
+    assert (model.size, model.activations) == (parameters, activations)
+    assert model.padded % 64 == 0
+    assert 0 <= model.padded - model.size < 64
+
+
+def test_the_dnn_leaks_a_tenth_of_what_is_negative():
+    model = zoo.build("dnn", (7,), 1, (2, 3), 4)
+    theta, x = model.init(Stream(0, "server")), Stream(0, "x").normal([6, 2, 3])
+    w1, b1, w2, b2 = model.split(theta)
+    a = x.flatten(1) @ w1 + b1
+    assert (a < 0).any()
+    assert (a > 0).any()
+    assert_close(model.apply(theta, x), torch.where(a > 0, a, 0.1 * a) @ w2 + b2)
+
+
+def test_the_cnn_pools_after_each_convolution():
+    """The public Bayesian twin of BPFed lacks the second pooling."""
+    model = zoo.build("cnn", (), 1, (3, 32, 32), 10)
+    theta, x = model.init(Stream(0, "server")), Stream(0, "x").normal([2, 3, 32, 32])
+    parts = iter(model.split(theta))
+    for _ in range(2):
+        x = functional.max_pool2d(functional.conv2d(x, next(parts), next(parts)).relu(), 2)
+    assert x.shape == (2, 16, 5, 5)
+    x = x.flatten(1)
+    for _ in range(2):
+        x = (x @ next(parts) + next(parts)).relu()
+    assert_close(
+        model.apply(theta, Stream(0, "x").normal([2, 3, 32, 32])),
+        x @ next(parts) + next(parts),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "smallest", "parameters"),
+    [("vgg", (3, 32, 32), None), ("cnn", (1, 16, 16), 6 * 26 + 16 * 151 + 17 * 120 + 121 * 84 + 85 * 10)],
+)
+def test_convolutions_refuse_images_that_their_pooling_would_eat(name, smallest, parameters):
+    channels, height, width = smallest
+    for shape in ((channels, height - 1, width), (channels, height, width - 1), (height, width), (784,)):
+        with pytest.raises(FedRayError, match=rf"{name}.*too small.*{height} x {width}.*mlp"):
+            zoo.build(name, (), 1, shape, 10)
+    model = zoo.build(name, (), 1, smallest, 10)
+    assert parameters in (None, model.size)
+    assert model.apply(model.init(Stream(0, "server")), torch.zeros(2, *smallest)).shape == (2, 10)

@@ -1,0 +1,282 @@
+"""Named studies: which experiments they hold, and that a study goes on where it stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from fedray import registry
+from fedray.config import Experiment, fingerprint, flatten, override, to_dict
+from fedray.federate.plan import resolve
+from fedray.run import session
+from fedray.studies import study as study_module
+from fedray.studies.named import STUDIES, Cell, base, quick
+from fedray.studies.study import main
+
+pytestmark = pytest.mark.usefixtures("unpainted")
+FAST = ["--rounds", "1", "--runtime", "local"]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def settings(cfg: Experiment) -> dict:
+    return flatten(to_dict(cfg))
+
+
+def short() -> list[Cell]:
+    """The quick study with two minibatches per round."""
+    return [cell._replace(experiment=override(cell.experiment, {"local_steps": 2})) for cell in quick()]
+
+
+def test_table2_holds_the_rows_of_the_paper() -> None:
+    cells = STUDIES["table2"]()
+    algorithms = [cell.experiment.algorithm for cell in cells]
+    rows = [(a.rho_init, a.zeta, 1000 * a.lr_personal, 1000 * a.lr_global) for a in algorithms]
+    rates = [(1, 1), (1, 5), (5, 1), (5, 5)]
+    paper = {(rho, 10, *pair) for rho in (-1, -2, -3) for pair in rates}
+    paper |= {(-1.5, 10, 1, 1), (-2.5, 10, 1, 1)} | {(-2.5, zeta, 1, 1) for zeta in (0.5, 1, 5, 20)}
+    assert len(rows) == len(paper) == 18
+    assert set(rows) == paper
+
+
+@pytest.mark.parametrize(("axis", "size"), [("zeta", 5), ("rho_init", 5)])
+def test_a_series_of_table2_changes_one_setting_of_the_base(axis: str, size: int) -> None:
+    cells = [cell for cell in STUDIES["table2"]() if axis in cell.axes]
+    start = settings(cells[0].experiment)
+    assert cells[0].name == "base"
+    assert (start["data.name"], start["data.size"], start["rounds"]) == ("mnist", "medium", 800)
+    for cell in cells[1:]:
+        values = settings(cell.experiment)
+        assert [name for name in values if values[name] != start[name]] == [f"algorithm.{axis}"]
+    assert len({settings(cell.experiment)[f"algorithm.{axis}"] for cell in cells}) == len(cells) == size
+
+
+@pytest.mark.parametrize("name", ["table1-mnist", "table1-fmnist", "table1-cifar10"])
+def test_table1_holds_every_algorithm_at_every_size(name: str) -> None:
+    cells = STUDIES[name]()
+    found = {(registry.algorithm_name(c.experiment.algorithm), c.experiment.data.size) for c in cells}
+    assert found == {(a, size) for a in registry.algorithms() for size in ("small", "medium", "large")}
+    assert len(cells) == len(found)
+    prox = next(c.experiment.algorithm for c in cells if c.name == "fedprox-large")
+    assert (prox.lr, prox.mu) == (0.01, 0.001)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_cells_have_names_for_files_and_experiments_that_differ(name: str) -> None:
+    cells = STUDIES[name]()
+    assert all(Path(cell.name).name == cell.name and "'" not in cell.name for cell in cells)
+    assert len({cell.name for cell in cells}) == len({fingerprint(resolve(cell.experiment)) for cell in cells})
+    assert (STUDIES[name].__doc__ or "").strip().endswith(".")
+
+
+def test_the_fingerprint_is_of_what_the_numbers_depend_on() -> None:
+    cfg = resolve(base("pfedbayes", "mnist"))
+    known = fingerprint(cfg)
+    assert len(known) == 16
+    assert int(known, 16)
+    same = [{"data.root": Path("/elsewhere")}, {"data.download": True}, {"algorithm.zeta": 10}]
+    assert {fingerprint(override(cfg, change)) for change in same} == {known}
+    other = [{"algorithm.zeta": 9.0}, {"algorithm.zeta": 9.5}, {"seed": 1}, {"rounds": 3}, {"data.size": "small"}]
+    found = {fingerprint(override(cfg, change)) for change in other}
+    assert len(found | {known}) == len(other) + 1
+
+
+def test_the_fingerprint_tells_algorithms_with_the_same_settings_apart() -> None:
+    from dataclasses import dataclass
+
+    from fedray.algorithms.fedavg import FedAvg
+
+    @dataclass(frozen=True, kw_only=True)
+    class Twin(FedAvg):
+        pass
+
+    cfg = resolve(base("fedavg", "digits"))
+    assert fingerprint(override(cfg, {"algorithm": Twin()})) != fingerprint(cfg)
+
+
+def test_a_study_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    from mlflow.tracking import MlflowClient
+
+    monkeypatch.setattr(study_module, "STUDIES", {"quick": short})
+    command = ["quick", "--limit", "1", *FAST]
+    assert main(command) == 0
+    assert "[1/1] fedavg-s0" in capfd.readouterr().err
+    assert main(command) == 0
+    err = capfd.readouterr().err
+    assert "[1/1] pfedbayes-s0" in err
+    assert "fedavg-s0" not in err
+    assert "4 cells, 1 finished before, 1 to run now" in err
+    assert "python -m fedray.compare --study quick" in err
+    assert main([*command, "--list"]) == 0
+    assert capfd.readouterr().out.split() == [
+        "finished", "fedavg-s0", "finished", "pfedbayes-s0", "to", "run", "fedavg-s1", "to", "run", "pfedbayes-s1",
+    ]  # fmt: skip
+    assert {path.name[:-7] for path in Path("runs/quick").iterdir()} == {"fedavg-s0", "pfedbayes-s0"}
+    client = MlflowClient("sqlite:///runs/mlflow.db")
+    tagged = client.search_runs(["1"], "tags.study = 'quick'")
+    assert {(run.info.run_name, run.info.status) for run in tagged} == {
+        ("fedavg-s0", "FINISHED"),
+        ("pfedbayes-s0", "FINISHED"),
+    }
+    # Neither another study nor a run that did not finish counts.
+    assert study_module.finished("table2", "", "fedray") == set()
+    assert len(study_module.finished("quick", "", "fedray")) == 2
+    client.set_terminated(tagged[0].info.run_id, "FAILED")
+    assert len(study_module.finished("quick", "", "fedray")) == 1
+
+
+def test_a_cell_that_fails_does_not_stop_the_others(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    played = []
+
+    def run(request: session.Request, tags: dict[str, str]) -> SimpleNamespace:
+        played.append((request.execution.name, tags))
+        if request.execution.name == "fedavg-s0":
+            raise launch_error()
+        if request.execution.name == "pfedbayes-s0":
+            raise RuntimeError("a bug")
+        return SimpleNamespace(summary={"personal": None, "global": {"accuracy": 0.5}, "seconds": 1.0})
+
+    def launch_error() -> Exception:
+        from fedray.types import FedRayError
+
+        return FedRayError("it diverged; lower --lr")
+
+    monkeypatch.setattr(session, "run", run)
+    assert main(["quick", *FAST]) == 1
+    assert played == [(f"{name}-s{seed}", {"study": "quick"}) for seed in (0, 1) for name in ("fedavg", "pfedbayes")]
+    err = capfd.readouterr().err
+    assert "failed: it diverged; lower --lr" in err
+    assert "2 run, 0 finished before, 2 failed" in err
+    assert "fedavg-s0, pfedbayes-s0" in err
+    assert "global 50.00%" in err
+    # A mistake in the program is shown whole, what a cell refuses is one line.
+    assert err.count("Traceback") == 1
+
+
+def test_ctrl_c_ends_the_study(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    def run(request: session.Request, tags: dict[str, str]) -> SimpleNamespace:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session, "run", run)
+    assert main(["quick", *FAST]) == 130
+    assert "the same command goes on" in capfd.readouterr().err
+
+
+def names(*argv: str) -> list[str]:
+    return [cell.name for cell in study_module.runs(*study_module.parse(argv))]
+
+
+def test_parts_of_a_study() -> None:
+    zeta = ["base", "zeta=0.5", "zeta=1", "zeta=5", "zeta=20"]
+    chosen = ["table2", "--only", "zeta", "--seed-start", "3", "--seeds", "2"]
+    assert names(*chosen) == [f"{name}-s{seed}" for seed in (3, 4) for name in zeta]
+    assert names("table1-mnist", "--only", "fedavg", "fedprox", "--size", "small", "--seeds", "1") == [
+        "fedavg-small-s0",
+        "fedprox-small-s0",
+    ]
+    asked = ["table2", "--seeds", "1", "--rounds", "7", "--eval-every", "5", "--data.root", "mine"]
+    study, options = study_module.parse(asked)
+    cell = study_module.runs(study, options)[0]
+    cfg = cell.experiment
+    assert (cfg.rounds, cfg.eval_every, cfg.data.root, cfg.seed) == (7, 5, Path("mine"), 0)
+    # Other settings, another folder: a longer study does not meet the results of a shorter one.
+    longer = cell._replace(experiment=override(cfg, {"rounds": 8}))
+    # FedAvg has no personal models, and does not stand in the way of the other cells.
+    _, deviating = study_module.parse(["table1-mnist", "--loss-deviation"])
+    both = {cell.name.split("-")[0]: cell for cell in study_module.runs("table1-mnist", deviating)}
+    asked = {name: study_module.request("s", c, deviating).execution.loss_deviation for name, c in both.items()}
+    assert (asked["fedavg"], asked["pfedbayes"]) == (False, True)
+    folders = [study_module.request(study, c, options).execution.output for c in (cell, longer)]
+    assert len(set(folders)) == 2
+
+
+BAD = {
+    "no study": ([], ["no study", "quick, table2"]),
+    "study": (["tabel2"], ["tabel2", "quick, table2"]),
+    "limit": (["quick", "--limit", "0"], ["--limit 0", "at least one"]),
+    "seeds": (["quick", "--seeds", "0"], ["--seeds 0", "at least one"]),
+    "seed": (["quick", "--seed-start", "-1"], ["--seed -1"]),
+    "rounds": (["quick", "--rounds", "0"], ["--rounds 0", "at least one"]),
+    "row": (["table2", "--only", "zetta"], ["--only zetta", "zeta, rho_init, lr"]),
+    "size": (["table2", "--size", "large"], ["--size large", "choose from medium"]),
+    "name": (["quick", "--name", "mine"], ["--name mine", "--output"]),
+    "data": (["table2", "--data.root", "nowhere"], ["nowhere", "is missing", "--data.download"]),
+    "no store": (
+        ["quick", "--tracking.uri", "none"],
+        ["--tracking.uri none", "knows what is finished", "sqlite:///FILE.db"],
+    ),
+    "store": (["quick", "--tracking.uri", "http://127.0.0.1:9"], ["http://127.0.0.1:9", "Start the server"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_refused_before_anything_runs(case: str, capfd: pytest.CaptureFixture[str]) -> None:
+    argv, words = BAD[case]
+    try:
+        code = main(argv)
+    except SystemExit as stop:  # tyro's own refusals
+        code = stop.code
+    err = " ".join(capfd.readouterr().err.replace("│", " ").split())
+    assert code == 2
+    assert "Traceback" not in err
+    assert all(word in err for word in words), err
+    assert not list(Path.cwd().iterdir())
+
+
+@pytest.mark.parametrize(
+    ("study", "clients", "particles"), [("selection", 30, 6), ("selection-mnist", 27, 20), ("selection-digits", 30, 6)]
+)
+def test_selection_is_compared_by_four_policies_over_five_seeds(study: str, clients: int, particles: int) -> None:
+    policies = ["round_robin", "uniform", "ksd", "hip"]
+    assert names(study) == [f"{policy}-s{seed}" for seed in range(5) for policy in policies]
+    assert names(study, "--seeds", "1", "--only", "hip") == ["hip-s0"]
+    cells = STUDIES[study]()
+    for cell in cells:
+        cfg = resolve(cell.experiment)
+        assert (cfg.selection, cfg.clients, cfg.clients_per_round, cfg.rounds) == (cell.name, clients, 1, 100)
+        assert (cfg.algorithm.mode, cfg.algorithm.particles, cfg.local_steps) == ("serial", particles, 10)
+        other = [name for name, value in settings(cfg).items() if value != settings(resolve(cells[0].experiment))[name]]
+        assert other == ([] if cell is cells[0] else ["selection"])
+    assert settings(resolve(STUDIES["selection"]()[0].experiment))["data.partition"] == "ratio"
+
+
+def test_a_complete_study_ends_in_its_table_and_figures(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    small = {"algorithm.particles": 2, "model.hidden": (8,), "clients": 6, "rounds": 4, "local_steps": 2}
+    cells = [cell._replace(experiment=override(cell.experiment, small)) for cell in STUDIES["selection-digits"]()]
+
+    def two() -> list[Cell]:
+        """In turn, and by HIP."""
+        return [cells[0], cells[3]]
+
+    monkeypatch.setattr(study_module, "STUDIES", {"selection-digits": two})
+    command = ["selection-digits", "--runtime", "local", "--seeds", "1"]
+    assert main([*command, "--limit", "1"]) == 0
+    assert capfd.readouterr().out == ""  # half of it is no comparison
+    assert main(command) == 0
+    table = capfd.readouterr().out
+    hip, turns = (line.split(" | ") for line in table.splitlines()[2:4])
+    assert (hip[:2], turns[:2]) == (["| digits", "hip"], ["| digits", "round_robin"])
+    assert turns[-4] == "–"  # whom it chooses has no score
+    assert "NLL" in table
+    assert "sd over the last 10 evaluations" in table
+    folder = Path("runs/selection-digits/comparison")
+    assert (folder / "report.html").exists()
+    assert {path.name.partition("-")[0] for path in (folder / "figures").iterdir()} >= {"accuracy", "reliability"}
+    assert main(command) == 0
+    again = capfd.readouterr()
+    assert again.out == table
+    assert "0 run, 2 finished before" in again.err
+    up = [float(row[-2].strip("*")) for row in (hip, turns)]
+    particles = 4 * 2 * (65 * 8 + 9 * 10)
+    sums = 2 * 4 * (65 * 8 + 9 * 10)
+    assert up == pytest.approx([4 * (particles + sums + 6 * particles) / 1e6, 4 * (particles + sums) / 1e6], abs=0.05)
