@@ -14,6 +14,7 @@ import pytest
 
 import fedray
 from fedray.launch import main, parse
+from fedray.types import FedRayError
 from tests.helpers import ALGORITHMS
 
 FAST = ["--runtime", "local", "--rounds", "2", "--local-steps", "2", "--tracking.uri", "none"]
