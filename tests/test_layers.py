@@ -1,4 +1,4 @@
-"""The architecture as imports: a room is a folder, or a file directly under fedray/, and imports what MAY_IMPORT says."""
+"""The architecture as imports: a room is a folder, or a file directly under fedray/; MAY_IMPORT says what it imports."""
 
 import ast
 from pathlib import Path
