@@ -1,21 +1,51 @@
-"""What several files share: one local Ray, unpainted figures."""
+"""What all tests share: one local Ray per test process, tests of Ray in one process, unpainted figures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from actors.cluster import connect
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that start Ray come first and stay together: they share one cluster, in one of the test processes."""
+    for item in items:
+        if item.get_closest_marker("ray"):
+            item.add_marker(pytest.mark.xdist_group("ray"))
+    items.sort(key=lambda item: item.get_closest_marker("ray") is None)
+
+
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
+def cluster() -> None:
+    """The local Ray of this test process: started at its first use, and again after a test that had one of its own."""
     import ray
 
-    assert connect("local")
-    yield
+    if not ray.is_initialized():
+        assert connect("local")
+
+
+@pytest.fixture
+def own_cluster() -> Iterator[Callable[..., None]]:
+    """Start a local Ray with options of its own, such as num_gpus, in place of the shared one."""
+    import ray
+
+    def start(**options: Any) -> None:
+        ray.init(address="local", include_dashboard=False, log_to_driver=False, **options)
+
     ray.shutdown()
+    yield start
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_cluster_is_left() -> Iterator[None]:
+    yield
+    if "ray" in sys.modules:
+        sys.modules["ray"].shutdown()
 
 
 @pytest.fixture(scope="module")
