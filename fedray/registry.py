@@ -51,7 +51,7 @@ def pick(table: Mapping[str, Any], kind: str, name: str) -> Any:
 def algorithm_of(cfg: Any) -> Algorithm:
     """The algorithm of a config, with what its settings add to the record or take from it."""
     record = algorithms()[algorithm_name(cfg)]
-    return record.settled(record, cfg)
+    return record.configure(record, cfg)
 
 
 def algorithm_name(cfg: Any) -> str:

@@ -7,10 +7,15 @@ Everything that crosses ``torch.vmap`` is a NamedTuple of tensors, so a state is
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from fedray.arrays.rng import Stream
+    from fedray.nets.model import Model
 
 BINS = 10  # equal confidence bins (l/10, (l+1)/10], as in BPFed's calibration tables
 
@@ -100,11 +105,119 @@ class Facts(NamedTuple):
     unheard: int = 0  # clients that train in a round without being averaged: all others, under --train-all
 
 
+C = TypeVar("C", covariant=True)  # the settings of an algorithm, a frozen dataclass
+
+
+@dataclass(frozen=True)
+class Context(Generic[C]):
+    """What every function of an algorithm is given first: fixed during a run, and the same for every client."""
+
+    cfg: C
+    model: Model
+    facts: Facts
+
+
+class ServerInit(Protocol):
+    """The server's state before the first round, by random numbers of its own; refuses what cannot run."""
+
+    def __call__(self, ctx: Context[Any], rng: Stream, /) -> Any: ...
+
+
+class ClientInit(Protocol):
+    """What a client keeps before its first round: private, and kept between rounds."""
+
+    def __call__(self, ctx: Context[Any], server: Any, /) -> Any: ...
+
+
+class Broadcast(Protocol):
+    """What the server sends to the clients ``ids``: down."""
+
+    def __call__(self, ctx: Context[Any], server: Any, ids: Sequence[int], /) -> Any: ...
+
+
+class Begin(Protocol):
+    """A client at the start of local training: local."""
+
+    def __call__(self, ctx: Context[Any], client: Any, down: Any, data: Batch, /) -> Any: ...
+
+
+class Step(Protocol):
+    """One local step: local and info, a NamedTuple of scalars. It may write into ``local``."""
+
+    def __call__(self, ctx: Context[Any], local: Any, batch: Batch, noise: Tensor, /) -> tuple[Any, Any]: ...
+
+
+class Finish(Protocol):
+    """What the client keeps, and what it uploads: client and up."""
+
+    def __call__(self, ctx: Context[Any], local: Any, data: Batch, /) -> tuple[Any, Any]: ...
+
+
+class Aggregate(Protocol):
+    """The server's state from the uploads of the clients ids [K], stacked [K, ...], with n [K] training examples."""
+
+    def __call__(self, ctx: Context[Any], server: Any, ids: Sequence[int], ups: Any, n: Tensor, /) -> Any: ...
+
+
+class Publish(Protocol):
+    """What clients evaluate with: the view."""
+
+    def __call__(self, ctx: Context[Any], server: Any, /) -> Any: ...
+
+
+class Predict(Protocol):
+    """log p [M, B, C] of inputs x [B, ...] under M draws from a view or from a personal model."""
+
+    def __call__(self, ctx: Context[Any], model: Any, x: Tensor, noise: Tensor, /) -> Tensor: ...
+
+
+class Personalize(Protocol):
+    """A client's personal model, from what it keeps, the view and its training data."""
+
+    def __call__(self, ctx: Context[Any], client: Any, view: Any, data: Batch, noise: Tensor, /) -> Any: ...
+
+
+class NoiseShape(Protocol):
+    """The shape of the standard normals that a function is given."""
+
+    def __call__(self, ctx: Context[Any], /) -> tuple[int, ...]: ...
+
+
+class PredictNoise(Protocol):
+    """The shape of the standard normals of a prediction that averages so many draws."""
+
+    def __call__(self, ctx: Context[Any], samples: int, /) -> tuple[int, ...]: ...
+
+
+class Count(Protocol):
+    """A number that the settings alone decide."""
+
+    def __call__(self, cfg: Any, /) -> int: ...
+
+
+class Configure(Protocol):
+    """The record under given settings, which may add functions to it or remove them."""
+
+    def __call__(self, record: Algorithm, cfg: Any, /) -> Algorithm: ...
+
+
+class Probe(Protocol):
+    """A client's reply in one stage of a score; ``message`` is None in the first stage."""
+
+    def __call__(self, ctx: Context[Any], client: Any, view: Any, message: Any, data: Batch, /) -> Tensor: ...
+
+
+class Combine(Protocol):
+    """What the server makes of N replies as they come: the next stage's message; of the last stage, the scores [N]."""
+
+    def __call__(self, ctx: Context[Any], server: Any, replies: Iterator[Tensor], /) -> Any: ...
+
+
 class Stage(NamedTuple):
     """One pass over the clients for a score: what each computes, and what the server makes of it."""
 
-    probe: Callable[..., Tensor]  # cfg, model, client, view, message, data -> reply [...]
-    combine: Callable[..., Any]  # cfg, model, server, N replies as they come -> message; the last is the scores [N]
+    probe: Probe
+    combine: Combine
 
 
 def one(cfg: Any) -> int:
@@ -112,66 +225,81 @@ def one(cfg: Any) -> int:
     return 1
 
 
-def no_noise(cfg: Any, model: Any, facts: Facts) -> tuple[int, ...]:
+def no_noise(ctx: Context[Any]) -> tuple[int, ...]:
     """The shape of the noise of a deterministic function: none."""
     return (0,)
 
 
-def one_draw(cfg: Any, model: Any, samples: int) -> tuple[int, ...]:
+def one_draw(ctx: Context[Any], samples: int) -> tuple[int, ...]:
     """The shape of the noise of a deterministic prediction: none."""
     return (0,)
 
 
-def as_it_is(record: Algorithm, cfg: Any) -> Algorithm:
-    """No setting adds to the record or takes from it."""
+def unchanged(record: Algorithm, cfg: Any) -> Algorithm:
+    """The same record under all settings."""
     return record
 
 
-def client_itself(cfg: Any, model: Any, client: Any, view: Any, data: Batch, noise: Tensor) -> Any:
+def client_itself(ctx: Context[Any], client: Any, view: Any, data: Batch, noise: Tensor) -> Any:
     """The personal model is what the client keeps between rounds."""
     return client
 
 
 class Algorithm(NamedTuple):
-    """A federated algorithm: pure functions of *one* client, stacked from outside by the runtime.
+    """A federated algorithm: pure functions of *one* client, which the runtime stacks from outside.
 
-    ``cfg`` is the algorithm's own frozen dataclass, ``model`` a :class:`fedray.nets.model.Model`, ``data`` the client's
-    whole private training shard as a :class:`Batch`. Server, client, local, down, up and view are NamedTuples of
-    tensors that the algorithm defines. ``noise`` holds standard normals drawn outside, from a stream keyed by (seed,
-    purpose, client, round): only ``server_init`` draws for itself.
+    Every function is given the :class:`Context` first: the settings ``ctx.cfg``, the network ``ctx.model``, and
+    ``ctx.facts`` of the federation. ``data`` is the client's whole private training shard as a :class:`Batch`. Server,
+    client, local, down, up and view are NamedTuples of tensors that the algorithm defines. ``noise`` holds standard
+    normals drawn outside, from a stream keyed by (seed, purpose, client, round): only ``server_init`` draws for itself.
 
-    Of a client's knowledge, ``up`` goes to the aggregation; besides it, only the scalars ``info``, evaluation sums
-    and the replies of score stages leave.
+    Of a client's knowledge, only these leave it: ``up``, the scalars ``info``, the sums of the evaluation, and the
+    replies of score stages.
     """
 
     summary: str  # one line for --help and the docs
     config: type  # frozen dataclass with the paper's defaults
-    server_init: Callable[..., Any]  # cfg, model, facts, rng                  -> server; refuses what cannot run
-    client_init: Callable[..., Any]  # cfg, model, server                      -> client, private, kept between rounds
-    broadcast: Callable[..., Any]  # cfg, model, server, ids                   -> down
-    begin: Callable[..., Any]  # cfg, model, client, down, data                -> local
-    step: Callable[
-        ..., Any
-    ]  # cfg, model, local, batch, noise                -> local, info (scalars); may write into local
-    finish: Callable[..., Any]  # cfg, model, local, data                      -> client, up
-    aggregate: Callable[..., Any]  # cfg, model, server, ids[K], ups[K], n[K]  -> server
-    predict_global: Callable[..., Tensor] | None  # cfg, model, view, x, noise       -> log p [M, B, C]
-    predict_personal: Callable[..., Tensor] | None  # cfg, model, personal, x, noise -> log p [M, B, C]
-    personalize: Callable[..., Any] = client_itself  # cfg, model, client, view, data, noise -> personal
+    server_init: ServerInit
+    client_init: ClientInit
+    broadcast: Broadcast
+    begin: Begin
+    step: Step
+    finish: Finish
+    aggregate: Aggregate
+    predict_global: Predict | None  # None: the method has no global model
+    predict_personal: Predict | None  # None: the method has no personal models
+    personalize: Personalize = client_itself
     personal: str = "each client's own model after local training"  # what predict_personal predicts with
-    settled: Callable[[Algorithm, Any], Algorithm] = as_it_is  # the record under a cfg that adds or takes functions
-    publish: Callable[..., Any] | None = None  # cfg, model, server -> view for evaluation; None: broadcast to all
-    noise_shape: Callable[..., tuple[int, ...]] = no_noise  # cfg, model, facts      -> shape of step's noise
-    personal_noise: Callable[..., tuple[int, ...]] = no_noise  # cfg, model, facts   -> shape of personalize's noise
-    predict_noise: Callable[..., tuple[int, ...]] = one_draw  # cfg, model, samples  -> shape of predict's noise
-    particles: Callable[..., int] = one  # cfg -> M: models that every prediction averages, where none are drawn
-    adapt: Callable[..., Any] | None = None  # as step, of the personal factors alone: how a newcomer trains
-    minibatches: Callable[..., int] = one  # cfg -> J: step's batch is J minibatches, one after the other
+    configure: Configure = unchanged  # how settings change this record
+    publish: Publish | None = None  # None: what is broadcast to all clients
+    noise_shape: NoiseShape = no_noise  # of step's noise
+    personal_noise: NoiseShape = no_noise  # of personalize's noise
+    predict_noise: PredictNoise = one_draw
+    particles: Count = one  # M: models that every prediction averages, where none are drawn
+    adapt: Step | None = None  # a step of the personal factors alone: how a newcomer trains
+    minibatches: Count = one  # J: step's batch is J minibatches, one after the other
     down_per_client: bool = False  # True: broadcast returns one row per client of ids (FedAMP)
     scores: Mapping[str, tuple[Stage, ...]] = {}  # what a selection policy can ask for
-    defaults: Mapping[str, Any] = {}  # settings of the experiment that the method's paper differs in
+    defaults: Mapping[str, Any] = {}  # settings of the experiment in which the method's paper differs
     space: Mapping[str, LogUniform | Uniform | Choice] = {}  # what a sweep searches by default
     presets: Mapping[str, Preset] = {}  # name -> settings that --preset applies before the other options
+
+
+class SelectionInit(Protocol):
+    """The state of a policy before the first round of a federation with so many clients."""
+
+    def __call__(self, clients: int, /) -> Any: ...
+
+
+class Select(Protocol):
+    """The m clients of a round, ascending, and the new state, whose real scalars are logged.
+
+    ``scores`` [N] are those that the policy asks for, None where it asks for none.
+    """
+
+    def __call__(
+        self, state: Any, scores: Tensor | None, clients: int, m: int, rng: Stream, /
+    ) -> tuple[tuple[int, ...], Any]: ...
 
 
 class Selection(NamedTuple):
@@ -179,7 +307,5 @@ class Selection(NamedTuple):
 
     summary: str
     score: str | None  # the algorithm's score that it needs, by name
-    init: Callable[..., Any]  # clients                             -> state
-    select: Callable[
-        ..., Any
-    ]  # state, scores, clients, m, rng    -> ids (ascending), state; its real scalars are logged
+    init: SelectionInit
+    select: Select

@@ -16,7 +16,7 @@ from fedray.federate.block import Block
 from fedray.federate.plan import make_plan
 from fedray.nets import zoo
 from fedray.nets.model import Model
-from fedray.types import Batch
+from fedray.types import Batch, Context, Facts
 
 torch.set_num_threads(1)  # as in every actor
 
@@ -52,6 +52,11 @@ def joined(*batches):
     return Batch(*leaves, batches[0].total)
 
 
+def context(cfg, model=None, facts=None):
+    """What an algorithm's functions are given first, outside of a federation: of one client, unless facts are given."""
+    return Context(cfg, model, facts or Facts(clients=1, per_round=1, rounds=1, local_steps=1, batch_size=9, shard=9))
+
+
 def experiment(algorithm="fedavg", settings=None):
     """Six digits clients with unequal shards, batches that divide none of them, a network of 610 parameters."""
     base = Experiment(
@@ -79,12 +84,13 @@ def block(plan, ids=None, backend="loop"):
 
 def play(plan, hosts, rounds=((0, 2, 3, 5), (1, 2, 4, 5))):
     """Rounds with the given participants over blocks of clients: (server, states, uploads and infos)."""
-    cfg, algorithm, server, seen = plan.cfg.algorithm, plan.algorithm, plan.initial_server(), []
+    ctx, algorithm = plan.context, plan.algorithm
+    server, seen = plan.initial_server(), []
     for number, ids in enumerate(rounds, 1):
-        down = algorithm.broadcast(cfg, plan.model, server, ids)
+        down = algorithm.broadcast(ctx, server, ids)
         replies = [host.train(number, [i for i in ids if i in host.ids], down) for host in hosts]
         ups, infos, n = (trees.concatenate([reply[k] for reply in replies]) for k in (2, 4, 3))
-        server = algorithm.aggregate(cfg, plan.model, server, ids, ups, n)
+        server = algorithm.aggregate(ctx, server, ids, ups, n)
         seen.append((ups, infos))
     return server, trees.concatenate([host.states for host in hosts]), seen
 

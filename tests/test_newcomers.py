@@ -64,7 +64,7 @@ def test_adaptation_changes_the_newcomers_alone(name):
 @able
 def test_nobody_learns_from_a_newcomer(name):
     plan = small_plan(name, HELD)
-    down = plan.algorithm.broadcast(plan.cfg.algorithm, plan.model, plan.initial_server(), (4, 5))
+    down = plan.algorithm.broadcast(plan.context, plan.initial_server(), (4, 5))
     assert block(plan).train(3, (4, 5), down).up is None
 
 

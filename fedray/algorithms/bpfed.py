@@ -20,8 +20,7 @@ from fedray.algorithms.pfedbayes import Info
 from fedray.arrays.optim import zero_moments
 from fedray.arrays.rng import Stream
 from fedray.bayes.gaussian import Gaussian
-from fedray.nets.model import Model
-from fedray.types import Batch, Facts, LogUniform
+from fedray.types import Batch, Context, LogUniform
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,79 +69,79 @@ def put(q: Gaussian, index: Tensor, part: Gaussian) -> Gaussian:
     return Gaussian(*(whole.index_copy(0, index, some) for whole, some in zip(q, part, strict=True)))
 
 
-def server_init(cfg: BPFed, model: Model, facts: Facts, rng: Stream) -> Gaussian:
+def server_init(ctx: Context[BPFed], rng: Stream) -> Gaussian:
     """pFedBayes's start; refuses layers that the network does not have."""
-    model.part(cfg.personal)
-    return pfedbayes.server_init(cfg, model, facts, rng)
+    ctx.model.part(ctx.cfg.personal)
+    return pfedbayes.server_init(ctx, rng)
 
 
-def client_init(cfg: BPFed, model: Model, server: Gaussian) -> Client:
-    return _rested(cfg, model, pfedbayes.client_init(cfg, model, server), server)
+def client_init(ctx: Context[BPFed], server: Gaussian) -> Client:
+    return _rested(ctx, pfedbayes.client_init(ctx, server), server)
 
 
-def _rested(cfg: BPFed, model: Model, client: pfedbayes.Client, w: Gaussian) -> Client:
+def _rested(ctx: Context[BPFed], client: pfedbayes.Client, w: Gaussian) -> Client:
     """The client between rounds: without the moments of q_i, where its optimizer starts anew."""
+    cfg = ctx.cfg
     if cfg.sync:
         empty = zero_moments(client.q.mu[:0])
         client = client._replace(q_mu=empty, q_rho=empty)
-    own = model.part(cfg.personal)
+    own = ctx.model.part(cfg.personal)
     return Client(client, take(w, own if cfg.prior == "carried" else own[:0]))
 
 
-def broadcast(cfg: BPFed, model: Model, server: Gaussian, ids: Sequence[int]) -> Gaussian:
-    return take(server, model.rest(cfg.personal))
+def broadcast(ctx: Context[BPFed], server: Gaussian, ids: Sequence[int]) -> Gaussian:
+    return take(server, ctx.model.rest(ctx.cfg.personal))
 
 
-def begin(cfg: BPFed, model: Model, client: Client, down: Gaussian, data: Batch) -> Local:
+def begin(ctx: Context[BPFed], client: Client, down: Gaussian, data: Batch) -> Local:
     """w.s ← u, w.z ← q.z or as carried and, with ``sync``, q.s ← u."""
+    cfg = ctx.cfg
     state = client.posterior
-    q = put(state.q, model.rest(cfg.personal), down)
-    w = put(q, model.part(cfg.personal), client.prior) if cfg.prior == "carried" else q
+    q = put(state.q, ctx.model.rest(cfg.personal), down)
+    w = put(q, ctx.model.part(cfg.personal), client.prior) if cfg.prior == "carried" else q
     if cfg.sync:
         zero = zero_moments(w.mu)
         state = state._replace(q=q, q_mu=zero, q_rho=zero, q_t=torch.zeros_like(state.q_t))
     prior = w if cfg.prior == "fixed" else Gaussian(w.mu[:0], w.rho[:0])
-    return Local(*pfedbayes.begin(cfg, model, state, w, data), prior)
+    return Local(*pfedbayes.begin(ctx, state, w, data), prior)
 
 
-def step(cfg: BPFed, model: Model, local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
+def step(ctx: Context[BPFed], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
     """pFedBayes's step of all layers."""
     moving = pfedbayes.Local(local.client, local.w)
-    prior = local.prior if cfg.prior == "fixed" else local.w
-    (client, w), info = pfedbayes.train(cfg, model, moving, prior, batch, noise)
+    prior = local.prior if ctx.cfg.prior == "fixed" else local.w
+    (client, w), info = pfedbayes.train(ctx, moving, prior, batch, noise)
     return local._replace(client=client, w=w), info
 
 
-def adapt(cfg: BPFed, model: Model, local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
+def adapt(ctx: Context[BPFed], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
     """A step of the personal layers alone: q.s stays, and w.s with it."""
-    shared = model.rest(cfg.personal)
+    shared = ctx.model.rest(ctx.cfg.personal)
     q, w = take(local.client.q, shared), take(local.w, shared)
-    local, info = step(cfg, model, local, batch, noise)
+    local, info = step(ctx, local, batch, noise)
     client = local.client._replace(q=put(local.client.q, shared, q))
     return local._replace(client=client, w=put(local.w, shared, w)), info
 
 
-def finish(cfg: BPFed, model: Model, local: Local, data: Batch) -> tuple[Client, Gaussian]:
+def finish(ctx: Context[BPFed], local: Local, data: Batch) -> tuple[Client, Gaussian]:
     """Upload shared layers, never personal ones."""
-    client, w = pfedbayes.finish(cfg, model, pfedbayes.Local(local.client, local.w), data)
-    return _rested(cfg, model, client, local.w), take(
-        w if cfg.upload == "prior" else client.q, model.rest(cfg.personal)
+    client, w = pfedbayes.finish(ctx, pfedbayes.Local(local.client, local.w), data)
+    return _rested(ctx, client, local.w), take(
+        w if ctx.cfg.upload == "prior" else client.q, ctx.model.rest(ctx.cfg.personal)
     )
 
 
-def aggregate(cfg: BPFed, model: Model, server: Gaussian, ids: Sequence[int], ups: Gaussian, n: Tensor) -> Gaussian:
+def aggregate(ctx: Context[BPFed], server: Gaussian, ids: Sequence[int], ups: Gaussian, n: Tensor) -> Gaussian:
     """pFedBayes's average of the shared layers; the initial personal ones stay as they were."""
-    shared = model.rest(cfg.personal)
-    return put(server, shared, pfedbayes.aggregate(cfg, model, take(server, shared), ids, ups, n))
+    shared = ctx.model.rest(ctx.cfg.personal)
+    return put(server, shared, pfedbayes.aggregate(ctx, take(server, shared), ids, ups, n))
 
 
-def personalize(
-    cfg: BPFed, model: Model, client: Client, view: Gaussian, data: Batch, noise: Tensor
-) -> pfedbayes.Client:
+def personalize(ctx: Context[BPFed], client: Client, view: Gaussian, data: Batch, noise: Tensor) -> pfedbayes.Client:
     state = client.posterior
-    if cfg.predict_with == "kept":
+    if ctx.cfg.predict_with == "kept":
         return state
-    return state._replace(q=put(state.q, model.rest(cfg.personal), view))
+    return state._replace(q=put(state.q, ctx.model.rest(ctx.cfg.personal), view))
 
 
 OWN = {"algorithm.zeta": 1e-3 / 20, "algorithm.sync": False, "algorithm.prior": "carried"}

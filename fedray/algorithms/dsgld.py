@@ -24,8 +24,7 @@ from fedray.algorithms import fedavg, svgd
 from fedray.algorithms.fedavg import Nothing
 from fedray.arrays.rng import Stream
 from fedray.bayes.particles import Likelihood, ParticleSettings, network
-from fedray.nets.model import Model
-from fedray.types import Algorithm, Batch, Choice, Facts, LogUniform, require
+from fedray.types import Algorithm, Batch, Choice, Context, LogUniform, require
 
 SHIFT = 0.5  # of t in ε_t (public code)
 KEYS = 2**24  # whole numbers that float32 holds exactly
@@ -54,7 +53,6 @@ class Server(NamedTuple):
     t: Tensor  # [S, M/S] steps of each chain so far
     round: Tensor  # [] rounds so far
     key: Tensor  # [] of the stream that deals the chains, a whole number
-    clients: Tensor  # [] N = 1/f_k
 
 
 class Visit(NamedTuple):
@@ -63,13 +61,6 @@ class Visit(NamedTuple):
     x: Tensor  # [M/S, P]
     t: Tensor  # [M/S]
     place: Tensor  # [M/S] the chain's number
-
-
-class Down(NamedTuple):
-    """What the server sends to one client."""
-
-    visit: Visit
-    clients: Tensor  # [] 1/f_k
 
 
 class View(NamedTuple):
@@ -85,57 +76,61 @@ class Info(NamedTuple):
     step_size: Tensor  # [] mean ε_t
 
 
-def server_init(cfg: DSGLD, model: Model, facts: Facts, rng: Stream) -> Server:
+def server_init(ctx: Context[DSGLD], rng: Stream) -> Server:
+    facts = ctx.facts
+    cfg = ctx.cfg
     several, reason = facts.per_round, f"chains are dealt evenly among {facts.per_round} clients per round"
     require(cfg.particles % several == 0, "particles", cfg.particles, reason, f"use a multiple of {several}")
     reason = f"there are no chains for {facts.unheard} clients more"
     require(facts.unheard == 0, "train_all", True, reason, "leave it out")
-    x = cfg.initial(model, rng).view(several, -1, model.padded)
+    x = cfg.initial(ctx.model, rng).view(several, -1, ctx.model.padded)
     key = (KEYS * rng.uniform([])).floor()
-    return Server(x, torch.zeros(x.shape[:2]), torch.zeros(()), key, torch.tensor(float(facts.clients)))
+    return Server(x, torch.zeros(x.shape[:2]), torch.zeros(()), key)
 
 
-def broadcast(cfg: DSGLD, model: Model, server: Server, ids: Sequence[int]) -> Down:
+def broadcast(ctx: Context[DSGLD], server: Server, ids: Sequence[int]) -> Visit:
     """Deal the chains; with fewer clients than there are shares, some chains stay."""
     shares, size, padded = server.x.shape
     stream = Stream(int(server.key), "chains", 0, int(server.round))
     place = torch.from_numpy(stream.numpy.permutation(shares * size)).view(shares, size)[: len(ids)]
-    visit = Visit(server.x.view(-1, padded)[place], server.t.view(-1)[place], place.float())
-    return Down(visit, server.clients.expand(len(ids)))
+    return Visit(server.x.view(-1, padded)[place], server.t.view(-1)[place], place.float())
 
 
-def publish(cfg: DSGLD, model: Model, server: Server) -> View:
+def publish(ctx: Context[DSGLD], server: Server) -> View:
     return View(server.x.flatten(0, 1))
 
 
-def begin(cfg: DSGLD, model: Model, client: Nothing, down: Down, data: Batch) -> Down:
+def begin(ctx: Context[DSGLD], client: Nothing, down: Visit, data: Batch) -> Visit:
     return down
 
 
-def noise_shape(cfg: DSGLD, model: Model, facts: Facts) -> tuple[int, ...]:
-    return cfg.particles // facts.per_round, model.padded
+def noise_shape(ctx: Context[DSGLD]) -> tuple[int, ...]:
+    return ctx.cfg.particles // ctx.facts.per_round, ctx.model.padded
 
 
-def step(cfg: DSGLD, model: Model, local: Down, batch: Batch, noise: Tensor) -> tuple[Down, Info]:
-    return advance(cfg, model.size, local, network(model, batch, cfg.temperature), noise)
+def step(ctx: Context[DSGLD], local: Visit, batch: Batch, noise: Tensor) -> tuple[Visit, Info]:
+    likelihood = network(ctx.model, batch, ctx.cfg.temperature)
+    return langevin(ctx.cfg, ctx.model.size, ctx.facts.clients, local, likelihood, noise)
 
 
-def advance(cfg: DSGLD, d: int, local: Down, likelihood: Likelihood, noise: Tensor) -> tuple[Down, Info]:
-    """One Langevin step of every chain at the client, from standard normals [M/S, P]."""
-    x, t, _ = local.visit
+def langevin(
+    cfg: DSGLD, d: int, clients: int, visit: Visit, likelihood: Likelihood, noise: Tensor
+) -> tuple[Visit, Info]:
+    """One Langevin step of every chain at the client, from standard normals [M/S, P]; 1/f_k is ``clients``."""
+    x, t, _ = visit
     nll, s = likelihood(x)
     eps = cfg.a0 * (SHIFT + t) ** -cfg.decay
     noise = torch.where(torch.arange(x.shape[-1], device=x.device) < d, noise, 0)  # the padding stays zero
-    drift = cfg.p0(d).score(x) + local.clients * s
+    drift = cfg.p0(d).score(x) + clients * s
     x = x + (eps / 2)[:, None] * drift + eps.sqrt()[:, None] * noise
-    return local._replace(visit=local.visit._replace(x=x, t=t + 1)), Info(nll, eps.mean())
+    return visit._replace(x=x, t=t + 1), Info(nll, eps.mean())
 
 
-def finish(cfg: DSGLD, model: Model, local: Down, data: Batch) -> tuple[Nothing, Visit]:
-    return Nothing(), local.visit
+def finish(ctx: Context[DSGLD], local: Visit, data: Batch) -> tuple[Nothing, Visit]:
+    return Nothing(), local
 
 
-def aggregate(cfg: DSGLD, model: Model, server: Server, ids: Sequence[int], ups: Visit, n: Tensor) -> Server:
+def aggregate(ctx: Context[DSGLD], server: Server, ids: Sequence[int], ups: Visit, n: Tensor) -> Server:
     """The chains come home; those of a client that failed are where they were."""
     place, x, t = ups.place.flatten().long(), server.x.flatten(0, 1), server.t.flatten()
     x, t = x.index_copy(0, place, ups.x.flatten(0, 1)), t.index_copy(0, place, ups.t.flatten())

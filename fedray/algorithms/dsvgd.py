@@ -25,8 +25,7 @@ from fedray.bayes.importance import stages
 from fedray.bayes.particles import Likelihood, check_layers, curvature, network
 from fedray.bayes.sites import BACKENDS, Settings, regression
 from fedray.bayes.stein import descend, direction, move, rbf
-from fedray.nets.model import Model
-from fedray.types import Algorithm, Batch, Choice, Facts, LogUniform, Preset, require
+from fedray.types import Algorithm, Batch, Choice, Context, LogUniform, Preset, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +126,8 @@ def tilted(cfg: DSVGD, d: int, cavity: Any, x: Tensor, s: Tensor) -> Tensor:
     return s + cfg.p0(d).score(x) + BACKENDS[cfg.sites].pull(cfg.told(d), cavity, x)
 
 
-def server_init(cfg: DSVGD, model: Model, facts: Facts, rng: Stream) -> Server:
+def server_init(ctx: Context[DSVGD], rng: Stream) -> Server:
+    cfg, model, facts = ctx.cfg, ctx.model, ctx.facts
     backend, serial, several = BACKENDS[cfg.sites], cfg.mode == "serial", facts.per_round
     reason = "serial DSVGD trains one client at a time"
     require(not serial or several == 1, "clients_per_round", several, reason, "use 1, or --mode parallel")
@@ -143,23 +143,23 @@ def server_init(cfg: DSVGD, model: Model, facts: Facts, rng: Stream) -> Server:
     return Server(x, backend.shared(cfg.told(model.size), x))
 
 
-def client_init(cfg: DSVGD, model: Model, server: Server) -> Client:
-    site = BACKENDS[cfg.sites].own(cfg.told(model.size), server.x)
+def client_init(ctx: Context[DSVGD], server: Server) -> Client:
+    site = BACKENDS[ctx.cfg.sites].own(ctx.cfg.told(ctx.model.size), server.x)
     return Client(server.x, site, torch.zeros(()))
 
 
-def broadcast(cfg: DSVGD, model: Model, server: Server, ids: Sequence[int]) -> Server:
+def broadcast(ctx: Context[DSVGD], server: Server, ids: Sequence[int]) -> Server:
     return server
 
 
-def begin(cfg: DSVGD, model: Model, client: Client, down: Server, data: Batch) -> Local:
+def begin(ctx: Context[DSVGD], client: Client, down: Server, data: Batch) -> Local:
     """x ← the global particles; the cavity q/t_k is fixed for the visit."""
-    cavity = BACKENDS[cfg.sites].cavity(cfg.told(model.size), down.sums, client.site, down.x)
+    cavity = BACKENDS[ctx.cfg.sites].cavity(ctx.cfg.told(ctx.model.size), down.sums, client.site, down.x)
     return Local(down.x, torch.zeros_like(down.x), torch.ones_like(client.visited), cavity, client.site)
 
 
-def step(cfg: DSVGD, model: Model, local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
-    return advance(cfg, model.size, local, network(model, batch, cfg.temperature))
+def step(ctx: Context[DSVGD], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
+    return advance(ctx.cfg, ctx.model.size, local, network(ctx.model, batch, ctx.cfg.temperature))
 
 
 def advance(cfg: DSVGD, d: int, local: Local, likelihood: Likelihood) -> tuple[Local, Info]:
@@ -171,7 +171,8 @@ def advance(cfg: DSVGD, d: int, local: Local, likelihood: Likelihood) -> tuple[L
     return local._replace(x=x, v=v, first=torch.zeros_like(local.first)), Info(nll, kernel.h.to(nll.dtype))
 
 
-def finish(cfg: DSVGD, model: Model, local: Local, data: Batch) -> tuple[Client, Up]:
+def finish(ctx: Context[DSVGD], local: Local, data: Batch) -> tuple[Client, Up]:
+    cfg, model = ctx.cfg, ctx.model
     x = local.x
     if not BACKENDS[cfg.sites].gaussian:  # no other looks at the likelihood again
         return settle(cfg, model.size, local, x, x)
@@ -188,31 +189,33 @@ def settle(cfg: DSVGD, d: int, local: Local, s: Tensor, curved: Tensor) -> tuple
     return Client(local.x, site, torch.ones_like(local.first)), up
 
 
-def aggregate(cfg: DSVGD, model: Model, server: Server, ids: Sequence[int], ups: Up, n: Tensor) -> Server:
+def aggregate(ctx: Context[DSVGD], server: Server, ids: Sequence[int], ups: Up, n: Tensor) -> Server:
     """Add the sites' increments in client order; x ← the clients' mean, which of one is its own, or SVGD on p0 Π_k t_k.
 
     x_n is the mean of what clients made of the same x_n, as FedAvg's weights are; where every p̃_k is the posterior,
     no particle moves any more.
     """
+    cfg = ctx.cfg
     order = sorted(range(len(ids)), key=lambda row: ids[row])
     ups = trees.rows(ups, order)
     sums = trees.tree_map(increased, server.sums, ups.sums)
     if cfg.mode == "serial" or cfg.merge == "average":
         return Server(mean(ups.x), sums)
     still = torch.zeros_like(server.x)
-    x = descend(cfg.descent, server.x, lambda x: tilted(cfg, model.size, sums, x, still), cfg.server_steps)
+    x = descend(cfg.descent, server.x, lambda x: tilted(cfg, ctx.model.size, sums, x, still), cfg.server_steps)
     return Server(x, sums)
 
 
-def personalize(cfg: DSVGD, model: Model, client: Client, view: Server, data: Batch, noise: Tensor) -> Client:
+def personalize(ctx: Context[DSVGD], client: Client, view: Server, data: Batch, noise: Tensor) -> Client:
     """The particles of the last visit; before the first, the global ones."""
     return client._replace(x=torch.where(client.visited > 0, client.x, view.x))
 
 
-def scores(cfg: DSVGD, model: Model, client: Client, down: Server, data: Batch) -> tuple[Tensor, Tensor]:
+def scores(ctx: Context[DSVGD], client: Client, down: Server, data: Batch) -> tuple[Tensor, Tensor]:
     """The scores of p_k and of p̃_k [M, P] at the global particles, on the whole shard or ``score_examples`` of it."""
-    _, s = network(model, spaced(data, cfg.score_examples), cfg.temperature)(down.x)
-    return s, tilted(cfg, model.size, begin(cfg, model, client, down, data).cavity, down.x, s)
+    cfg = ctx.cfg
+    _, s = network(ctx.model, spaced(data, cfg.score_examples), cfg.temperature)(down.x)
+    return s, tilted(cfg, ctx.model.size, begin(ctx, client, down, data).cavity, down.x, s)
 
 
 SERIAL = {"algorithm.mode": "serial", "clients_per_round": 1}

@@ -20,7 +20,7 @@ from fedray.arrays.optim import Descent, descend, descent
 from fedray.arrays.rng import Stream
 from fedray.nets.likelihood import log_probs, nll_and_grad
 from fedray.nets.model import Model
-from fedray.types import Algorithm, Batch, Facts, LogUniform, check_choices, require
+from fedray.types import Algorithm, Batch, Context, LogUniform, check_choices, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,26 +80,26 @@ class Info(NamedTuple):
     nll: Tensor  # [] mean over the minibatch, nats
 
 
-def server_init(cfg: Averaging, model: Model, facts: Facts, rng: Stream) -> Point:
-    return Point(model.init(rng))
+def server_init(ctx: Context[Averaging], rng: Stream) -> Point:
+    return Point(ctx.model.init(rng))
 
 
-def client_init(cfg: FedAvg, model: Model, server: Point) -> Nothing:
+def client_init(ctx: Context[FedAvg], server: Point) -> Nothing:
     return Nothing()
 
 
-def broadcast(cfg: Averaging, model: Model, server: Point, ids: Sequence[int]) -> Point:
+def broadcast(ctx: Context[Averaging], server: Point, ids: Sequence[int]) -> Point:
     return server
 
 
-def begin(cfg: FedAvg, model: Model, client: Nothing, down: Point, data: Batch) -> Local:
-    return Local(down.theta, down.theta, descent(cfg.optimizer, down.theta))
+def begin(ctx: Context[FedAvg], client: Nothing, down: Point, data: Batch) -> Local:
+    return Local(down.theta, down.theta, descent(ctx.cfg.optimizer, down.theta))
 
 
-def step(cfg: FedAvg, model: Model, local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
+def step(ctx: Context[FedAvg], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
     """One step on the mean cross-entropy."""
-    nll, grad = gradient(model, local.theta, batch)
-    return descended(cfg, local, grad), Info(nll)
+    nll, grad = gradient(ctx.model, local.theta, batch)
+    return descended(ctx.cfg, local, grad), Info(nll)
 
 
 def descended(cfg: FedAvg, local: Local, grad: Tensor) -> Local:
@@ -113,30 +113,30 @@ def gradient(model: Model, theta: Tensor, batch: Batch) -> tuple[Tensor, Tensor]
     return nll_and_grad(model, theta, batch.x, batch.y, batch.weight / batch.weight.sum())
 
 
-def finish(cfg: FedAvg, model: Model, local: Local, data: Batch) -> tuple[Nothing, Point]:
+def finish(ctx: Context[FedAvg], local: Local, data: Batch) -> tuple[Nothing, Point]:
     return Nothing(), Point(local.theta)
 
 
-def aggregate(cfg: Averaging, model: Model, server: Point, ids: Sequence[int], ups: Point, n: Tensor) -> Point:
+def aggregate(ctx: Context[Averaging], server: Point, ids: Sequence[int], ups: Point, n: Tensor) -> Point:
     """w ← (1-β) w + β Σ_k a_k w_k, a_k = n_k / Σ n or the same for all."""
-    weights = n if cfg.weighting == "examples" else torch.ones_like(n)
-    return Point(damped(server.theta, weighted_mean(ups.theta, weights), cfg.beta))
+    weights = n if ctx.cfg.weighting == "examples" else torch.ones_like(n)
+    return Point(damped(server.theta, weighted_mean(ups.theta, weights), ctx.cfg.beta))
 
 
-def predict_global(cfg: Averaging, model: Model, view: Point, x: Tensor, noise: Tensor) -> Tensor:
-    return log_probs(model, view.theta[None], x)
+def predict_global(ctx: Context[Averaging], view: Point, x: Tensor, noise: Tensor) -> Tensor:
+    return log_probs(ctx.model, view.theta[None], x)
 
 
-def personal_noise(cfg: Averaging, model: Model, facts: Facts) -> tuple[int, ...]:
-    return tuning_noise(cfg.ft, facts)
+def personal_noise(ctx: Context[Averaging]) -> tuple[int, ...]:
+    return tuning_noise(ctx.cfg.ft, ctx.facts)
 
 
-def personalize(cfg: FedAvg, model: Model, client: Nothing, view: Point, data: Batch, noise: Tensor) -> Point:
+def personalize(ctx: Context[FedAvg], client: Nothing, view: Point, data: Batch, noise: Tensor) -> Point:
     """The new global model after ``ft`` SGD steps on the client's training data."""
-    return Point(fine_tune(partial(gradient, model), view.theta, data, [cfg.lr] * cfg.ft, noise))
+    return Point(fine_tune(partial(gradient, ctx.model), view.theta, data, [ctx.cfg.lr] * ctx.cfg.ft, noise))
 
 
-def settled(record: Algorithm, cfg: FedAvg) -> Algorithm:
+def configure(record: Algorithm, cfg: FedAvg) -> Algorithm:
     """Without fine-tuning there is no personal model."""
     if cfg.ft == 0:
         return record._replace(predict_personal=None)
@@ -162,6 +162,6 @@ ALGORITHM = Algorithm(
     predict_personal=predict_global,
     personalize=personalize,
     personal_noise=personal_noise,
-    settled=settled,
+    configure=configure,
     space={"lr": LogUniform(1e-4, 1e-1)},
 )

@@ -15,8 +15,7 @@ from torch import Tensor
 from fedray.algorithms import fedavg
 from fedray.arrays.rng import Stream
 from fedray.nets.likelihood import log_probs
-from fedray.nets.model import Model
-from fedray.types import Algorithm, Batch, Facts, LogUniform
+from fedray.types import Algorithm, Batch, Context, LogUniform
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,65 +32,62 @@ class Part(NamedTuple):
     theta: Tensor  # [k]
 
 
-def server_init(cfg: FedPer, model: Model, facts: Facts, rng: Stream) -> fedavg.Point:
+def server_init(ctx: Context[FedPer], rng: Stream) -> fedavg.Point:
     """FedAvg's start; refuses layers that the network does not have."""
-    model.part(cfg.personal)
-    return fedavg.server_init(cfg, model, facts, rng)
+    ctx.model.part(ctx.cfg.personal)
+    return fedavg.server_init(ctx, rng)
 
 
-def client_init(cfg: FedPer, model: Model, server: fedavg.Point) -> Part:
+def client_init(ctx: Context[FedPer], server: fedavg.Point) -> Part:
     """Everyone's personal layers start where the server's initial ones lie."""
-    return Part(server.theta[model.part(cfg.personal)])
+    return Part(server.theta[ctx.model.part(ctx.cfg.personal)])
 
 
-def broadcast(cfg: FedPer, model: Model, server: fedavg.Point, ids: Sequence[int]) -> Part:
-    return Part(server.theta[model.rest(cfg.personal)])
+def broadcast(ctx: Context[FedPer], server: fedavg.Point, ids: Sequence[int]) -> Part:
+    return Part(server.theta[ctx.model.rest(ctx.cfg.personal)])
 
 
-def whole(cfg: FedPer, model: Model, client: Part, shared: Part) -> Tensor:
+def whole(ctx: Context[FedPer], client: Part, shared: Part) -> Tensor:
     """A client's network [P]: its own layers and the shared ones."""
-    theta = client.theta.new_zeros(model.padded).index_copy(0, model.part(cfg.personal), client.theta)
-    return theta.index_copy(0, model.rest(cfg.personal), shared.theta)
+    model = ctx.model
+    theta = client.theta.new_zeros(model.padded).index_copy(0, model.part(ctx.cfg.personal), client.theta)
+    return theta.index_copy(0, model.rest(ctx.cfg.personal), shared.theta)
 
 
-def begin(cfg: FedPer, model: Model, client: Part, down: Part, data: Batch) -> fedavg.Local:
-    return fedavg.begin(cfg, model, fedavg.Nothing(), fedavg.Point(whole(cfg, model, client, down)), data)
+def begin(ctx: Context[FedPer], client: Part, down: Part, data: Batch) -> fedavg.Local:
+    return fedavg.begin(ctx, fedavg.Nothing(), fedavg.Point(whole(ctx, client, down)), data)
 
 
-def adapt(
-    cfg: FedPer, model: Model, local: fedavg.Local, batch: Batch, noise: Tensor
-) -> tuple[fedavg.Local, fedavg.Info]:
+def adapt(ctx: Context[FedPer], local: fedavg.Local, batch: Batch, noise: Tensor) -> tuple[fedavg.Local, fedavg.Info]:
     """A step of the personal layers alone."""
-    shared = model.rest(cfg.personal)
+    shared = ctx.model.rest(ctx.cfg.personal)
     frozen = local.theta[shared]
-    local, info = fedavg.step(cfg, model, local, batch, noise)
+    local, info = fedavg.step(ctx, local, batch, noise)
     return local._replace(theta=local.theta.index_copy(0, shared, frozen)), info
 
 
-def finish(cfg: FedPer, model: Model, local: fedavg.Local, data: Batch) -> tuple[Part, Part]:
+def finish(ctx: Context[FedPer], local: fedavg.Local, data: Batch) -> tuple[Part, Part]:
     """Keep the personal layers, upload the shared ones."""
-    return Part(local.theta[model.part(cfg.personal)]), Part(local.theta[model.rest(cfg.personal)])
+    return Part(local.theta[ctx.model.part(ctx.cfg.personal)]), Part(local.theta[ctx.model.rest(ctx.cfg.personal)])
 
 
-def aggregate(
-    cfg: FedPer, model: Model, server: fedavg.Point, ids: Sequence[int], ups: Part, n: Tensor
-) -> fedavg.Point:
+def aggregate(ctx: Context[FedPer], server: fedavg.Point, ids: Sequence[int], ups: Part, n: Tensor) -> fedavg.Point:
     """FedAvg's average of the shared layers; the server's initial personal ones stay as they were."""
-    shared = model.rest(cfg.personal)
-    mean = fedavg.aggregate(cfg, model, fedavg.Point(server.theta[shared]), ids, fedavg.Point(ups.theta), n)
+    shared = ctx.model.rest(ctx.cfg.personal)
+    mean = fedavg.aggregate(ctx, fedavg.Point(server.theta[shared]), ids, fedavg.Point(ups.theta), n)
     return fedavg.Point(server.theta.index_copy(0, shared, mean.theta))
 
 
-def personalize(cfg: FedPer, model: Model, client: Part, view: Part, data: Batch, noise: Tensor) -> fedavg.Point:
+def personalize(ctx: Context[FedPer], client: Part, view: Part, data: Batch, noise: Tensor) -> fedavg.Point:
     """The client's own layers under the latest average of the shared ones, after ``ft`` SGD steps."""
-    return fedavg.personalize(cfg, model, fedavg.Nothing(), fedavg.Point(whole(cfg, model, client, view)), data, noise)
+    return fedavg.personalize(ctx, fedavg.Nothing(), fedavg.Point(whole(ctx, client, view)), data, noise)
 
 
-def predict_personal(cfg: FedPer, model: Model, personal: fedavg.Point, x: Tensor, noise: Tensor) -> Tensor:
-    return log_probs(model, personal.theta[None], x)
+def predict_personal(ctx: Context[FedPer], personal: fedavg.Point, x: Tensor, noise: Tensor) -> Tensor:
+    return log_probs(ctx.model, personal.theta[None], x)
 
 
-def settled(record: Algorithm, cfg: FedPer) -> Algorithm:
+def configure(record: Algorithm, cfg: FedPer) -> Algorithm:
     return record._replace(personal=record.personal + fedavg.tuned(cfg.ft))
 
 
@@ -110,7 +106,7 @@ ALGORITHM = Algorithm(
     personalize=personalize,
     personal_noise=fedavg.personal_noise,
     personal="each client's own layers under the latest average of the shared ones",
-    settled=settled,
+    configure=configure,
     adapt=adapt,
     space={"lr": LogUniform(1e-4, 1e-1)},
 )

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedray.algorithms import fedavg
-from fedray.nets.model import Model
-from fedray.types import Batch, LogUniform, require
+from fedray.types import Batch, Context, LogUniform, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,13 +26,11 @@ class FedProx(fedavg.FedAvg):
         require(self.mu >= 0, "mu", self.mu, "the proximal weight is not negative", "use 0 for FedAvg")
 
 
-def step(
-    cfg: FedProx, model: Model, local: fedavg.Local, batch: Batch, noise: Tensor
-) -> tuple[fedavg.Local, fedavg.Info]:
+def step(ctx: Context[FedProx], local: fedavg.Local, batch: Batch, noise: Tensor) -> tuple[fedavg.Local, fedavg.Info]:
     """One step on the mean cross-entropy plus (μ/2)‖w - w^t‖²."""
-    nll, grad = fedavg.gradient(model, local.theta, batch)
-    pull = cfg.mu * (local.theta - local.start)
-    return fedavg.descended(cfg, local, grad + pull), fedavg.Info(nll)
+    nll, grad = fedavg.gradient(ctx.model, local.theta, batch)
+    pull = ctx.cfg.mu * (local.theta - local.start)
+    return fedavg.descended(ctx.cfg, local, grad + pull), fedavg.Info(nll)
 
 
 ALGORITHM = fedavg.ALGORITHM._replace(

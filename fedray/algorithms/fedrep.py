@@ -17,8 +17,7 @@ from fedray.algorithms import fedavg, fedper
 from fedray.arrays.optim import Descent
 from fedray.arrays.rng import Stream
 from fedray.arrays.trees import tree_map
-from fedray.nets.model import Model
-from fedray.types import Batch, Facts, require
+from fedray.types import Batch, Context, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,42 +39,43 @@ class Local(NamedTuple):
     r: Tensor  # [] steps so far
 
 
-def server_init(cfg: FedRep, model: Model, facts: Facts, rng: Stream) -> fedavg.Point:
+def server_init(ctx: Context[FedRep], rng: Stream) -> fedavg.Point:
     """FedAvg's start; refuses a round without a step for the shared layers."""
-    reason = f"--local-steps {facts.local_steps} leaves no step to the shared layers"
-    require(cfg.head_steps < facts.local_steps, "head_steps", cfg.head_steps, reason, "lower it")
-    return fedper.server_init(cfg, model, facts, rng)
+    reason = f"--local-steps {ctx.facts.local_steps} leaves no step to the shared layers"
+    require(ctx.cfg.head_steps < ctx.facts.local_steps, "head_steps", ctx.cfg.head_steps, reason, "lower it")
+    return fedper.server_init(ctx, rng)
 
 
-def begin(cfg: FedRep, model: Model, client: fedper.Part, down: fedper.Part, data: Batch) -> Local:
-    return Local(fedper.begin(cfg, model, client, down, data), torch.zeros_like(down.theta.sum()))
+def begin(ctx: Context[FedRep], client: fedper.Part, down: fedper.Part, data: Batch) -> Local:
+    return Local(fedper.begin(ctx, client, down, data), torch.zeros_like(down.theta.sum()))
 
 
-def step(cfg: FedRep, model: Model, local: Local, batch: Batch, noise: Tensor) -> tuple[Local, fedavg.Info]:
+def step(ctx: Context[FedRep], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, fedavg.Info]:
     """A step of the personal layers while r < ``head_steps``, then of the shared ones, under a fresh optimizer."""
-    personal = torch.zeros(model.padded, dtype=torch.bool).index_fill(0, model.part(cfg.personal), True)
+    cfg = ctx.cfg
+    personal = torch.zeros(ctx.model.padded, dtype=torch.bool).index_fill(0, ctx.model.part(cfg.personal), True)
     moving = torch.where(local.r < cfg.head_steps, personal, ~personal)
-    return _masked_step(cfg, model, local, batch, moving, local.r != cfg.head_steps)
+    return _masked_step(ctx, local, batch, moving, local.r != cfg.head_steps)
 
 
-def adapt(cfg: FedRep, model: Model, local: Local, batch: Batch, noise: Tensor) -> tuple[Local, fedavg.Info]:
+def adapt(ctx: Context[FedRep], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, fedavg.Info]:
     """A step of the personal layers alone."""
-    net, info = fedper.adapt(cfg, model, local.net, batch, noise)
+    net, info = fedper.adapt(ctx, local.net, batch, noise)
     return local._replace(net=net), info
 
 
 def _masked_step(
-    cfg: FedRep, model: Model, local: Local, batch: Batch, moving: Tensor, remember: Tensor
+    ctx: Context[FedRep], local: Local, batch: Batch, moving: Tensor, remember: Tensor
 ) -> tuple[Local, fedavg.Info]:
     """FedAvg's step on the parameters in ``moving`` [P]; the optimizer starts anew unless it is to remember."""
     before, net = local.net.theta.clone(), local.net
     net = net._replace(memory=Descent(*tree_map(lambda past: past * remember, net.memory)))
-    net, info = fedavg.step(cfg, model, net, batch, torch.zeros(0))
+    net, info = fedavg.step(ctx, net, batch, torch.zeros(0))
     return Local(net._replace(theta=torch.where(moving, net.theta, before)), local.r + 1), info
 
 
-def finish(cfg: FedRep, model: Model, local: Local, data: Batch) -> tuple[fedper.Part, fedper.Part]:
-    return fedper.finish(cfg, model, local.net, data)
+def finish(ctx: Context[FedRep], local: Local, data: Batch) -> tuple[fedper.Part, fedper.Part]:
+    return fedper.finish(ctx, local.net, data)
 
 
 ALGORITHM = fedper.ALGORITHM._replace(

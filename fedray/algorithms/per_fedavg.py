@@ -18,8 +18,7 @@ from fedray.algorithms import fedavg
 from fedray.algorithms.fedavg import Averaging, Info, Local, Nothing, Point
 from fedray.arrays.minibatches import fine_tune, split, tuning_noise
 from fedray.arrays.optim import descent
-from fedray.nets.model import Model
-from fedray.types import Algorithm, Batch, Choice, Facts, LogUniform, Preset, require
+from fedray.types import Algorithm, Batch, Choice, Context, LogUniform, Preset, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +45,7 @@ class PerFedAvg(Averaging):
         require(self.adapt_steps >= 0, "adapt_steps", self.adapt_steps, "not negative", "use 1")
 
 
-def begin(cfg: PerFedAvg, model: Model, client: Nothing, down: Point, data: Batch) -> Local:
+def begin(ctx: Context[PerFedAvg], client: Nothing, down: Point, data: Batch) -> Local:
     return Local(down.theta, down.theta, descent("sgd", down.theta))
 
 
@@ -54,9 +53,10 @@ def minibatches(cfg: PerFedAvg) -> int:
     return 2 if cfg.order == "fo" else 3
 
 
-def step(cfg: PerFedAvg, model: Model, local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
+def step(ctx: Context[PerFedAvg], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
     """w ← w - α_m × meta-gradient; info is the NLL before adaptation."""
-    nll, grad = meta_gradient(cfg, partial(fedavg.gradient, model), local.theta, split(batch, minibatches(cfg)))
+    cfg = ctx.cfg
+    nll, grad = meta_gradient(cfg, partial(fedavg.gradient, ctx.model), local.theta, split(batch, minibatches(cfg)))
     return local._replace(theta=local.theta - cfg.alpha_m * grad), Info(nll)
 
 
@@ -81,16 +81,16 @@ def rates(cfg: PerFedAvg) -> list[float]:
     return adapting + [cfg.alpha] * cfg.ft
 
 
-def personal_noise(cfg: PerFedAvg, model: Model, facts: Facts) -> tuple[int, ...]:
-    return tuning_noise(cfg.adapt_steps + cfg.ft, facts)
+def personal_noise(ctx: Context[PerFedAvg]) -> tuple[int, ...]:
+    return tuning_noise(ctx.cfg.adapt_steps + ctx.cfg.ft, ctx.facts)
 
 
-def personalize(cfg: PerFedAvg, model: Model, client: Nothing, view: Point, data: Batch, noise: Tensor) -> Point:
+def personalize(ctx: Context[PerFedAvg], client: Nothing, view: Point, data: Batch, noise: Tensor) -> Point:
     """The *new* global model, adapted by SGD steps on minibatches of the client's training data."""
-    return Point(fine_tune(partial(fedavg.gradient, model), view.theta, data, rates(cfg), noise))
+    return Point(fine_tune(partial(fedavg.gradient, ctx.model), view.theta, data, rates(ctx.cfg), noise))
 
 
-def settled(record: Algorithm, cfg: PerFedAvg) -> Algorithm:
+def configure(record: Algorithm, cfg: PerFedAvg) -> Algorithm:
     steps = cfg.adapt_steps + cfg.ft
     return record._replace(personal=f"each client's copy of the global model{fedavg.tuned(steps)}")
 
@@ -114,7 +114,7 @@ ALGORITHM = fedavg.ALGORITHM._replace(
     step=step,
     personalize=personalize,
     personal_noise=personal_noise,
-    settled=settled,
+    configure=configure,
     minibatches=minibatches,
     defaults={"batch_size": 20},
     space={"alpha": LogUniform(1e-3, 0.1), "alpha_m": LogUniform(1e-3, 0.1), "order": Choice(("fo", "hf"))},

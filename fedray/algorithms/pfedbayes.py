@@ -22,7 +22,7 @@ from fedray.bayes.gaussian import Gaussian, draw, inverse_sigma, moment_match, s
 from fedray.bayes.variational import Objective, divergence, divergence_and_grad_prior, objective_grad
 from fedray.nets.likelihood import log_probs
 from fedray.nets.model import Model
-from fedray.types import Algorithm, Batch, Choice, Facts, LogUniform, Preset, require
+from fedray.types import Algorithm, Batch, Choice, Context, LogUniform, Preset, require
 
 INIT_SD = 0.1  # of μ, biases included (public reimplementation)
 
@@ -86,8 +86,9 @@ class Info(NamedTuple):
     kl: Tensor  # [] KL(q_i‖w_i), or KL(w_i‖q_i) with the setting wq, after the steps of q_i, before that of w_i
 
 
-def server_init(cfg: PFedBayes, model: Model, facts: Facts, rng: Stream) -> Gaussian:
+def server_init(ctx: Context[PFedBayes], rng: Stream) -> Gaussian:
     """μ ~ N(0, 0.1²), ρ ~ N(rho_init, rho_sd²): the start of the server and of every client."""
+    cfg, model = ctx.cfg, ctx.model
     reason = "local reparameterization does not cover recurrent networks"
     possible = cfg.estimator == "weights" or model.activations > 0
     require(possible, "estimator", cfg.estimator, reason, "use --estimator weights")
@@ -95,59 +96,58 @@ def server_init(cfg: PFedBayes, model: Model, facts: Facts, rng: Stream) -> Gaus
     return Gaussian(mu, cfg.rho_init + apart)
 
 
-def client_init(cfg: PFedBayes, model: Model, server: Gaussian) -> Client:
+def client_init(ctx: Context[PFedBayes], server: Gaussian) -> Client:
     zero, t = zero_moments(server.mu), torch.zeros(())
-    kept = zero if cfg.keep_global_moments else zero_moments(server.mu[:0])
+    kept = zero if ctx.cfg.keep_global_moments else zero_moments(server.mu[:0])
     return Client(server, zero, zero, t, kept, kept, t)
 
 
-def broadcast(cfg: PFedBayes, model: Model, server: Gaussian, ids: Sequence[int]) -> Gaussian:
+def broadcast(ctx: Context[PFedBayes], server: Gaussian, ids: Sequence[int]) -> Gaussian:
     return server
 
 
-def begin(cfg: PFedBayes, model: Model, client: Client, down: Gaussian, data: Batch) -> Local:
+def begin(ctx: Context[PFedBayes], client: Client, down: Gaussian, data: Batch) -> Local:
     """w_i ← v; q_i stays."""
-    if not cfg.keep_global_moments:
+    if not ctx.cfg.keep_global_moments:
         zero = zero_moments(down.mu)
         client = client._replace(w_mu=zero, w_rho=zero, w_t=torch.zeros_like(client.w_t))
     return Local(client, down)
 
 
-def noise_shape(cfg: PFedBayes, model: Model, facts: Facts) -> tuple[int, ...]:
-    width = (model.padded,) if cfg.estimator == "weights" else (facts.batch_size, model.activations)
+def noise_shape(ctx: Context[PFedBayes]) -> tuple[int, ...]:
+    cfg = ctx.cfg
+    width = (ctx.model.padded,) if cfg.estimator == "weights" else (ctx.facts.batch_size, ctx.model.activations)
     return cfg.personal_steps, cfg.mc_samples, *width
 
 
-def step(cfg: PFedBayes, model: Model, local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
+def step(ctx: Context[PFedBayes], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
     """``personal_steps`` Adam steps of q_i on one minibatch, then one of w_i on the divergence, in place."""
-    return train(cfg, model, local, local.w, batch, noise)
+    return train(ctx, local, local.w, batch, noise)
 
 
-def train(
-    cfg: PFedBayes, model: Model, local: Local, prior: Gaussian, batch: Batch, noise: Tensor
-) -> tuple[Local, Info]:
+def train(ctx: Context[PFedBayes], local: Local, prior: Gaussian, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
     """The same with q_i held to any prior, which no step of q_i changes."""
     client, w = local
     around = spread(prior)
-    client, nll = personal_steps(cfg, model, client, (prior.mu, around[0]), batch, noise)
-    between, t = global_step_(cfg, client, w, around if prior is w else spread(w))
+    client, nll = personal_steps(ctx, client, (prior.mu, around[0]), batch, noise)
+    between, t = global_step_(ctx.cfg, client, w, around if prior is w else spread(w))
     return Local(client._replace(w_t=t), w), Info(nll, between)
 
 
-def adapt(cfg: PFedBayes, model: Model, local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
+def adapt(ctx: Context[PFedBayes], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
     """The steps of q_i alone: a newcomer's, who leaves the global distribution as it is."""
     sd, _ = spread(local.w)
-    client, nll = personal_steps(cfg, model, local.client, (local.w.mu, sd), batch, noise)
-    return Local(client, local.w), Info(nll, divergence(cfg, client.q, local.w))
+    client, nll = personal_steps(ctx, local.client, (local.w.mu, sd), batch, noise)
+    return Local(client, local.w), Info(nll, divergence(ctx.cfg, client.q, local.w))
 
 
 def personal_steps(
-    cfg: PFedBayes, model: Model, client: Client, prior: tuple[Tensor, Tensor], batch: Batch, noise: Tensor
+    ctx: Context[PFedBayes], client: Client, prior: tuple[Tensor, Tensor], batch: Batch, noise: Tensor
 ) -> tuple[Client, Tensor]:
     """One Adam step of q_i for each row of noise, in place; the nll before the last."""
     nll = noise.new_zeros(())
     for eps in noise:
-        nll, t = personal_step_(cfg, model, client, prior, batch, eps)
+        nll, t = personal_step_(ctx.cfg, ctx.model, client, prior, batch, eps)
         client = client._replace(q_t=t)
     return client, nll
 
@@ -174,17 +174,18 @@ def global_step_(cfg: PFedBayes, client: Client, w: Gaussian, spread: tuple[Tens
     return between, adam_(w, grad, (client.w_mu, client.w_rho), client.w_t, cfg.lr_global)
 
 
-def finish(cfg: PFedBayes, model: Model, local: Local, data: Batch) -> tuple[Client, Gaussian]:
+def finish(ctx: Context[PFedBayes], local: Local, data: Batch) -> tuple[Client, Gaussian]:
     """Upload w_i, never q_i."""
     client = local.client
-    if not cfg.keep_global_moments:
+    if not ctx.cfg.keep_global_moments:
         empty = zero_moments(local.w.mu[:0])
         client = client._replace(w_mu=empty, w_rho=empty)
     return client, local.w
 
 
-def aggregate(cfg: PFedBayes, model: Model, server: Gaussian, ids: Sequence[int], ups: Gaussian, n: Tensor) -> Gaussian:
+def aggregate(ctx: Context[PFedBayes], server: Gaussian, ids: Sequence[int], ups: Gaussian, n: Tensor) -> Gaussian:
     """v ← (1-β) v + (β/S) Σ_i w_i in (μ, ρ), in (μ, σ), or by moment matching."""
+    cfg = ctx.cfg
     if cfg.average == "rho":
         return Gaussian(damped(server.mu, mean(ups.mu), cfg.beta), damped(server.rho, mean(ups.rho), cfg.beta))
     sd = sigma(ups.rho.double())
@@ -193,16 +194,16 @@ def aggregate(cfg: PFedBayes, model: Model, server: Gaussian, ids: Sequence[int]
     return Gaussian(damped(server.mu, mu, cfg.beta), damped(server.rho, rho, cfg.beta))
 
 
-def predict_noise(cfg: PFedBayes, model: Model, samples: int) -> tuple[int, ...]:
-    return samples, model.padded
+def predict_noise(ctx: Context[PFedBayes], samples: int) -> tuple[int, ...]:
+    return samples, ctx.model.padded
 
 
-def predict_global(cfg: PFedBayes, model: Model, view: Gaussian, x: Tensor, noise: Tensor) -> Tensor:
-    return log_probs(model, draw(view, cfg.noise_sd * noise), x)
+def predict_global(ctx: Context[PFedBayes], view: Gaussian, x: Tensor, noise: Tensor) -> Tensor:
+    return log_probs(ctx.model, draw(view, ctx.cfg.noise_sd * noise), x)
 
 
-def predict_personal(cfg: PFedBayes, model: Model, personal: Client, x: Tensor, noise: Tensor) -> Tensor:
-    return log_probs(model, draw(personal.q, cfg.noise_sd * noise), x)
+def predict_personal(ctx: Context[PFedBayes], personal: Client, x: Tensor, noise: Tensor) -> Tensor:
+    return log_probs(ctx.model, draw(personal.q, ctx.cfg.noise_sd * noise), x)
 
 
 # What both published codes do. Their ζ/20 of 20 steps is 0.5 at the paper's ζ = 10.

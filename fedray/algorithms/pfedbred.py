@@ -22,7 +22,7 @@ from fedray.arrays.minibatches import fine_tune, split
 from fedray.arrays.rng import Stream
 from fedray.bayes.bregman import FAMILIES, Family, check_domain, envelope_gradient, gaussian, proximal
 from fedray.nets.model import Model
-from fedray.types import Algorithm, Batch, Choice, Facts, LogUniform, Preset, client_itself, require
+from fedray.types import Algorithm, Batch, Choice, Context, LogUniform, Preset, client_itself, require
 
 Gradient = Callable[[Tensor, Batch], tuple[Tensor, Tensor]]  # θ [P], minibatch -> mean NLL, its gradient [P]
 
@@ -106,7 +106,7 @@ class Local(NamedTuple):
 
 
 class Mean(NamedTuple):
-    """What is settled before the proximal steps on a minibatch."""
+    """What is fixed before the proximal steps on a minibatch."""
 
     w: Tensor  # [P] local copy; only mh moves it
     start: Tensor  # [P] where the proximal steps begin after a reset
@@ -114,19 +114,20 @@ class Mean(NamedTuple):
     anchor: Tensor  # [P] from where the outer step measures its residual: μ, or w by the letter of eq. 15
 
 
-def server_init(cfg: Proximal, model: Model, facts: Facts, rng: Stream) -> Point:
-    server, layers = fedavg.server_init(cfg, model, facts, rng), len(_layers(model))
+def server_init(ctx: Context[Proximal], rng: Stream) -> Point:
+    cfg = ctx.cfg
+    server, layers = fedavg.server_init(ctx, rng), len(_layers(ctx.model))
     reason = f"the network has {layers} layers"
     require(len(cfg.variance) in (1, layers), "variance", cfg.variance, reason, "give one number, or one per layer")
-    check_domain(cfg.prior, server.theta[: model.size])
+    check_domain(cfg.prior, server.theta[: ctx.model.size])
     return server
 
 
-def client_init(cfg: PFedBreD, model: Model, server: Point) -> Client:
-    return Client(server.theta, server.theta[:0] if cfg.strategy == "fo" else server.theta)
+def client_init(ctx: Context[PFedBreD], server: Point) -> Client:
+    return Client(server.theta, server.theta[:0] if ctx.cfg.strategy == "fo" else server.theta)
 
 
-def begin(cfg: Proximal, model: Model, client: Client, down: Point, data: Batch) -> Local:
+def begin(ctx: Context[Proximal], client: Client, down: Point, data: Batch) -> Local:
     return Local(down.theta, client.theta, client.w_mem, down.theta.new_zeros(()))
 
 
@@ -134,16 +135,17 @@ def minibatches(cfg: PFedBreD) -> int:
     return 2 if cfg.strategy in ("mg_c4", "mh") and not cfg.same_batch else 1
 
 
-def step(cfg: PFedBreD, model: Model, local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
+def step(ctx: Context[PFedBreD], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
     """One iteration: μ, K proximal steps from there, one outer step; info is the NLL where the proximal steps begin."""
-    gradient, batches = partial(fedavg.gradient, model), split(batch, minibatches(cfg))
+    cfg = ctx.cfg
+    gradient, batches = partial(fedavg.gradient, ctx.model), split(batch, minibatches(cfg))
     place = mean(cfg, gradient, local, batches)
-    return iterate(cfg, gradient, family(cfg, model), local, place, batches[-1])
+    return iterate(cfg, gradient, family(ctx), local, place, batches[-1])
 
 
-def adapt(cfg: PFedBreD, model: Model, local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
+def adapt(ctx: Context[PFedBreD], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
     """θ alone: a newcomer's copy of the global model stays as it came."""
-    after, info = step(cfg, model, local, batch, noise)
+    after, info = step(ctx, local, batch, noise)
     return after._replace(w=local.w), info
 
 
@@ -179,14 +181,15 @@ def iterate(
     return Local(w, theta, local.w_mem, local.r + 1), Info(nll)
 
 
-def family(cfg: Proximal, model: Model) -> Family:
+def family(ctx: Context[Proximal]) -> Family:
     """The prior's family, with its variances on the network's layers."""
+    cfg = ctx.cfg
     if cfg.prior != "gaussian":
         return FAMILIES[cfg.prior]
     if len(cfg.variance) == 1:
         return gaussian(cfg.variance[0])
-    variance = torch.ones(model.padded)
-    for layer, value in zip(_layers(model), cfg.variance, strict=True):
+    variance = torch.ones(ctx.model.padded)
+    for layer, value in zip(_layers(ctx.model), cfg.variance, strict=True):
         variance[layer] = value
     return gaussian(variance)
 
@@ -196,17 +199,18 @@ def _layers(model: Model) -> list[slice]:
     return [where for name, where in model.slices.items() if name.startswith("layer")]
 
 
-def finish(cfg: Proximal, model: Model, local: Local, data: Batch) -> tuple[Client, Point]:
+def finish(ctx: Context[Proximal], local: Local, data: Batch) -> tuple[Client, Point]:
     """Upload w; θ and, with a memory, w stay."""
     return Client(local.theta, local.w if len(local.w_mem) else local.w_mem), Point(local.w)
 
 
-def personalize(cfg: Proximal, model: Model, client: Client, view: Point, data: Batch, noise: Tensor) -> Point:
+def personalize(ctx: Context[Proximal], client: Client, view: Point, data: Batch, noise: Tensor) -> Point:
     """θ of the last round that the client trained, after ``ft`` SGD steps without the prior."""
-    return Point(fine_tune(partial(fedavg.gradient, model), client.theta, data, [cfg.alpha] * cfg.ft, noise))
+    rates = [ctx.cfg.alpha] * ctx.cfg.ft
+    return Point(fine_tune(partial(fedavg.gradient, ctx.model), client.theta, data, rates, noise))
 
 
-def settled(record: Algorithm, cfg: Proximal) -> Algorithm:
+def configure(record: Algorithm, cfg: Proximal) -> Algorithm:
     """Without fine-tuning a personal model needs no data."""
     if cfg.ft == 0:
         return record._replace(personalize=client_itself)
@@ -239,7 +243,7 @@ ALGORITHM = fedavg.ALGORITHM._replace(
     finish=finish,
     personalize=personalize,
     personal="each client's own model, θ of the last round that it trained",
-    settled=settled,
+    configure=configure,
     minibatches=minibatches,
     defaults={"batch_size": 20},
     space={

@@ -14,8 +14,7 @@ from torch import Tensor
 from fedray.algorithms import fedavg, pfedbred
 from fedray.algorithms.fedavg import Info, Point
 from fedray.algorithms.pfedbred import Client, Local, Mean
-from fedray.nets.model import Model
-from fedray.types import Batch, LogUniform, Preset
+from fedray.types import Batch, Context, LogUniform, Preset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,21 +22,21 @@ class PFedMe(pfedbred.Proximal):
     """Settings of pFedMe."""
 
 
-def client_init(cfg: PFedMe, model: Model, server: Point) -> Client:
+def client_init(ctx: Context[PFedMe], server: Point) -> Client:
     """No memory of w."""
     return Client(server.theta, server.theta[:0])
 
 
-def step(cfg: PFedMe, model: Model, local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
+def step(ctx: Context[PFedMe], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
     """θ: K proximal steps from w on f(θ) + λ D(θ, w); w ← w - α_m λ (w - θ)."""
     place = Mean(w=local.w, start=local.w, mu=local.w, anchor=local.w)
-    gradient = partial(fedavg.gradient, model)
-    return pfedbred.iterate(cfg, gradient, pfedbred.family(cfg, model), local, place, batch)
+    gradient = partial(fedavg.gradient, ctx.model)
+    return pfedbred.iterate(ctx.cfg, gradient, pfedbred.family(ctx), local, place, batch)
 
 
-def adapt(cfg: PFedMe, model: Model, local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
+def adapt(ctx: Context[PFedMe], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
     """θ alone: a newcomer's copy of the global model stays as it came."""
-    after, info = step(cfg, model, local, batch, noise)
+    after, info = step(ctx, local, batch, noise)
     return after._replace(w=local.w), info
 
 

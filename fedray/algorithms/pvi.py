@@ -27,8 +27,7 @@ from fedray.bayes.gaussian import Gaussian, draw, inverse_sigma, sigma, sigma_an
 from fedray.bayes.particles import Likelihood, network
 from fedray.bayes.sites import Natural
 from fedray.nets.likelihood import log_probs
-from fedray.nets.model import Model
-from fedray.types import Algorithm, Batch, Facts, LogUniform, require
+from fedray.types import Algorithm, Batch, Context, LogUniform, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +60,6 @@ class Server(NamedTuple):
     """The server's state."""
 
     q: Natural  # [P]
-    damping: Tensor  # [] ρ
     fresh: Tensor  # [] 1 while q is the prior
     start: Gaussian  # [P] from which the first round's optimization starts; every client knows it
 
@@ -70,8 +68,7 @@ class Down(NamedTuple):
     """What the server sends."""
 
     q: Natural  # [P]
-    damping: Tensor
-    fresh: Tensor
+    fresh: Tensor  # [] 1 while q is the prior
 
 
 class Client(NamedTuple):
@@ -91,7 +88,6 @@ class Local(NamedTuple):
     mu: Moments  # [P] Adam's
     rho: Moments
     t: Tensor  # [] Adam's steps so far
-    damping: Tensor
 
 
 class Info(NamedTuple):
@@ -110,43 +106,45 @@ def where(condition: Tensor, a: Gaussian, b: Gaussian) -> Gaussian:
     return trees.tree_map(lambda x, y: torch.where(condition > 0, x, y), a, b)
 
 
-def server_init(cfg: PVI, model: Model, facts: Facts, rng: Stream) -> Server:
+def server_init(ctx: Context[PVI], rng: Stream) -> Server:
+    facts = ctx.facts
+    cfg = ctx.cfg
     reason = f"{facts.unheard} clients a round would renew sites of which the server never hears"
     require(facts.unheard == 0, "train_all", True, reason, "leave it out")
-    mu = model.init(rng)
+    mu = ctx.model.init(rng)
     prior = Natural(torch.full_like(mu, cfg.prior_precision), torch.zeros_like(mu))
     start = Gaussian(mu, inverse_sigma(torch.full_like(mu, cfg.sd_init)))
-    return Server(prior, torch.tensor(cfg.damping or 1 / facts.per_round), torch.ones(()), start)
+    return Server(prior, torch.ones(()), start)
 
 
-def client_init(cfg: PVI, model: Model, server: Server) -> Client:
+def client_init(ctx: Context[PVI], server: Server) -> Client:
     zero = torch.zeros_like(server.q.lam)
     return Client(server.start, Natural(zero, zero), torch.zeros(()))
 
 
-def broadcast(cfg: PVI, model: Model, server: Server, ids: Sequence[int]) -> Down:
-    return Down(server.q, server.damping, server.fresh)
+def broadcast(ctx: Context[PVI], server: Server, ids: Sequence[int]) -> Down:
+    return Down(server.q, server.fresh)
 
 
-def publish(cfg: PVI, model: Model, server: Server) -> Gaussian:
+def publish(ctx: Context[PVI], server: Server) -> Gaussian:
     return standard(server.q)
 
 
-def begin(cfg: PVI, model: Model, client: Client, down: Down, data: Batch) -> Local:
+def begin(ctx: Context[PVI], client: Client, down: Down, data: Batch) -> Local:
     """The cavity is fixed for the visit; the optimization starts at q, in the first round at the common start."""
     # Other clients' sites take no precision away; the bound undoes the rounding of sums.
-    lam = (down.q.lam - client.site.lam).clamp_min(cfg.prior_precision)
+    lam = (down.q.lam - client.site.lam).clamp_min(ctx.cfg.prior_precision)
     cavity = Natural(lam, down.q.eta - client.site.eta)
     q, zero = where(down.fresh, client.q, standard(down.q)), zero_moments(lam)
-    return Local(q, cavity, client.site, zero, zero, torch.zeros_like(down.fresh), down.damping)
+    return Local(q, cavity, client.site, zero, zero, torch.zeros_like(down.fresh))
 
 
-def noise_shape(cfg: PVI, model: Model, facts: Facts) -> tuple[int, ...]:
-    return cfg.mc_samples, model.padded
+def noise_shape(ctx: Context[PVI]) -> tuple[int, ...]:
+    return ctx.cfg.mc_samples, ctx.model.padded
 
 
-def step(cfg: PVI, model: Model, local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
-    return advance(cfg, local, network(model, batch), noise)
+def step(ctx: Context[PVI], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
+    return advance(ctx.cfg, local, network(ctx.model, batch), noise)
 
 
 def advance(cfg: PVI, local: Local, likelihood: Likelihood, noise: Tensor) -> tuple[Local, Info]:
@@ -163,30 +161,31 @@ def advance(cfg: PVI, local: Local, likelihood: Likelihood, noise: Tensor) -> tu
     return local._replace(t=t), Info(nll)
 
 
-def finish(cfg: PVI, model: Model, local: Local, data: Batch) -> tuple[Client, Natural]:
+def finish(ctx: Context[PVI], local: Local, data: Batch) -> tuple[Client, Natural]:
     """Renew t_k and upload how its natural parameters changed."""
     cavity, old = local.cavity, local.site
     lam = (sigma(local.q.rho).square().reciprocal() - cavity.lam).clamp_min(0)
     eta = (cavity.lam + lam) * local.q.mu - cavity.eta
-    site = Natural(*(torch.lerp(a, b, local.damping) for a, b in zip(old, (lam, eta), strict=True)))
+    damping = ctx.cfg.damping or 1 / ctx.facts.per_round
+    site = Natural(torch.lerp(old.lam, lam, damping), torch.lerp(old.eta, eta, damping))
     up = Natural(site.lam - old.lam, site.eta - old.eta)
-    return Client(local.q, site, torch.ones_like(local.damping)), up
+    return Client(local.q, site, torch.ones_like(local.t)), up
 
 
-def aggregate(cfg: PVI, model: Model, server: Server, ids: Sequence[int], ups: Natural, n: Tensor) -> Server:
+def aggregate(ctx: Context[PVI], server: Server, ids: Sequence[int], ups: Natural, n: Tensor) -> Server:
     """q ← q Π_k t_k new / t_k old."""
     return server._replace(q=trees.tree_map(increased, server.q, ups), fresh=torch.zeros_like(server.fresh))
 
 
-def predict_noise(cfg: PVI, model: Model, samples: int) -> tuple[int, ...]:
-    return samples, model.padded
+def predict_noise(ctx: Context[PVI], samples: int) -> tuple[int, ...]:
+    return samples, ctx.model.padded
 
 
-def predict(cfg: PVI, model: Model, q: Gaussian, x: Tensor, noise: Tensor) -> Tensor:
-    return log_probs(model, draw(q, noise), x)
+def predict(ctx: Context[PVI], q: Gaussian, x: Tensor, noise: Tensor) -> Tensor:
+    return log_probs(ctx.model, draw(q, noise), x)
 
 
-def personalize(cfg: PVI, model: Model, client: Client, view: Gaussian, data: Batch, noise: Tensor) -> Gaussian:
+def personalize(ctx: Context[PVI], client: Client, view: Gaussian, data: Batch, noise: Tensor) -> Gaussian:
     """q_k of the last visit; before the first, q."""
     return where(client.visited, client.q, view)
 

@@ -24,8 +24,7 @@ from fedray.arrays.rng import Stream
 from fedray.bayes.particles import Likelihood, ParticleSettings, network
 from fedray.bayes.stein import Bandwidth, Descent, Rule, direction, move, rbf
 from fedray.nets.likelihood import log_probs
-from fedray.nets.model import Model
-from fedray.types import Algorithm, Batch, Choice, Facts, LogUniform, require
+from fedray.types import Algorithm, Batch, Choice, Context, LogUniform, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +57,6 @@ class Server(NamedTuple):
     x: Tensor  # [M, P] particles
     v: Tensor  # [M, P] running mean of φ²
     first: Tensor  # [] 1 before the first step
-    clients: Tensor  # [] N
 
 
 class Particles(NamedTuple):
@@ -87,23 +85,24 @@ class Info(NamedTuple):
     nll: Tensor  # [] mean over the minibatch and the particles, nats
 
 
-def server_init(cfg: SVGD, model: Model, facts: Facts, rng: Stream) -> Server:
-    reason, all_of = "SVGD on all data asks every client in every round", f"use {facts.clients}"
-    require(facts.per_round == facts.clients, "clients_per_round", facts.per_round, reason, all_of)
-    x = cfg.initial(model, rng)
-    return Server(x, torch.zeros_like(x), torch.ones(()), torch.tensor(float(facts.clients)))
+def server_init(ctx: Context[SVGD], rng: Stream) -> Server:
+    clients, chosen = ctx.facts.clients, ctx.facts.per_round
+    reason = "SVGD on all data asks every client in every round"
+    require(chosen == clients, "clients_per_round", chosen, reason, f"use {clients}")
+    x = ctx.cfg.initial(ctx.model, rng)
+    return Server(x, torch.zeros_like(x), torch.ones(()))
 
 
-def broadcast(cfg: SVGD, model: Model, server: Server, ids: Sequence[int]) -> Particles:
+def broadcast(ctx: Context[SVGD], server: Server, ids: Sequence[int]) -> Particles:
     return Particles(server.x)
 
 
-def begin(cfg: SVGD, model: Model, client: Nothing, down: Particles, data: Batch) -> Local:
+def begin(ctx: Context[SVGD], client: Nothing, down: Particles, data: Batch) -> Local:
     return Local(down.x, torch.zeros_like(down.x), torch.zeros_like(data.total))
 
 
-def step(cfg: SVGD, model: Model, local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
-    return estimate(local, network(model, batch, cfg.temperature))
+def step(ctx: Context[SVGD], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
+    return estimate(local, network(ctx.model, batch, ctx.cfg.temperature))
 
 
 def estimate(local: Local, likelihood: Likelihood) -> tuple[Local, Info]:
@@ -112,21 +111,22 @@ def estimate(local: Local, likelihood: Likelihood) -> tuple[Local, Info]:
     return local._replace(s=local.s + s, steps=local.steps + 1), Info(nll)
 
 
-def finish(cfg: SVGD, model: Model, local: Local, data: Batch) -> tuple[Nothing, Up]:
+def finish(ctx: Context[SVGD], local: Local, data: Batch) -> tuple[Nothing, Up]:
     return Nothing(), Up(local.s / local.steps)
 
 
-def aggregate(cfg: SVGD, model: Model, server: Server, ids: Sequence[int], ups: Up, n: Tensor) -> Server:
+def aggregate(ctx: Context[SVGD], server: Server, ids: Sequence[int], ups: Up, n: Tensor) -> Server:
     """One SVGD step on p0 Π_k p_k; where clients failed, the others stand for them: N mean_k s_k is unbiased."""
-    s = server.clients * mean(ups.s) + cfg.p0(model.size).score(server.x)
+    cfg = ctx.cfg
+    s = ctx.facts.clients * mean(ups.s) + cfg.p0(ctx.model.size).score(server.x)
     phi = direction(server.x, s, rbf(server.x, cfg.bandwidth))
     x, v = move(cfg.descent, server.x, server.v, server.first > 0, phi)
     return server._replace(x=x, v=v, first=torch.zeros_like(server.first))
 
 
-def predict(cfg: ParticleSettings, model: Model, of: Any, x: Tensor, noise: Tensor) -> Tensor:
+def predict(ctx: Context[ParticleSettings], of: Any, x: Tensor, noise: Tensor) -> Tensor:
     """log p [M, B, C], a row for each particle x [M, P] of a state of any such method."""
-    return log_probs(model, of.x, x)
+    return log_probs(ctx.model, of.x, x)
 
 
 ALGORITHM = Algorithm(

@@ -56,11 +56,15 @@ def unpack_arrays(content: bytes) -> dict[str, np.ndarray]:
         raise ValueError(str(error)) from None
 
 
-def unpack(content: bytes, template: Any) -> Any:
-    """A state with the structure of ``template``; raises ValueError unless fields, shapes and types agree."""
+def unpack(content: bytes, template: Any, surplus: bool = False) -> Any:
+    """A state with the structure of ``template``; raises ValueError unless fields, shapes and types agree.
+
+    With ``surplus`` fields that the template lacks are ignored.
+    """
     stored = unpack_arrays(content)
     expected = named(template)
-    wrong = sorted(set(stored) ^ set(expected)) or [
+    wrong = expected.keys() - stored.keys() if surplus else expected.keys() ^ stored.keys()
+    wrong = sorted(wrong) or [
         name for name, leaf in expected.items() if (stored[name].shape, stored[name].dtype) != (leaf.shape, leaf.dtype)
     ]
     if wrong:
@@ -77,10 +81,12 @@ def save_tree(path: Path, tree: Any) -> None:
 def load_tree(path: Path, template: Any) -> Any:
     """A state with the structure of ``template`` from a file of :func:`save_tree`.
 
+    Fields that the template lacks are ignored: an older version of the method may have kept more.
+
     Raises FedRayError for a file that is missing, damaged or of another run.
     """
     try:
-        return unpack(path.read_bytes(), template)
+        return unpack(path.read_bytes(), template, surplus=True)
     except OSError as error:
         raise FedRayError(f"{path} cannot be read ({error}); the result is damaged, run it again") from None
     except ValueError as error:

@@ -16,10 +16,9 @@ from torch import Tensor
 from fedray.arrays.averages import total
 from fedray.bayes.priors import Prior
 from fedray.bayes.stein import Bandwidth, Reference, hip, ksd, rbf, reference
-from fedray.nets.model import Model
-from fedray.types import Batch, Stage
+from fedray.types import Batch, Context, Stage
 
-Scores = Callable[..., tuple[Tensor, Tensor]]  # cfg, model, client, down, data -> scores of p_k and of p̃_k [M, P]
+Scores = Callable[..., tuple[Tensor, Tensor]]  # ctx, client, down, data -> scores of p_k and of p̃_k [M, P]
 
 
 class Config(Protocol):
@@ -49,47 +48,48 @@ def stages(scores: Scores) -> Mapping[str, tuple[Stage, ...]]:
     }
 
 
-def compared(cfg: Config, model: Model, server: Any, own: Iterable[Tensor]) -> Reference:
+def compared(ctx: Context[Config], server: Any, own: Iterable[Tensor]) -> Reference:
     """φ' of p' = (Π_k p_k)^(1/N) (Lemma 3), or of the posterior p0 Π_k p_k, from the clients' scores of p_k [M, P].
 
     In float64: pairings with it then are the double sums of Theorem 1 to rounding in that.
     """
+    cfg, size = ctx.cfg, ctx.model.size
     x, (added, clients) = server.x.double(), total(own)
-    target = added / clients if cfg.hip == "paper" else added + cfg.p0(model.size).score(x)
-    other = reference(x, target, rbf(x, cfg.bandwidth), model.size)
+    target = added / clients if cfg.hip == "paper" else added + cfg.p0(size).score(x)
+    other = reference(x, target, rbf(x, cfg.bandwidth), size)
     return other if cfg.hip_offset else other._replace(offset=torch.zeros_like(other.offset))
 
 
-def _ksd(scores: Scores, cfg: Config, model: Model, client: Any, down: Any, message: None, data: Batch) -> Tensor:
+def _ksd(scores: Scores, ctx: Context[Config], client: Any, down: Any, message: None, data: Batch) -> Tensor:
     """S(q, p̃_k) []."""
-    _, s = scores(cfg, model, client, down, data)
-    return ksd(down.x, s, rbf(down.x, cfg.bandwidth), model.size, cfg.ksd)
+    _, s = scores(ctx, client, down, data)
+    return ksd(down.x, s, rbf(down.x, ctx.cfg.bandwidth), ctx.model.size, ctx.cfg.ksd)
 
 
-def _tell_own(scores: Scores, cfg: Config, model: Model, client: Any, down: Any, message: None, data: Batch) -> Tensor:
+def _tell_own(scores: Scores, ctx: Context[Config], client: Any, down: Any, message: None, data: Batch) -> Tensor:
     """The score of p_k [M, P]."""
-    return scores(cfg, model, client, down, data)[0]
+    return scores(ctx, client, down, data)[0]
 
 
-def _tell(scores: Scores, cfg: Config, model: Model, client: Any, down: Any, message: None, data: Batch) -> Tensor:
+def _tell(scores: Scores, ctx: Context[Config], client: Any, down: Any, message: None, data: Batch) -> Tensor:
     """The score of p_k, and where it is asked for that of p̃_k: [1 or 2, M, P]."""
-    return torch.stack(scores(cfg, model, client, down, data)[: 1 if cfg.hip == "paper" else 2])
+    return torch.stack(scores(ctx, client, down, data)[: 1 if ctx.cfg.hip == "paper" else 2])
 
 
-def _pair(scores: Scores, cfg: Config, model: Model, client: Any, down: Any, message: Reference, data: Batch) -> Tensor:
-    return hip(scores(cfg, model, client, down, data)[0 if cfg.hip == "paper" else 1], message)
+def _pair(scores: Scores, ctx: Context[Config], client: Any, down: Any, message: Reference, data: Batch) -> Tensor:
+    return hip(scores(ctx, client, down, data)[0 if ctx.cfg.hip == "paper" else 1], message)
 
 
-def _pair_all(cfg: Config, model: Model, server: Any, replies: Iterable[Tensor]) -> Tensor:
+def _pair_all(ctx: Context[Config], server: Any, replies: Iterable[Tensor]) -> Tensor:
     told = list(replies)
-    other = compared(cfg, model, server, (reply[0] for reply in told))
+    other = compared(ctx, server, (reply[0] for reply in told))
     return torch.stack([hip(reply[-1], other) for reply in told])
 
 
-def _announce(cfg: Config, model: Model, server: Any, replies: Iterable[Tensor]) -> Reference:
-    other = compared(cfg, model, server, replies)
+def _announce(ctx: Context[Config], server: Any, replies: Iterable[Tensor]) -> Reference:
+    other = compared(ctx, server, replies)
     return other._replace(phi=other.phi.to(server.x.dtype))  # what is sent is not twice as large
 
 
-def _as_they_are(cfg: Config, model: Model, server: Any, replies: Iterable[Tensor]) -> Tensor:
+def _as_they_are(ctx: Context[Config], server: Any, replies: Iterable[Tensor]) -> Tensor:
     return torch.stack(list(replies))

@@ -84,7 +84,8 @@ class Block:
         self.plan, self.ids, self.device = plan, tuple(ids), torch.device(device)
         require(backend in BACKENDS, "backend", backend, "not a backend", f"choose from {BACKENDS}")
         server = plan.initial_server()
-        client = plan.algorithm.client_init(plan.cfg.algorithm, plan.model, server)
+        self.context = plan.context
+        client = plan.algorithm.client_init(self.context, server)
         size = max([plan.model.padded, *(leaf.numel() for leaf in trees.leaves(client))])
         small = self.device.type == "cuda" or size <= (SMALL if _linear(plan.model) else SMALL_CONVOLUTIONAL)
         self.backend = ("vmap" if small else "loop") if backend == "auto" else backend
@@ -93,11 +94,10 @@ class Block:
             check_compiler()
         stack = len(ids) if self.device.type == "cuda" else min(CHUNK, max(1, STACK // size))
         self.chunk = stack if self.backend == "vmap" else 1
-        self._facts = plan.facts
         self.n = [len(shard.train_y) for shard in shards]
         cfg = plan.cfg
         self._passes = [Passes(cfg.seed, i, n, cfg.batch_size) for i, n in zip(ids, self.n, strict=True)]
-        self.data = trees.stack([padded(shard, self._facts.shard) for shard in shards])
+        self.data = trees.stack([padded(shard, self.context.facts.shard) for shard in shards])
         self.test = [(shard.test_x.to(device), shard.test_y.to(device)) for shard in shards]
         self.data = trees.tree_map(lambda leaf: leaf.to(device), self.data)
         # Fresh memory: a state must not alias the server's, nor be a broadcast view of one client.
@@ -163,7 +163,7 @@ class Block:
     def _draws(self, round: int, index: Sequence[int]) -> Iterator[tuple[Batch, Tensor]]:
         """Minibatches and noise of every local step, stacked over the given rows."""
         cfg, algorithm = self.plan.cfg, self.plan.algorithm
-        shape = algorithm.noise_shape(cfg.algorithm, self.plan.model, self._facts)
+        shape = algorithm.noise_shape(self.context)
         streams = [self.plan.stream("noise", self.ids[k], round) for k in index] if 0 not in shape else []
         per_step = algorithm.minibatches(cfg.algorithm)
         for step in range(cfg.local_steps):
@@ -188,10 +188,10 @@ class Block:
 
     def probe(self, score: str, stage: int, view: Any, message: Any) -> Iterator[Tensor]:
         """The replies of the hosted clients in a stage of a score, each computed when it is asked for."""
-        plan, probe = self.plan, self.plan.algorithm.scores[score][stage].probe
+        probe = self.plan.algorithm.scores[score][stage].probe
         for k in range(len(self.ids)):
             client, data = trees.row(self.states, k), trees.row(self.data, k)
-            yield probe(plan.cfg.algorithm, plan.model, client, view, message, data).cpu()
+            yield probe(self.context, client, view, message, data).cpu()
 
 
 def padded(shard: Shard, size: int) -> Batch:
@@ -215,9 +215,9 @@ def _same_alone(plan: Plan) -> bool:
 
 
 def _plain(plan: Plan) -> tuple[Callable[..., Any], ...]:
-    algorithm, fixed = plan.algorithm, (plan.cfg.algorithm, plan.model)
+    algorithm, ctx = plan.algorithm, plan.context
     adapt = algorithm.adapt or algorithm.step  # a plan does not hold clients out where there is nothing to adapt
-    return tuple(partial(f, *fixed) for f in (algorithm.begin, algorithm.step, algorithm.finish, adapt))
+    return tuple(partial(f, ctx) for f in (algorithm.begin, algorithm.step, algorithm.finish, adapt))
 
 
 def _stacked(plan: Plan) -> tuple[Callable[..., Any], ...]:

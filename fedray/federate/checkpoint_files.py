@@ -118,7 +118,7 @@ def read(folder: str, plan: Plan, config: str | None = None) -> Checkpoint:
 def _assemble(plan: Plan, round: int, files: dict[File, bytes]) -> Checkpoint:
     named = {file.name: content for file, content in files.items()}
     server = plan.initial_server()
-    client = plan.algorithm.client_init(plan.cfg.algorithm, plan.model, server)
+    client = plan.algorithm.client_init(plan.context, server)
     blocks = sorted((file.clients, content) for file, content in files.items() if file.clients)
     if [i for ids, _ in blocks for i in ids] != list(range(plan.clients)):
         raise ValueError(f"it does not hold clients 0 to {plan.clients - 1}")

@@ -13,6 +13,7 @@ from fedray.federate import metrics
 from fedray.federate.block import Block
 from fedray.federate.messages import EvalReply, Spotlight
 from fedray.types import EvalStats
+from fedray.types import Predict as PredictFunction
 
 ROWS = 1000  # test examples predicted at a time
 SPOTLIGHT_DRAWS = 100  # posterior draws of the uncertainty figure
@@ -44,10 +45,10 @@ def evaluate(block: Block, round: int, view: Any, spotlight: bool) -> EvalReply:
 def personal_model(block: Block, k: int, round: int, view: Any) -> Any:
     """The personal model of the k-th hosted client after a round, under the view that the server published then."""
     plan = block.plan
-    shape = plan.algorithm.personal_noise(plan.cfg.algorithm, plan.model, plan.facts)
+    shape = plan.algorithm.personal_noise(block.context)
     noise = plan.stream("personalize", block.ids[k], round).normal(shape).to(block.device)
     client, data = trees.row(block.states, k), trees.row(block.data, k)
-    return plan.algorithm.personalize(plan.cfg.algorithm, plan.model, client, view, data, noise)
+    return plan.algorithm.personalize(block.context, client, view, data, noise)
 
 
 def personal_predictor(block: Block, k: int, round: int, model: Any, samples: int) -> Predict:
@@ -67,9 +68,9 @@ def global_predictor(block: Block, round: int, view: Any) -> Predict | None:
     return _predictor(block, function, view, noise)
 
 
-def _predictor(block: Block, function: Callable[..., Tensor], model: Any, noise: Tensor) -> Predict:
-    cfg, network, noise = block.plan.cfg.algorithm, block.plan.model, noise.to(block.device)
-    return lambda x: function(cfg, network, model, x, noise)
+def _predictor(block: Block, function: PredictFunction, model: Any, noise: Tensor) -> Predict:
+    ctx, noise = block.context, noise.to(block.device)
+    return lambda x: function(ctx, model, x, noise)
 
 
 def pieces(examples: Examples) -> Iterator[Examples]:

@@ -16,7 +16,7 @@ from fedray.data.partition import Partition
 from fedray.data.scaling import Scaling
 from fedray.nets import zoo
 from fedray.nets.model import Model
-from fedray.types import Algorithm, Facts, FedRayError, Selection, require
+from fedray.types import Algorithm, Context, Facts, FedRayError, Selection, require
 
 
 class Plan(NamedTuple):
@@ -69,23 +69,29 @@ class Plan(NamedTuple):
         return Facts(clients, chosen, cfg.rounds, cfg.local_steps, cfg.batch_size, shard, unheard)
 
     @property
+    def context(self) -> Context[Any]:
+        """What the algorithm's functions are given first; keep it where it is needed often."""
+        return Context(self.cfg.algorithm, self.model, self.facts)
+
+    @property
     def personal(self) -> bool:
         """Whether the algorithm has personal models."""
         return self.algorithm.predict_personal is not None
 
     def initial_server(self) -> Any:
         """The server's state before the first round: every process can compute it."""
-        return self.algorithm.server_init(self.cfg.algorithm, self.model, self.facts, self.stream("server"))
+        return self.algorithm.server_init(self.context, self.stream("server"))
 
     def view(self, server: Any) -> Any:
         """What clients evaluate with: what the algorithm publishes, by default its broadcast to all."""
-        fixed = (self.cfg.algorithm, self.model, server)
         publish = self.algorithm.publish
-        return publish(*fixed) if publish else self.algorithm.broadcast(*fixed, range(self.clients))
+        if publish is None:
+            return self.algorithm.broadcast(self.context, server, range(self.clients))
+        return publish(self.context, server)
 
     def prediction_noise(self, samples: int, purpose: str, client: int, round: int) -> Tensor:
         """Noise of a prediction by ``samples`` draws; zeros, the mean weights, where that is 0."""
-        shape = self.algorithm.predict_noise(self.cfg.algorithm, self.model, max(samples, 1))
+        shape = self.algorithm.predict_noise(self.context, max(samples, 1))
         return self.stream(purpose, client, round).normal(shape) if samples else torch.zeros(shape)
 
     def stream(self, purpose: str, client: int = 0, round: int = 0) -> Stream:

@@ -54,21 +54,21 @@ def play_round(plan: Plan, state: State, cohort: Cohort, skip: bool = False) -> 
     if plan.adapting(state.round + 1):
         return _play_adaptation(plan, state, cohort, skip)
     cfg, algorithm, began = plan.cfg, plan.algorithm, time.perf_counter()
-    round = state.round + 1
+    round, context = state.round + 1, plan.context
     spotlights = _gather_spotlights(cohort.evaluate(0, plan.view(state.server), True)) if round == 1 else ()
     scores, probed, told = _scores(plan, state.server, cohort)
     ids, selection = plan.selection.select(
-        state.selection, scores, len(plan.members), cfg.clients_per_round, plan.stream("select", 0, round)
+        state.selection, scores, len(plan.members), context.facts.per_round, plan.stream("select", 0, round)
     )
     asked = tuple(plan.members) if cfg.train_all else ids
-    down = algorithm.broadcast(cfg.algorithm, plan.model, state.server, asked)
+    down = algorithm.broadcast(context, state.server, asked)
     replies, failures = _checked(asked, cohort.train(round, asked, down), skip)
     trained = time.perf_counter()
     chosen = _only(ids, replies, failures)
     ids = tuple(i for reply in chosen for i in reply.ids)
     ups = trees.concatenate([reply.up for reply in chosen])
     n = torch.cat([reply.examples for reply in chosen if reply.examples is not None])
-    server = algorithm.aggregate(cfg.algorithm, plan.model, state.server, ids, ups, n)
+    server = algorithm.aggregate(context, state.server, ids, ups, n)
     aggregated = time.perf_counter()
     personal = global_ = None
     if round % cfg.eval_every == 0 or round == cfg.rounds or round in SPOTLIGHT_ROUNDS:
@@ -98,7 +98,7 @@ def play_round(plan: Plan, state: State, cohort: Cohort, skip: bool = False) -> 
 def _play_adaptation(plan: Plan, state: State, cohort: Cohort, skip: bool) -> tuple[State, RoundMetrics]:
     """Local training of the clients that were held out, of their personal factors alone; the server stays as it is."""
     round, ids, began = state.round + 1, plan.novel, time.perf_counter()
-    down = plan.algorithm.broadcast(plan.cfg.algorithm, plan.model, state.server, ids)
+    down = plan.algorithm.broadcast(plan.context, state.server, ids)
     replies, failures = _checked(ids, cohort.train(round, ids, down), skip)
     trained, novel = time.perf_counter(), None
     if round % plan.cfg.eval_every == 0 or round == plan.rounds:
@@ -166,7 +166,7 @@ def _scores(plan: Plan, server: Any, cohort: Cohort) -> tuple[Tensor | None, int
         down += len(plan.members) * payload_bytes((message, () if number else view), plan)
         sent: list[int] = []
         replies = _weighed(cohort.probe(name or "", number, view, message), plan, sent)
-        message = stage.combine(plan.cfg.algorithm, plan.model, server, replies)
+        message = stage.combine(plan.context, server, replies)
         up += sum(sent)
     return message, down, up
 

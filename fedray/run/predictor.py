@@ -20,7 +20,7 @@ from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot
 from fedray.nets import zoo
 from fedray.run.runfolder import experiment_of
-from fedray.types import Batch, FedRayError, client_itself
+from fedray.types import FedRayError, client_itself
 
 
 class Prediction(NamedTuple):
@@ -62,7 +62,7 @@ class Predictor:
         samples = plan.cfg.predict_samples if samples is None else samples
         noise = plan.prediction_noise(samples, f"predict-{seed}", client or 0, 0)
         with torch.no_grad():
-            return _uncertainty(predict(plan.cfg.algorithm, plan.model, model, self._inputs(x), noise))
+            return _uncertainty(predict(plan.context, model, self._inputs(x), noise))
 
     def _inputs(self, x: Any) -> Tensor:
         x = torch.as_tensor(np.asarray(x)).float()
@@ -72,19 +72,14 @@ class Predictor:
         return x if self.plan.scaling is None else self.plan.scaling.apply(x.clone())
 
     def _personal(self, client: int) -> Any:
-        plan, algorithm = self.plan, self.plan.algorithm
-        shape = algorithm.personal_noise(plan.cfg.algorithm, plan.model, plan.facts)
-        noise = plan.stream("personalize", client, plan.cfg.rounds).normal(shape)
-        state, view = trees.row(self.snapshot.clients, client), plan.view(self.snapshot.server)
-        return algorithm.personalize(plan.cfg.algorithm, plan.model, state, view, self._shard(client), noise)
-
-    def _shard(self, client: int) -> Batch | None:
-        """The client's training data, for the methods that adapt at prediction; the others need no dataset."""
-        plan = self.plan
-        if plan.algorithm.personalize is client_itself:
-            return None
+        plan, state = self.plan, trees.row(self.snapshot.clients, client)
+        if plan.algorithm.personalize is client_itself:  # no need of the dataset
+            return state
+        context = plan.context
+        noise = plan.stream("personalize", client, plan.cfg.rounds).normal(plan.algorithm.personal_noise(context))
         (shard,) = loading.shards(plan.dataset(), plan.partition, [client])
-        return padded(shard, plan.facts.shard)
+        data, view = padded(shard, context.facts.shard), plan.view(self.snapshot.server)
+        return plan.algorithm.personalize(context, state, view, data, noise)
 
 
 def _uncertainty(log_probs: Tensor) -> Prediction:
@@ -117,7 +112,7 @@ def load(folder: str | Path) -> Predictor:
         cfg, algorithm, selection, model, partition.load(folder / "partition.npz"), scaling.from_json(shape["scaling"])
     )
     server = plan.initial_server()
-    client = algorithm.client_init(cfg.algorithm, model, server)
+    client = algorithm.client_init(plan.context, server)
     clients = trees.stack([client] * plan.clients)
     snapshot = Snapshot(
         load_tree(folder / "global.safetensors", server), load_tree(folder / "personal.safetensors", clients)

@@ -89,8 +89,9 @@ def _unwatched(policy: Selection, clients: int) -> Watched:
 
 
 def _watch(
-    policy: Selection, state: Watched, scores: Tensor, clients: int, m: int, rng: Stream
+    policy: Selection, state: Watched, scores: Tensor | None, clients: int, m: int, rng: Stream
 ) -> tuple[tuple[int, ...], Watched]:
     ids, own = policy.select(state.own, None, clients, m, rng)
+    assert scores is not None  # this policy asks for them
     scores = scores.double()
     return ids, Watched(own, scores[list(ids)].mean(), scores.mean())

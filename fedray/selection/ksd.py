@@ -13,8 +13,9 @@ from fedray.selection._draw import Drawn, draw, undrawn
 from fedray.types import Selection
 
 
-def select(state: Drawn, scores: Tensor, clients: int, m: int, rng: Stream) -> tuple[tuple[int, ...], Drawn]:
+def select(state: Drawn, scores: Tensor | None, clients: int, m: int, rng: Stream) -> tuple[tuple[int, ...], Drawn]:
     """m clients, more likely the larger their score."""
+    assert scores is not None  # this policy asks for them
     return draw(scores, m, rng)
 
 

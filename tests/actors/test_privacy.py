@@ -89,13 +89,13 @@ def leaks(returned: Any, known: list[np.ndarray], seen: dict[Any, bool] | None =
 
 def probed(plan: Plan) -> Plan:
     """The plan with one score more, so that every algorithm can be probed."""
-    stage = Stage(lambda cfg, model, client, down, message, batch: batch.weight.sum(), lambda *args: args[-1])
+    stage = Stage(lambda ctx, client, down, message, batch: batch.weight.sum(), lambda *args: args[-1])
     return plan._replace(algorithm=plan.algorithm._replace(scores={**plan.algorithm.scores, "size": (stage,)}))
 
 
 def trained(actor: ClientActor, plan: Plan) -> Any:
     server = plan.initial_server()
-    return actor.train(1, IDS, trees.to_numpy(plan.algorithm.broadcast(plan.cfg.algorithm, plan.model, server, IDS)))
+    return actor.train(1, IDS, trees.to_numpy(plan.algorithm.broadcast(plan.context, server, IDS)))
 
 
 def evaluated(actor: ClientActor, plan: Plan) -> Any:
@@ -113,7 +113,7 @@ def asked(actor: ClientActor, plan: Plan) -> Any:
         message = None
         for number, stage in enumerate(stages):
             replies.append(actor.probe(score, number, trees.to_numpy(plan.view(server)), trees.to_numpy(message)))
-            message = stage.combine(plan.cfg.algorithm, plan.model, server, trees.to_torch(replies[-1]))
+            message = stage.combine(plan.context, server, trees.to_torch(replies[-1]))
     return replies
 
 

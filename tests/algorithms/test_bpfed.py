@@ -24,12 +24,12 @@ def outcome(name, settings=None, **own):
 
 def first_client(plan):
     """(local, minibatch, noise, shard) of client 1 at the start of a round of a federation that has played two."""
-    cfg, model, host = plan.cfg.algorithm, plan.model, block(plan)
+    host = block(plan)
     server, states, _ = play(plan, [host])
     data = trees.row(host.data, 1)
     batch = trees.tree_map(lambda leaf: leaf[:48] if leaf.ndim else leaf, data)
-    local = bpfed.begin(cfg, model, trees.row(states, 1), bpfed.broadcast(cfg, model, server, [1]), data)
-    noise = Stream(0, "test").normal(plan.algorithm.noise_shape(cfg, model, plan.facts))
+    local = bpfed.begin(plan.context, trees.row(states, 1), bpfed.broadcast(plan.context, server, [1]), data)
+    noise = Stream(0, "test").normal(plan.algorithm.noise_shape(plan.context))
     return trees.tree_map(torch.clone, local), batch, noise, data
 
 
@@ -121,7 +121,7 @@ def test_a_fixed_prior_does_not_follow_the_client():
         local, batch, noise, _ = first_client(plan)
         start = trees.tree_map(torch.clone, local)
         for _ in range(8):
-            local, _ = bpfed.step(plan.cfg.algorithm, plan.model, local, batch, noise)
+            local, _ = bpfed.step(plan.context, local, batch, noise)
         assert differing(local.w, start.w) == ["mu", "rho"]
         ends[prior] = kl(local.client.q, start.w)
         if prior == "fixed":
@@ -132,18 +132,18 @@ def test_a_fixed_prior_does_not_follow_the_client():
 def test_a_carried_prior_of_personal_layers_is_the_clients_copy_of_the_last_round():
     """It follows the posterior by steps of its own, and the server does not touch it."""
     plan = small_plan("bpfed", {"algorithm.prior": "carried", "algorithm.sync": False})
-    cfg, model, host = plan.cfg.algorithm, plan.model, block(plan)
+    model, host = plan.model, block(plan)
     own, shared = model.part(("head",)), model.rest(("head",))
     start = plan.initial_server()
     assert differing(trees.row(host.states, 1).prior, bpfed.take(start, own)) == []  # before the first round
     server, states, _ = play(plan, [host])
     data, client = trees.row(host.data, 1), trees.row(states, 1)
-    local = bpfed.begin(cfg, model, client, bpfed.broadcast(cfg, model, server, [1]), data)
+    local = bpfed.begin(plan.context, client, bpfed.broadcast(plan.context, server, [1]), data)
     assert differing(bpfed.take(local.w, own), client.prior) == []
     assert differing(bpfed.take(local.w, shared), bpfed.take(server, shared)) == []
     assert (client.prior.mu - start.mu[own]).abs().max() > 1e-3
     assert (client.prior.mu - client.posterior.q.mu[own]).abs().max() > 1e-3
-    ended, _ = bpfed.finish(cfg, model, local._replace(w=local.client.q), data)
+    ended, _ = bpfed.finish(plan.context, local._replace(w=local.client.q), data)
     assert differing(ended.prior, bpfed.take(local.client.q, own)) == []
 
 
@@ -179,7 +179,7 @@ def test_a_newcomer_moves_personal_layers_alone():
     local, batch, noise, _ = first_client(plan)
     start = trees.tree_map(torch.clone, local)
     for _ in range(4):
-        local, _ = bpfed.adapt(plan.cfg.algorithm, plan.model, local, batch, noise)
+        local, _ = bpfed.adapt(plan.context, local, batch, noise)
     own, shared = plan.model.part(("head",)), plan.model.rest(("head",))
     for after, before in zip((*local.client.q, *local.w), (*start.client.q, *start.w), strict=True):
         assert torch.equal(after[shared], before[shared])

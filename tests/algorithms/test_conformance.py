@@ -22,17 +22,17 @@ every_selection = pytest.mark.parametrize("name", registry.selections())
 
 
 def functions(name):
-    """The algorithm's functions with its config and network filled in; a step that leaves its ``local`` alone."""
+    """The algorithm's functions with their context filled in; a step that leaves its ``local`` alone."""
     plan = plan_of(name)
-    record, fixed = plan.algorithm, (plan.cfg.algorithm, plan.model)
+    record, ctx = plan.algorithm, plan.context
     kinds = ("broadcast", "begin", "finish", "aggregate", "personalize")
-    parts = {kind: functools.partial(getattr(record, kind), *fixed) for kind in kinds}
-    return parts | {"step": lambda local, *rest: record.step(*fixed, trees.tree_map(torch.clone, local), *rest)}
+    parts = {kind: functools.partial(getattr(record, kind), ctx) for kind in kinds}
+    return parts | {"step": lambda local, *rest: record.step(ctx, trees.tree_map(torch.clone, local), *rest)}
 
 
 def noise(name, kind="noise_shape"):
     plan = plan_of(name)
-    return Stream(1, kind).normal(getattr(plan.algorithm, kind)(plan.cfg.algorithm, plan.model, plan.facts))
+    return Stream(1, kind).normal(getattr(plan.algorithm, kind)(plan.context))
 
 
 def client(name):
@@ -53,7 +53,7 @@ def guarded(record):
     """The same algorithm, in which every function is watched for writing into its arguments, but a step's ``local``."""
 
     def watch(function):
-        first = 3 if function is record.step else 2  # cfg, model and perhaps local come before
+        first = 2 if function is record.step else 1  # the context and perhaps local come before
 
         def watched(*args):
             kept = args[first:]
@@ -126,8 +126,7 @@ def test_predictions_are_log_probabilities_of_every_draw(name, kind):
     _, batch, data = client(name)
     personal = functions(name)["personalize"](trees.row(states, 4), view, data, noise(name, "personal_noise"))
     log_p = predict(
-        plan.cfg.algorithm,
-        plan.model,
+        plan.context,
         view if kind == "predict_global" else personal,
         batch.x[:7],
         plan.prediction_noise(3, "predict", 4, 1),

@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from fedray.algorithms import dsgld
-from fedray.algorithms.dsgld import DSGLD, Down, Server, Visit
+from fedray.algorithms.dsgld import DSGLD, Server, Visit
 from fedray.arrays import trees
 from fedray.arrays.rng import Stream
 from fedray.bayes.particles import network
@@ -15,8 +15,8 @@ from fedray.federate.block import numerics
 from fedray.federate.rounds import start
 from fedray.nets.likelihood import nll
 from fedray.selection import uniform
-from fedray.types import FedRayError
-from tests.helpers import NETS, block, differing, examples, play, small_plan
+from fedray.types import Facts, FedRayError
+from tests.helpers import NETS, block, context, differing, examples, play, small_plan
 
 PRIOR = 1.0
 
@@ -38,8 +38,9 @@ class Toy:
         self.cfg = DSGLD(prior_precision=PRIOR, particles=chains, a0=a0, decay=decay)
         shape = together, chains // together
         x = Stream(1, "start").normal([*shape, 2])
-        self.server = Server(x, torch.zeros(shape), torch.zeros(()), torch.tensor(7.0), torch.tensor(3.0))
+        self.server = Server(x, torch.zeros(shape), torch.zeros(()), torch.tensor(7.0))
         self.x, self.seen = x, []
+        self.ctx = context(self.cfg, self.model, Facts(3, together, 1, 1, 1, 1))
 
     def likelihood(self, k):
         return lambda x: (torch.zeros(()), self.a[k] * (self.m[k] - x))
@@ -49,15 +50,15 @@ class Toy:
         kept, state, together = [], uniform.SELECTION.init(3), len(self.server.x)
         for number in range(rounds):
             ids, state = uniform.SELECTION.select(state, None, 3, together, Stream(0, "select", 0, number))
-            down, ups = dsgld.broadcast(self.cfg, self.model, self.server, ids), []
+            down, ups = dsgld.broadcast(self.ctx, self.server, ids), []
             for row, k in enumerate(ids):
                 local, noise = trees.row(down, row), Stream(0, "noise", k, number)
-                self.seen.append((k, local.visit.place))
+                self.seen.append((k, local.place))
                 for _ in range(steps):
-                    eps = noise.normal(local.visit.x.shape)
-                    local, _ = dsgld.advance(self.cfg, 2, local, self.likelihood(k), eps)
-                ups.append(dsgld.finish(self.cfg, self.model, local, None)[1])
-            self.server = dsgld.aggregate(self.cfg, self.model, self.server, ids, trees.stack(ups), None)
+                    eps = noise.normal(local.x.shape)
+                    local, _ = dsgld.langevin(self.cfg, 2, 3, local, self.likelihood(k), eps)
+                ups.append(dsgld.finish(self.ctx, local, None)[1])
+            self.server = dsgld.aggregate(self.ctx, self.server, ids, trees.stack(ups), None)
             kept += [self.server.x.flatten(0, 1)] if number >= rounds - keep else []
         return torch.cat(kept) if kept else None
 
@@ -125,9 +126,9 @@ def test_the_mean_drift_over_clients_is_that_of_the_whole_posterior():
     x, quiet = Stream(0, "x").normal([1, 2]), torch.zeros(1, 2)
     moved = []
     for k in range(3):
-        local = Down(Visit(x, torch.zeros(1), torch.zeros(1)), toy.server.clients)
-        local, _ = dsgld.advance(toy.cfg, 2, local, toy.likelihood(k), quiet)
-        moved.append(local.visit.x - x)
+        local = Visit(x, torch.zeros(1), torch.zeros(1))
+        local, _ = dsgld.langevin(toy.cfg, 2, 3, local, toy.likelihood(k), quiet)
+        moved.append(local.x - x)
     score = sum(toy.likelihood(k)(x)[1] for k in range(3)) - PRIOR * x
     assert_close(torch.stack(moved).mean(0), 0.01 * score)
 
@@ -138,14 +139,14 @@ def test_a_step_on_a_network():
     cfg = DSGLD(particles=2, a0=1e-3, decay=0.5, prior_precision=3.0)
     x, noise = (Stream(0, name).normal([2, model.padded]).double() for name in ("x", "noise"))
     x = torch.stack([model.pad(row) for row in x])
-    local = Down(Visit(x, torch.tensor([0.0, 40.0]).double(), torch.arange(2.0)), torch.tensor(5.0))
-    found, info = dsgld.advance(cfg, model.size, local, network(model, batch), noise)
+    local = Visit(x, torch.tensor([0.0, 40.0]).double(), torch.arange(2.0))
+    found, info = dsgld.langevin(cfg, model.size, 5, local, network(model, batch), noise)
     for row, eps in enumerate((1e-3 / 0.5**0.5, 1e-3 / 40.5**0.5)):
         theta = x[row].clone().requires_grad_()
         log_p = -5 * 4 * nll(model.apply(theta, batch.x), batch.y, batch.weight) - 1.5 * theta.square().sum()
         (grad,) = torch.autograd.grad(log_p, theta)
-        assert_close(found.visit.x[row], x[row] + eps / 2 * grad + eps**0.5 * model.pad(noise[row]))
-    assert found.visit.t.tolist() == [1, 41]
+        assert_close(found.x[row], x[row] + eps / 2 * grad + eps**0.5 * model.pad(noise[row]))
+    assert found.t.tolist() == [1, 41]
     assert float(info.step_size) == pytest.approx((1e-3 / 0.5**0.5 + 1e-3 / 40.5**0.5) / 2)
 
 
@@ -153,42 +154,42 @@ def test_chains_do_not_know_of_each_other_nor_of_their_order():
     model, batch, order = NETS["deep"], examples(9), [2, 0, 1]
     cfg = DSGLD(particles=3)
     x, noise = (Stream(0, name).normal([3, model.padded]) for name in ("x", "noise"))
-    visit, n = Visit(x, torch.tensor([0.0, 3.0, 9.0]), torch.arange(3.0)), torch.tensor(2.0)
+    visit = Visit(x, torch.tensor([0.0, 3.0, 9.0]), torch.arange(3.0))
     likelihood = network(model, trees.tree_map(lambda leaf: leaf.float() if leaf.is_floating_point() else leaf, batch))
-    first, _ = dsgld.advance(cfg, model.size, Down(visit, n), likelihood, noise)
-    mixed, _ = dsgld.advance(cfg, model.size, Down(trees.rows(visit, order), n), likelihood, noise[order])
-    assert_close(mixed.visit, trees.rows(first.visit, order))
+    first, _ = dsgld.langevin(cfg, model.size, 2, visit, likelihood, noise)
+    mixed, _ = dsgld.langevin(cfg, model.size, 2, trees.rows(visit, order), likelihood, noise[order])
+    assert_close(mixed, trees.rows(first, order))
 
 
 def test_the_chains_of_a_client_that_failed_stay_where_they_are():
     plan = small_plan("dsgld", {"algorithm.particles": 8})
-    cfg, model, server = plan.cfg.algorithm, plan.model, plan.initial_server()
+    model, server = plan.model, plan.initial_server()
     host, ids = block(plan), (0, 2, 3, 5)
-    down = dsgld.broadcast(cfg, model, server, ids)
+    down = dsgld.broadcast(plan.context, server, ids)
     reply = host.train(1, ids, down)
-    after = dsgld.aggregate(cfg, model, server, ids[:3], trees.rows(reply.up, range(3)), None)
-    lost = down.visit.place[3].long()
+    after = dsgld.aggregate(plan.context, server, ids[:3], trees.rows(reply.up, range(3)), None)
+    lost = down.place[3].long()
     there = [i for i in range(8) if i not in lost]
     before, x, t = server.x.flatten(0, 1), after.x.flatten(0, 1), after.t.flatten()
     assert torch.equal(x[lost], before[lost])
     assert torch.equal(t, torch.tensor([0.0 if i in lost else 5.0 for i in range(8)]))
     assert ((x[there] - before[there]).abs().amax(1) > 1e-3).all()
-    assert torch.equal(x[down.visit.place[:3].long()], reply.up.x[:3])
+    assert torch.equal(x[down.place[:3].long()], reply.up.x[:3])
     assert (x[:, model.size :] == 0).all()
-    visit = dsgld.broadcast(cfg, model, after, ids).visit  # and they take their own number of steps along
+    visit = dsgld.broadcast(plan.context, after, ids)  # and they take their own number of steps along
     assert torch.equal(visit.t, t[visit.place.long()])
     assert torch.equal(visit.x, x[visit.place.long()])
 
 
 def test_the_same_round_deals_the_same_and_the_next_one_anew():
     plan = small_plan("dsgld")
-    cfg, model, server = plan.cfg.algorithm, plan.model, plan.initial_server()
-    first, again = (dsgld.broadcast(cfg, model, server, (0, 1, 4, 5)) for _ in range(2))
+    server = plan.initial_server()
+    first, again = (dsgld.broadcast(plan.context, server, (0, 1, 4, 5)) for _ in range(2))
     assert differing(first, again) == []
     second, _, _ = play(plan, [block(plan)], rounds=((0, 1, 4, 5),))
-    assert not torch.equal(dsgld.broadcast(cfg, model, second, (0, 1, 4, 5)).visit.place, first.visit.place)
+    assert not torch.equal(dsgld.broadcast(plan.context, second, (0, 1, 4, 5)).place, first.place)
     other = small_plan("dsgld", {"seed": 1}).initial_server()
-    assert not torch.equal(dsgld.broadcast(cfg, model, other, (0, 1, 4, 5)).visit.place, first.visit.place)
+    assert not torch.equal(dsgld.broadcast(plan.context, other, (0, 1, 4, 5)).place, first.place)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from fedray.bayes.sites import BACKENDS, Ratio, regression
 from fedray.bayes.stein import Descent, descend, rbf, stein_matrix, v_statistic
 from fedray.config import override
 from fedray.federate.block import numerics
-from tests.helpers import block, differing, small_plan
+from tests.helpers import block, context, differing, small_plan
 
 PRIOR = 1.0
 
@@ -49,7 +49,8 @@ class Toy:
     def play(self, rounds, steps, together=1, **settings):
         """The server and the clients after rounds in which the clients take turns, ``together`` at a time."""
         cfg = DSVGD(**(self.settings | settings))
-        model, backend, told = SimpleNamespace(size=self.d), BACKENDS[self.sites], cfg.told(self.d)
+        ctx = context(cfg, SimpleNamespace(size=self.d))
+        backend, told = BACKENDS[self.sites], cfg.told(self.d)
         self.server = getattr(self, "server", None) or Server(self.x, backend.shared(told, self.x))
         fresh = dsvgd.Client(self.x, backend.own(told, self.x), torch.zeros(()).double())
         self.clients = getattr(self, "clients", None) or [fresh] * len(self.m)
@@ -57,13 +58,13 @@ class Toy:
             ids = sorted({(number * together + j) % len(self.m) for j in range(together)})
             ups = []
             for k in ids:
-                local = dsvgd.begin(cfg, model, self.clients[k], self.server, None)
+                local = dsvgd.begin(ctx, self.clients[k], self.server, None)
                 for _ in range(steps):
                     local, _ = dsvgd.advance(cfg, self.d, local, self(k))
                 _, s = self(k)(local.x)
                 self.clients[k], up = dsvgd.settle(cfg, self.d, local, s, regression(local.x, s))
                 ups.append(up)
-            self.server = dsvgd.aggregate(cfg, model, self.server, ids, trees.stack(ups), torch.ones(len(ids)))
+            self.server = dsvgd.aggregate(ctx, self.server, ids, trees.stack(ups), torch.ones(len(ids)))
         return self.server, self.clients
 
     def central(self, *stages):
@@ -121,7 +122,7 @@ def test_changing_a_site_and_the_sums_with_it_leaves_the_clients_target_alone():
         site = trees.tree_map(lambda leaf, shift=shift: leaf + shift, client.site)
         sums = trees.tree_map(lambda leaf, shift=shift: leaf + shift, server.sums)
         changed = client._replace(site=site), server._replace(sums=sums)
-        found.append(dsvgd.tilted(cfg, 4, dsvgd.begin(cfg, model, *changed, None).cavity, server.x, s))
+        found.append(dsvgd.tilted(cfg, 4, dsvgd.begin(context(cfg, model), *changed, None).cavity, server.x, s))
     assert_close(found[0], found[1])
     others = sum(toy(k)(server.x)[1] for k in range(3))
     assert_close(found[0], others - PRIOR * server.x, rtol=1e-6, atol=1e-6)  # every client has been visited
@@ -177,13 +178,14 @@ def test_twice_the_examples_at_twice_the_temperature_are_the_same_likelihood(cur
     """exp(-L/α): in the steps, in the site that follows, and in the scores of selection."""
     settings = {"algorithm.particles": 4, "algorithm.lr": 0.01, "algorithm.curvature": curvature}
     plan = small_plan("dsvgd", settings)
-    host, server, model, ends = block(plan, [1]), plan.initial_server(), plan.model, []
+    host, server, ends = block(plan, [1]), plan.initial_server(), []
     client, data, batch = trees.row(host.states, 0), trees.row(host.data, 0), trees.row(next(host._draws(1, [0]))[0], 0)
     for factor in (1.0, 2.0):
         cfg = override(plan.cfg.algorithm, {"temperature": factor})
         shard, part = (b._replace(total=factor * b.total) for b in (data, batch))
-        local, _ = dsvgd.step(cfg, model, dsvgd.begin(cfg, model, client, server, shard), part, None)
-        ends.append((local.x, dsvgd.finish(cfg, model, local, shard), dsvgd.scores(cfg, model, client, server, shard)))
+        ctx = context(cfg, plan.model, plan.facts)
+        local, _ = dsvgd.step(ctx, dsvgd.begin(ctx, client, server, shard), part, None)
+        ends.append((local.x, dsvgd.finish(ctx, local, shard), dsvgd.scores(ctx, client, server, shard)))
     assert_close(*ends, rtol=1e-5, atol=1e-5)
     assert ends[0][1][0].site.lam.max() > 1
 

@@ -57,7 +57,7 @@ def test_the_order_of_arrival_does_not_change_a_bit(merge):
     large = torch.tensor([1e17, 1.0, -1e17, 1.0])[:, None]  # whose sum depends on the order even in float64
     ups = ups._replace(sums=trees.tree_map(lambda leaf: leaf + large, ups.sums))
     shuffled = [ids[k] for k in order], trees.rows(ups, order)
-    first, mixed = (aggregate(plan.cfg.algorithm, plan.model, server, *a, None) for a in ((ids, ups), shuffled))
+    first, mixed = (aggregate(plan.context, server, *a, None) for a in ((ids, ups), shuffled))
     assert differing(first, mixed) == []
     assert (seen[-1][0].x.shape[1] == 0) is (merge == "svgd")
 
@@ -74,7 +74,7 @@ def test_a_client_that_was_never_visited_predicts_with_the_global_particles():
     plan = small_plan("dsvgd", {"algorithm.particles": 4})
     server, states, _ = play(plan, [block(plan)], rounds=((1, 2),))
     for k, x in ((0, server.x), (2, states.x[2])):
-        personal = dsvgd.personalize(plan.cfg.algorithm, plan.model, trees.row(states, k), server, None, None)
+        personal = dsvgd.personalize(plan.context, trees.row(states, k), server, None, None)
         assert torch.equal(personal.x, x)
 
 

@@ -80,11 +80,11 @@ def test_fedrep_trains_one_part_at_a_time(optimizer):
     cfg, model, host = plan.cfg.algorithm, plan.model, block(plan, [1])
     own, shared, data = model.part(cfg.personal), model.rest(cfg.personal), trees.row(host.data, 0)
     batch = trees.tree_map(lambda leaf: leaf[:48] if leaf.ndim else leaf, data)
-    down = fedper.broadcast(cfg, model, plan.initial_server(), [1])
-    local = fedrep.begin(cfg, model, trees.row(host.states, 0), down, data)
+    down = fedper.broadcast(plan.context, plan.initial_server(), [1])
+    local = fedrep.begin(plan.context, trees.row(host.states, 0), down, data)
     for r in range(5):
         before = local.net.theta.clone()
-        local, _ = fedrep.step(cfg, model, trees.tree_map(torch.clone, local), batch, torch.zeros(0))
+        local, _ = fedrep.step(plan.context, trees.tree_map(torch.clone, local), batch, torch.zeros(0))
         moving, still = (own, shared) if r < 2 else (shared, own)
         assert torch.equal(local.net.theta[still], before[still])
         assert not torch.equal(local.net.theta[moving], before[moving])
@@ -96,13 +96,13 @@ def test_a_phase_of_fedrep_has_an_adam_of_its_own():
     cfg, model, host = plan.cfg.algorithm, plan.model, block(plan, [1])
     data = trees.row(host.data, 0)
     batch = trees.tree_map(lambda leaf: leaf[:48] if leaf.ndim else leaf, data)
-    down = fedper.broadcast(cfg, model, plan.initial_server(), [1])
-    local = fedrep.begin(cfg, model, trees.row(host.states, 0), down, data)
+    down = fedper.broadcast(plan.context, plan.initial_server(), [1])
+    local = fedrep.begin(plan.context, trees.row(host.states, 0), down, data)
     for _ in range(3):
-        local, _ = fedrep.step(cfg, model, local, batch, torch.zeros(0))
+        local, _ = fedrep.step(plan.context, local, batch, torch.zeros(0))
     before = local.net.theta.clone()
     _, grad = fedavg.gradient(model, before, batch)
-    local, _ = fedrep.step(cfg, model, local, batch, torch.zeros(0))
+    local, _ = fedrep.step(plan.context, local, batch, torch.zeros(0))
     shared = model.rest(cfg.personal)
     shared = shared[grad[shared].abs() > 1e-4]
     assert len(shared) > 100
@@ -121,8 +121,8 @@ def test_an_unknown_layer_is_refused_with_those_that_there_are():
 
 def test_a_personal_model_is_the_own_part_under_the_latest_average():
     plan, server, states, _ = outcome("fedper")
-    cfg, model, client = plan.cfg.algorithm, plan.model, trees.row(states, 3)
-    theta = fedper.personalize(cfg, model, client, plan.view(server), None, torch.zeros(0)).theta
+    model, client = plan.model, trees.row(states, 3)
+    theta = fedper.personalize(plan.context, client, plan.view(server), None, torch.zeros(0)).theta
     assert torch.equal(theta[model.part(("head",))], client.theta)
     assert torch.equal(theta[model.part(("body",))], server.theta[model.part(("body",))])
 
@@ -131,13 +131,13 @@ def test_a_personal_model_is_the_own_part_under_the_latest_average():
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_newcomer_moves_its_own_part_alone(name, personal, optimizer):
     plan = small_plan(name, {"algorithm.optimizer": optimizer})
-    cfg, model, algorithm, host = plan.cfg.algorithm, plan.model, plan.algorithm, block(plan, [1])
+    model, algorithm, host = plan.model, plan.algorithm, block(plan, [1])
     data = trees.row(host.data, 0)
     batch = trees.tree_map(lambda leaf: leaf[:48] if leaf.ndim else leaf, data)
-    down = algorithm.broadcast(cfg, model, plan.initial_server(), [1])
-    local = algorithm.begin(cfg, model, trees.row(host.states, 0), down, data)
+    down = algorithm.broadcast(plan.context, plan.initial_server(), [1])
+    local = algorithm.begin(plan.context, trees.row(host.states, 0), down, data)
     for _ in range(7):
-        local, _ = algorithm.adapt(cfg, model, trees.tree_map(torch.clone, local), batch, torch.zeros(0))
+        local, _ = algorithm.adapt(plan.context, trees.tree_map(torch.clone, local), batch, torch.zeros(0))
     theta = local.net.theta if name == "fedrep" else local.theta
     assert torch.equal(theta[model.rest(personal)], down.theta)
     assert (theta - plan.initial_server().theta)[model.part(personal)].abs().max() > 1e-3

@@ -9,7 +9,7 @@ from fedray.algorithms.fedavg import Local
 from fedray.algorithms.fedprox import FedProx
 from fedray.arrays.optim import descent
 from fedray.arrays.rng import Stream
-from tests.helpers import NETS, block, differing, examples, play, small_plan
+from tests.helpers import NETS, block, context, differing, examples, play, small_plan
 
 
 def outcome(name, **settings):
@@ -33,13 +33,14 @@ def test_the_proximal_term_keeps_the_server_near_its_start():
 
 def test_a_step_descends_the_gradient_of_the_whole_objective():
     """At w^t the proximal term has no gradient; away from it, all of (μ/2)‖w - w^t‖² counts."""
-    cfg, model, batch = FedProx(lr=0.3, mu=0.7), NETS["mlp"], examples(9)
+    model, batch = NETS["mlp"], examples(9)
+    ctx = context(FedProx(lr=0.3, mu=0.7), model)
     start, shift = (Stream(0, name).normal([model.padded]).double() for name in ("start", "shift"))
     for theta in (start, start + model.pad(shift)):
         w = theta.clone().requires_grad_()
         loss = functional.cross_entropy(model.apply(w, batch.x), batch.y)
         (loss + 0.35 * (w - start).square().sum()).backward()
-        after, info = fedprox.step(cfg, model, Local(theta, start, descent("sgd", theta)), batch, torch.zeros(0))
+        after, info = fedprox.step(ctx, Local(theta, start, descent("sgd", theta)), batch, torch.zeros(0))
         assert_close(after.theta, theta - 0.3 * w.grad)
         assert_close(info.nll, loss.detach())
         assert torch.equal(after.start, start)

@@ -17,7 +17,7 @@ from fedray.arrays.rng import Stream
 from fedray.federate import report
 from fedray.federate.in_process import LocalFederation
 from fedray.types import Facts
-from tests.helpers import NETS, block, differing, examples, joined, play, small_plan
+from tests.helpers import NETS, block, context, differing, examples, joined, play, small_plan
 
 MODEL, NO_NOISE = NETS["mlp"], torch.zeros(0)
 W = MODEL.init(Stream(0, "server")).double()
@@ -42,8 +42,8 @@ def batch(k):
 def test_without_adaptation_it_is_fedavg_on_the_second_minibatch(order):
     cfg, parts = PerFedAvg(alpha=0.0, alpha_m=0.3, order=order), [batch(k) for k in range(3)]
     stream = joined(*parts[: per_fedavg.minibatches(cfg)])
-    after, info = per_fedavg.step(cfg, MODEL, Local(W, W, descent("sgd", W)), stream, NO_NOISE)
-    expected, _ = fedavg.step(FedAvg(lr=0.3), MODEL, Local(W, W, descent("sgd", W)), parts[1], NO_NOISE)
+    after, info = per_fedavg.step(context(cfg, MODEL), Local(W, W, descent("sgd", W)), stream, NO_NOISE)
+    expected, _ = fedavg.step(context(FedAvg(lr=0.3), MODEL), Local(W, W, descent("sgd", W)), parts[1], NO_NOISE)
     assert differing(after, expected) == []
     assert_close(info.nll, network(W, parts[0])[0])
 
@@ -87,7 +87,7 @@ def test_on_a_network_too_it_is_the_gradient_of_the_objective():
     (inner,) = torch.autograd.grad(loss(w), w, create_graph=True)
     (exact,) = torch.autograd.grad(loss(w - 0.3 * inner), w)
     cfg = PerFedAvg(alpha=0.3, alpha_m=0.7, order="hf", delta=1e-4)
-    after, _ = per_fedavg.step(cfg, MODEL, Local(W, W, descent("sgd", W)), joined(*[batch(0)] * 3), NO_NOISE)
+    after, _ = per_fedavg.step(context(cfg, MODEL), Local(W, W, descent("sgd", W)), joined(*[batch(0)] * 3), NO_NOISE)
     assert_close((W - after.theta) / 0.7, exact, rtol=1e-5, atol=1e-7)
     assert not torch.allclose((W - after.theta) / 0.7, network(W, batch(0))[1], rtol=1e-2, atol=1e-4)
 
@@ -125,9 +125,9 @@ def test_without_steps_before_the_test_personal_models_are_the_global_one():
 ])  # fmt: skip
 def test_the_personal_model_is_the_new_global_one_after_steps_of_both_rates(settings, rates):
     cfg, data = PerFedAvg(alpha=0.2, alpha_m=0.05, **settings), examples(9)
-    shape = per_fedavg.personal_noise(cfg, MODEL, Facts(1, 1, 1, 1, 4, 9))
+    shape = per_fedavg.personal_noise(context(cfg, MODEL, Facts(1, 1, 1, 1, 4, 9)))
     eps = Stream(0, "noise").normal(shape)
-    found = per_fedavg.personalize(cfg, MODEL, Nothing(), Point(W), data, eps).theta
+    found = per_fedavg.personalize(context(cfg, MODEL), Nothing(), Point(W), data, eps).theta
     assert torch.equal(found, fine_tune(network, W, data, rates, eps))
     assert len(eps) == len(rates)
 

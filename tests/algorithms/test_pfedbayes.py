@@ -17,8 +17,8 @@ from fedray.config import override
 from fedray.federate.in_process import LocalFederation
 from fedray.nets import zoo
 from fedray.types import Facts
-from tests.helpers import block, differing, examples, experiment, play, small_plan
-from tests.test_variational import MODEL, batch, between, gaussian, objective
+from tests.bayes.test_variational import MODEL, batch, between, gaussian, objective
+from tests.helpers import block, context, differing, examples, experiment, play, small_plan
 
 SILENT = zoo.mlp((2, 3), (), 1)  # one class: the likelihood is 1 whatever the weights
 RULES = ("rho", "sigma", "moments")
@@ -31,12 +31,12 @@ def client(q):
 
 def step(cfg, model, local, batch, eps):
     """A step that leaves its arguments alone."""
-    return pfedbayes.step(cfg, model, trees.tree_map(torch.Tensor.clone, local), batch, eps)
+    return pfedbayes.step(context(cfg, model), trees.tree_map(torch.Tensor.clone, local), batch, eps)
 
 
 def noise(cfg, model=MODEL, size=9):
     facts = Facts(1, 1, 1, 1, size, size)
-    return Stream(0, "noise").normal(pfedbayes.noise_shape(cfg, model, facts)).double()
+    return Stream(0, "noise").normal(pfedbayes.noise_shape(context(cfg, model, facts))).double()
 
 
 @pytest.mark.parametrize(("estimator", "kl"), [("weights", "qw"), ("local", "qw"), ("weights", "wq")])
@@ -72,9 +72,9 @@ def test_without_kl_the_posterior_does_not_see_the_prior():
 
 def test_without_a_step_the_upload_is_the_broadcast_and_the_posterior_stays():
     cfg, q, w, data = PFedBayes(), gaussian(0), gaussian(1), batch()
-    kept, up = pfedbayes.finish(cfg, MODEL, pfedbayes.begin(cfg, MODEL, client(q), w, data), data)
+    kept, up = pfedbayes.finish(context(cfg, MODEL), pfedbayes.begin(context(cfg, MODEL), client(q), w, data), data)
     assert differing(up, w) == []
-    assert differing(kept, pfedbayes.client_init(cfg, MODEL, q)) == []
+    assert differing(kept, pfedbayes.client_init(context(cfg, MODEL), q)) == []
 
 
 @pytest.mark.parametrize(("zeta", "kl"), itertools.product((1.0, 0.0), ("qw", "wq")))
@@ -126,7 +126,7 @@ def test_any_rule_returns_equal_uploads(rule, beta):
     """At β < 1 where the server has them already."""
     cfg, w = PFedBayes(average=rule, beta=beta), trees.tree_map(torch.Tensor.float, gaussian(1))
     server = w if beta < 1 else trees.tree_map(torch.Tensor.float, gaussian(2))
-    after = pfedbayes.aggregate(cfg, MODEL, server, range(4), trees.stack([w] * 4), torch.arange(1, 5))
+    after = pfedbayes.aggregate(context(cfg, MODEL), server, range(4), trees.stack([w] * 4), torch.arange(1, 5))
     assert_close(tuple(after), tuple(w), rtol=1e-6, atol=1e-6)
 
 
@@ -135,16 +135,16 @@ def test_rules_differ_in_the_deviation_only_and_are_ordered():
     ordered = []
     for rule in RULES:
         cfg = PFedBayes(average=rule)
-        after = pfedbayes.aggregate(cfg, MODEL, gaussian(9), range(5), w, torch.arange(1, 6))
+        after = pfedbayes.aggregate(context(cfg, MODEL), gaussian(9), range(5), w, torch.arange(1, 6))
         assert_close(after.mu, w.mu.mean(0))  # each client weighs the same, whatever its shard
         ordered.append(sigma(after.rho)[: MODEL.size])
         order = [3, 1, 4, 0, 2]
-        again = pfedbayes.aggregate(cfg, MODEL, gaussian(9), order, trees.rows(w, order), torch.ones(5))
+        again = pfedbayes.aggregate(context(cfg, MODEL), gaussian(9), order, trees.rows(w, order), torch.ones(5))
         assert_close(tuple(again), tuple(after), rtol=1e-6, atol=1e-6)
     assert (ordered[0] < ordered[1]).all()
     assert (ordered[1] < ordered[2]).all()
     assert_close(ordered[1], sigma(w.rho).mean(0)[: MODEL.size])
-    damped = pfedbayes.aggregate(PFedBayes(beta=0.25), MODEL, gaussian(9), range(5), w, torch.ones(5))
+    damped = pfedbayes.aggregate(context(PFedBayes(beta=0.25), MODEL), gaussian(9), range(5), w, torch.ones(5))
     assert_close(damped.rho, 0.75 * gaussian(9).rho + 0.25 * w.rho.mean(0))
 
 
@@ -152,8 +152,8 @@ def test_rules_differ_in_the_deviation_only_and_are_ordered():
 def test_the_moments_of_w_outlive_a_round_only_if_asked_to(keep):
     cfg, data = PFedBayes(keep_global_moments=keep), batch()
     local = step(cfg, MODEL, Local(client(gaussian(0)), gaussian(1)), data, noise(cfg))[0]
-    kept, _ = pfedbayes.finish(cfg, MODEL, local, data)
-    again = pfedbayes.begin(cfg, MODEL, kept, gaussian(2), data)
+    kept, _ = pfedbayes.finish(context(cfg, MODEL), local, data)
+    again = pfedbayes.begin(context(cfg, MODEL), kept, gaussian(2), data)
     assert differing(again.w, gaussian(2)) == []
     assert differing(again.client, kept) == ([] if keep else ["w_mu.m", "w_mu.v", "w_rho.m", "w_rho.v", "w_t"])
     assert (again.client.q_t, again.client.w_t) == (5, 1 if keep else 0)
@@ -211,8 +211,8 @@ def test_predictions_draw_from_the_posterior_with_the_noise_of_training():
     for cfg in (PFedBayes(), PFedBayes(noise_sd=0.5)):
         thetas = q.mu + cfg.noise_sd * sigma(q.rho) * eps
         expected = torch.stack([torch.log_softmax(MODEL.apply(theta, x), -1) for theta in thetas])
-        assert_close(pfedbayes.predict_global(cfg, MODEL, q, x, eps), expected)
-        assert_close(pfedbayes.predict_personal(cfg, MODEL, client(q), x, eps), expected)
+        assert_close(pfedbayes.predict_global(context(cfg, MODEL), q, x, eps), expected)
+        assert_close(pfedbayes.predict_personal(context(cfg, MODEL), client(q), x, eps), expected)
 
 
 @pytest.mark.parametrize(("rho", "zeta", "kl"), [(-1.0, 10.0, "qw"), (-2.2, 3.7, "qw"), (-3.0, 0.5, "wq")])
@@ -230,7 +230,7 @@ def test_a_newcomer_leaves_the_global_distribution_as_it_is():
     cfg, start = PFedBayes(personal_steps=2), Local(client(gaussian(0)), gaussian(1))
     trained, info = step(cfg, MODEL, start, batch(), noise(cfg))
     copy = trees.tree_map(torch.Tensor.clone, start)
-    adapted, same = pfedbayes.adapt(cfg, MODEL, copy, batch(), noise(cfg))
+    adapted, same = pfedbayes.adapt(context(cfg, MODEL), copy, batch(), noise(cfg))
     assert differing(adapted.client.q, trained.client.q) == []
     assert differing(adapted.w, start.w) == []
     assert adapted.client.q_t == 2

@@ -19,7 +19,7 @@ from fedray.federate import report
 from fedray.federate.in_process import LocalFederation
 from fedray.nets import zoo
 from fedray.types import Facts, FedRayError, client_itself
-from tests.helpers import NETS, block, differing, examples, experiment, joined, play, small_plan
+from tests.helpers import NETS, block, context, differing, examples, experiment, joined, play, small_plan
 
 MODEL, NO_NOISE = NETS["mlp"], torch.zeros(0)
 STRATEGIES = ("fo", "mfo", "mg", "mg_c4", "mh")
@@ -63,7 +63,7 @@ def run(cfg, local, stream):
     for number, batch in enumerate(stream):
         if record.minibatches(cfg) == 2:
             batch = joined(batches(len(stream) + 1)[number + 1], batch)
-        local, info = record.step(cfg, MODEL, local, batch, NO_NOISE)
+        local, info = record.step(context(cfg, MODEL), local, batch, NO_NOISE)
         seen.append((local.w, local.theta, info.nll))
     return seen
 
@@ -110,9 +110,9 @@ def test_one_minibatch_for_both_gradients_is_two_that_are_the_same():
     for strategy in ("mg_c4", "mh"):
         one, two = (PFedBreD(strategy=strategy, same_batch=same) for same in (True, False))
         assert (pfedbred.minibatches(one), pfedbred.minibatches(two)) == (1, 2)
-        a = pfedbred.step(one, MODEL, kept(), batch, NO_NOISE)
-        assert differing(a, pfedbred.step(two, MODEL, kept(), joined(batch, batch), NO_NOISE)) == []
-        assert differing(a, pfedbred.step(two, MODEL, kept(), joined(batches(2)[1], batch), NO_NOISE))
+        a = pfedbred.step(context(one, MODEL), kept(), batch, NO_NOISE)
+        assert differing(a, pfedbred.step(context(two, MODEL), kept(), joined(batch, batch), NO_NOISE)) == []
+        assert differing(a, pfedbred.step(context(two, MODEL), kept(), joined(batches(2)[1], batch), NO_NOISE))
 
 
 def test_by_default_c4_looks_ahead_by_the_step_of_the_gradient():
@@ -234,7 +234,7 @@ def test_a_client_keeps_its_last_personal_model_and_its_last_upload(strategy):
         assert torch.equal(states.w_mem[client], expected)
         assert not torch.equal(states.theta[client], upload)
     begun = plan.initial_server().theta
-    fresh = pfedbred.client_init(plan.cfg.algorithm, plan.model, plan.initial_server())
+    fresh = pfedbred.client_init(plan.context, plan.initial_server())
     assert differing(fresh, Client(begun, begun[:0] if strategy == "fo" else begun)) == []
 
 
@@ -243,11 +243,11 @@ def test_a_newcomer_moves_its_personal_model_under_a_global_one_that_stays(cfg):
     """Each step begins at the same w, as a first step of training does."""
     record, local = registry.algorithm_of(cfg), kept()
     start, noise = trees.tree_map(torch.clone, local), NO_NOISE
-    trained, info = record.step(cfg, MODEL, local, examples(9), noise)
-    adapted, same = record.adapt(cfg, MODEL, start, examples(9), noise)
+    trained, info = record.step(context(cfg, MODEL), local, examples(9), noise)
+    adapted, same = record.adapt(context(cfg, MODEL), start, examples(9), noise)
     assert differing((adapted.theta, same), (trained.theta, info)) == []
     for _ in range(3):
-        adapted, _ = record.adapt(cfg, MODEL, adapted, examples(9), noise)
+        adapted, _ = record.adapt(context(cfg, MODEL), adapted, examples(9), noise)
     assert torch.equal(adapted.w, weights("w"))
     assert not torch.equal(trained.w, weights("w"))
     assert not torch.equal(adapted.theta, start.theta)
@@ -289,13 +289,13 @@ def test_variances_belong_to_layers(model, layers):
     """However many tensors a layer has."""
     variance = (0.5, 4.0, 2.0, 8.0)[:layers]
     cfg, facts = PFedBreD(prior="gaussian", variance=variance), Facts(1, 1, 1, 1, 4, 9)
-    pfedbred.server_init(cfg, model, facts, Stream(0, "server"))
-    found = pfedbred.family(cfg, model).hessian(torch.zeros(model.padded), torch.ones(model.padded))
+    pfedbred.server_init(context(cfg, model, facts), Stream(0, "server"))
+    found = pfedbred.family(context(cfg, model)).hessian(torch.zeros(model.padded), torch.ones(model.padded))
     for number, value in enumerate(variance, 1):
         assert (found[model.slices[f"layer{number}"]] == 1 / value).all()
     assert (found[model.size :] == 1).all()
     with pytest.raises(FedRayError, match=rf"the network has {layers} layers"):
-        pfedbred.server_init(override(cfg, {"variance": (1.0,) * 6}), model, facts, Stream(0, "server"))
+        pfedbred.server_init(context(override(cfg, {"variance": (1.0,) * 6}), model, facts), Stream(0, "server"))
 
 
 def test_priors_that_cannot_hold_the_weights_are_refused():
@@ -314,9 +314,7 @@ def test_the_personal_model_is_that_of_the_last_round_trained_fine_tuned_or_not(
         states, total = running.snapshot().clients, 0.0
         for k in range(6):
             data, theta = trees.row(running.cohort.block.data, k), states.theta[k]
-            eps = plan.stream("personalize", k, 1).normal(
-                plan.algorithm.personal_noise(plan.cfg.algorithm, plan.model, plan.facts)
-            )
+            eps = plan.stream("personalize", k, 1).normal(plan.algorithm.personal_noise(plan.context))
             expected = fine_tune(partial(fedavg.gradient, plan.model), theta, data, [0.05] * ft, eps)
             x, y = running.cohort.block.test[k]
             log_p = torch.log_softmax(plan.model.apply(expected, x), -1)
@@ -331,7 +329,7 @@ def test_the_personal_model_is_that_of_the_last_round_trained_fine_tuned_or_not(
 def test_only_fine_tuning_needs_the_data_again():
     for name in ("pfedbred", "pfedme"):
         record = registry.algorithms()[name]
-        plain, tuned = (record.settled(record, record.config(ft=ft)) for ft in (0, 1))
+        plain, tuned = (record.configure(record, record.config(ft=ft)) for ft in (0, 1))
         assert plain.personalize is client_itself
         assert tuned.personalize is pfedbred.personalize
 

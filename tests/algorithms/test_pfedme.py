@@ -11,7 +11,7 @@ from fedray.algorithms.pfedme import PFedMe
 from fedray.arrays import trees
 from fedray.arrays.optim import descent
 from fedray.arrays.rng import Stream
-from tests.helpers import NETS, block, differing, examples, play, small_plan
+from tests.helpers import NETS, block, context, differing, examples, play, small_plan
 
 MODEL, NO_NOISE = NETS["mlp"], torch.zeros(0)
 W = MODEL.init(Stream(0, "server")).double()
@@ -21,7 +21,7 @@ def steps(cfg, count=4, w=W):
     """The client after each of some steps, on batches that differ."""
     local, seen = Local(w, w, w[:0], torch.zeros(())), []
     for k in range(count):
-        local, info = pfedme.step(cfg, MODEL, local, examples(9)._replace(x=examples(9).x + k), NO_NOISE)
+        local, info = pfedme.step(context(cfg, MODEL), local, examples(9)._replace(x=examples(9).x + k), NO_NOISE)
         seen.append((local, info))
     return seen
 
@@ -31,7 +31,7 @@ def test_one_proximal_step_from_w_is_fedavg_with_the_product_of_the_rates():
     for k, (local, info) in enumerate(steps(cfg)):
         batch = examples(9)._replace(x=examples(9).x + k)
         plain, expected = fedavg.step(
-            FedAvg(lr=0.2 * 0.3 * 4.0), MODEL, fedavg.Local(theta, W, descent("sgd", W)), batch, NO_NOISE
+            context(FedAvg(lr=0.2 * 0.3 * 4.0), MODEL), fedavg.Local(theta, W, descent("sgd", W)), batch, NO_NOISE
         )
         assert_close(local.w, plain.theta)
         assert_close(info.nll, expected.nll)
@@ -71,7 +71,8 @@ def test_without_a_prior_the_personal_model_is_plain_gradient_descent():
 def test_nothing_is_added_to_the_gradient():
     """Weights of inputs that are zero have no gradient, and stay; a hidden L2 term would shrink them."""
     silent = examples(9)._replace(x=torch.zeros(9, 2, 3).double())
-    after, _ = pfedme.step(PFedMe(alpha=0.2, lam=0.5), MODEL, Local(W, W, W[:0], torch.zeros(())), silent, NO_NOISE)
+    ctx = context(PFedMe(alpha=0.2, lam=0.5), MODEL)
+    after, _ = pfedme.step(ctx, Local(W, W, W[:0], torch.zeros(())), silent, NO_NOISE)
     inputs = slice(0, 6 * 5)
     assert torch.equal(after.theta[inputs], W[inputs])
     assert torch.equal(after.w[inputs], W[inputs])

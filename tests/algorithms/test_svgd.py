@@ -14,8 +14,8 @@ from fedray.bayes.particles import network
 from fedray.bayes.stein import Descent, descend
 from fedray.federate.block import numerics
 from fedray.federate.rounds import start
-from fedray.types import Batch, FedRayError
-from tests.helpers import block, play, small_plan
+from fedray.types import Batch, Facts, FedRayError
+from tests.helpers import block, context, play, small_plan
 
 EVERYONE = tuple(range(6))
 WHOLE = {"batch_size": 1000, "algorithm.particles": 4}  # every minibatch is the client's shard
@@ -31,17 +31,19 @@ def one_thread():
 @pytest.mark.parametrize("rule", ["rmsprop", "plain"])
 def test_its_rounds_are_steps_of_svgd_on_the_whole_posterior(rule):
     """Of clients with likelihoods N(m_k; θ, 1/a_k); the memory of the steps outlives the rounds."""
-    stream, cfg, model = Stream(0, "toy"), SVGD(lr=0.05, rule=rule, prior_precision=2.0), SimpleNamespace(size=3)
+    stream = Stream(0, "toy")
+    cfg = SVGD(lr=0.05, rule=rule, prior_precision=2.0)
+    ctx = context(cfg, SimpleNamespace(size=3), Facts(4, 4, 30, 1, 9, 9))
     m, a = stream.normal([4, 3]).double(), (1 + stream.uniform([4, 3])).double()
     x = stream.normal([6, 3]).double()
-    server = Server(x, torch.zeros_like(x), torch.ones(()), torch.tensor(4.0))
+    server = Server(x, torch.zeros_like(x), torch.ones(()))
     for _ in range(30):
         ups = []
         for k in range(4):
-            local = svgd.begin(cfg, model, None, svgd.broadcast(cfg, model, server, range(4)), data(9.0))
+            local = svgd.begin(ctx, None, svgd.broadcast(ctx, server, range(4)), data(9.0))
             local, _ = svgd.estimate(local, lambda x, k=k: (torch.zeros(()), a[k] * (m[k] - x)))
-            ups.append(svgd.finish(cfg, model, local, None)[1])
-        server = svgd.aggregate(cfg, model, server, range(4), trees.stack(ups), None)
+            ups.append(svgd.finish(ctx, local, None)[1])
+        server = svgd.aggregate(ctx, server, range(4), trees.stack(ups), None)
     central = descend(Descent(0.05, rule=rule), x, lambda x: (a * m).sum(0) - (a.sum(0) + 2.0) * x, 30)
     assert_close(server.x, central, rtol=0, atol=1e-6)
     assert (server.x - x).abs().max() > 0.3
@@ -80,7 +82,7 @@ def test_local_steps_are_minibatches_of_one_estimate():
     batches = [trees.row(batch, 1) for batch, _ in host._draws(1, [0, 1])]
     assert all(batch.weight.sum() == 20 for batch in batches)
     together = Batch(*(torch.cat(leaves) for leaves in zip(*(b[:-1] for b in batches), strict=True)), batches[0].total)
-    down = svgd.broadcast(plan.cfg.algorithm, plan.model, server, range(4))
+    down = svgd.broadcast(plan.context, server, range(4))
     reply = host.train(1, (0, 1), down)
     assert_close(reply.up.s[1], network(plan.model, together)(server.x)[1], rtol=1e-4, atol=1e-3)
     assert reply.info.nll[1].unique().numel() == 3
@@ -88,10 +90,10 @@ def test_local_steps_are_minibatches_of_one_estimate():
 
 def test_those_who_answer_stand_for_those_who_failed():
     plan = small_plan("svgd", WHOLE | {"algorithm.rule": "plain", "algorithm.lr": 1.0})
-    cfg, model, server = plan.cfg.algorithm, plan.model, plan.initial_server()
+    server = plan.initial_server()
     s = Stream(0, "scores").normal([2, *server.x.shape])
-    all_of = svgd.aggregate(cfg, model, server, EVERYONE, svgd.Up(s[[0, 1, 0, 1, 0, 1]]), None)
-    two = svgd.aggregate(cfg, model, server, (2, 5), svgd.Up(s), None)
+    all_of = svgd.aggregate(plan.context, server, EVERYONE, svgd.Up(s[[0, 1, 0, 1, 0, 1]]), None)
+    two = svgd.aggregate(plan.context, server, (2, 5), svgd.Up(s), None)
     assert_close(two.x, all_of.x)
 
 

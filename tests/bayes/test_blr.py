@@ -19,7 +19,7 @@ from fedray.federate.block import numerics
 from fedray.nets import likelihood, zoo
 from fedray.nets.model import Model
 from fedray.types import Batch, Facts, FedRayError
-from tests.helpers import NETS, block, differing, play, small_plan
+from tests.helpers import NETS, block, context, differing, play, small_plan
 
 MODEL = zoo.build("blr", (), 0, (5,), 2)
 
@@ -123,13 +123,13 @@ def test_svgd_on_the_gamma_posterior_of_a_mode_recovers_its_stationary_point():
 def test_every_kind_of_site_sees_the_gamma_prior_once(sites):
     """A first visit of two steps is SVGD on p0 p_k."""
     cfg = DSVGD(prior="gamma", prior_rate=2.0, start="prior", sites=sites, mode="serial", particles=6, lr=0.05)
-    server = dsvgd.server_init(cfg, MODEL, Facts(3, 1, 1, 2, 40, 40), Stream(0, "server"))
+    server = dsvgd.server_init(context(cfg, MODEL, Facts(3, 1, 1, 2, 40, 40)), Stream(0, "server"))
     p0, rng, data = cfg.p0(7), Stream(0, "server"), batch()
     assert_close(server.x, torch.stack([p0.draw(rng, 64) for _ in range(6)]))
     data = Batch(data.x.float(), data.y, data.weight.float(), data.place, data.total.float())
-    local = dsvgd.begin(cfg, MODEL, dsvgd.client_init(cfg, MODEL, server), server, data)
+    local = dsvgd.begin(context(cfg, MODEL), dsvgd.client_init(context(cfg, MODEL), server), server, data)
     for _ in range(2):
-        local, _ = dsvgd.step(cfg, MODEL, local, data, torch.zeros(0))
+        local, _ = dsvgd.step(context(cfg, MODEL), local, data, torch.zeros(0))
     score = lambda x: particles.network(MODEL, data)(x)[1] + p0.score(x)  # noqa: E731
     assert_close(local.x, descend(Descent(0.05), server.x, score, 2), rtol=1e-4, atol=1e-4)
 

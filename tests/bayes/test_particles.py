@@ -15,7 +15,7 @@ from fedray.federate import report
 from fedray.federate.block import numerics
 from fedray.federate.in_process import LocalCohort
 from fedray.nets.likelihood import nll
-from tests.helpers import NETS, block, examples, play, small_plan
+from tests.helpers import NETS, block, context, examples, play, small_plan
 
 
 @pytest.fixture(autouse=True)
@@ -41,13 +41,13 @@ def test_twice_the_examples_at_twice_the_temperature_are_the_same_likelihood(nam
     plan, ups = small_plan(name, {"algorithm.particles": 12}), []
     host, record, ids = block(plan), plan.algorithm, range(plan.facts.per_round)
     batch, eps = (trees.row(leaf, 1) for leaf in next(host._draws(1, ids)))
-    down = record.broadcast(plan.cfg.algorithm, plan.model, plan.initial_server(), ids)
+    down = record.broadcast(plan.context, plan.initial_server(), ids)
     down = trees.row(down, 1) if record.down_per_client else down
     for factor in (1.0, 2.0):
-        fixed = override(plan.cfg.algorithm, {"temperature": factor}), plan.model
+        ctx = context(override(plan.cfg.algorithm, {"temperature": factor}), plan.model, plan.facts)
         data, part = (b._replace(total=factor * b.total) for b in (trees.row(host.data, 1), batch))
-        local = trees.tree_map(torch.clone, record.begin(*fixed, trees.row(host.states, 1), down, data))
-        ups.append(record.finish(*fixed, record.step(*fixed, local, part, eps)[0], data)[1])
+        local = trees.tree_map(torch.clone, record.begin(ctx, trees.row(host.states, 1), down, data))
+        ups.append(record.finish(ctx, record.step(ctx, local, part, eps)[0], data)[1])
     assert_close(*ups, rtol=1e-5, atol=1e-5)
 
 
@@ -77,14 +77,14 @@ def test_regression_clips_at_zero_and_survives_coordinates_that_do_not_vary():
 def test_a_prediction_averages_the_particles_whatever_the_number_of_draws(name):
     for settings in ({"predict_samples": 10}, {"predict_samples": 0}):
         plan = small_plan(name, settings | {"algorithm.particles": 12, "clients_per_round": 6})
-        (last,) = plan.algorithm.predict_noise(plan.cfg.algorithm, plan.model, 10)
+        (last,) = plan.algorithm.predict_noise(plan.context, 10)
         assert last == 0
         assert report.protocol(plan, [1])["prediction"] == "average of 12 particles"
     alone = small_plan("dsvgd", {"algorithm.particles": 1})
     assert report.protocol(alone, [1])["prediction"] == "one prediction, without draws"
-    model, server = plan.model, plan.initial_server()
+    server = plan.initial_server()
     x = Stream(0, "pixels").normal([3, 64])
-    assert plan.algorithm.predict_global(plan.cfg.algorithm, model, plan.view(server), x, None).shape == (12, 3, 10)
+    assert plan.algorithm.predict_global(plan.context, plan.view(server), x, None).shape == (12, 3, 10)
 
 
 def probed(settings, score):
@@ -95,7 +95,7 @@ def probed(settings, score):
     message = None
     for number, stage in enumerate(plan.algorithm.scores[score]):
         replies = cohort.probe(score, number, plan.view(server), message)
-        message = stage.combine(cfg, model, server, replies)
+        message = stage.combine(plan.context, server, replies)
     own, followed = [], []
     for k in range(6):
         client, data = trees.row(cohort.block.states, k), trees.row(cohort.block.data, k)

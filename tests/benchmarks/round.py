@@ -70,7 +70,7 @@ def train_only(orders: Any, plan: Plan, ids: Sequence[int], backend: str) -> Non
     """Train clients for as many rounds as asked, until asked for none; the life of a process."""
     with numerics():
         block = Block(plan, ids, loading.shards(loading.load(plan.cfg.data), plan.partition, ids), backend)
-        down = plan.algorithm.broadcast(plan.cfg.algorithm, plan.model, plan.initial_server(), ids)
+        down = plan.algorithm.broadcast(plan.context, plan.initial_server(), ids)
         round = 0
         while rounds := orders.recv():
             for _ in range(rounds):

@@ -65,7 +65,7 @@ class World(NamedTuple):
 
     def staged(self, name: str) -> Any:
         """The stages of a score of clients that know theirs."""
-        return stages(lambda cfg, model, client, down, data: (data, data))[name]
+        return stages(lambda ctx, client, down, data: (data, data))[name]
 
 
 def world(clients: int, particles: int, size: int, dtype: torch.dtype) -> World:

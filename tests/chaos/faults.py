@@ -23,8 +23,8 @@ def faulty(plan: Plan, tickets: Path) -> Plan:
     """The same plan, whose clients fail once for every ticket; run it with the backend ``loop``."""
     finish = plan.algorithm.finish
 
-    def failing(cfg, model, local, data):
-        client, up = finish(cfg, model, local, data)
+    def failing(ctx, local, data):
+        client, up = finish(ctx, local, data)
         kind = claim(tickets)
         if kind == "exception":
             raise RuntimeError("a fault was injected")
@@ -43,8 +43,8 @@ def always(plan: Plan, total: int, kind: str) -> Plan:
     """The same plan, in which the clients with so many training examples always fail."""
     finish = plan.algorithm.finish
 
-    def failing(cfg, model, local, data):
-        client, up = finish(cfg, model, local, data)
+    def failing(ctx, local, data):
+        client, up = finish(ctx, local, data)
         ill = data.total == total
         if kind == "exception" and bool(ill):
             raise RuntimeError("this client cannot")

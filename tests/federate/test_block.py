@@ -20,7 +20,7 @@ BACKENDS = pytest.mark.parametrize("backend", ["loop", "vmap"])
 def recorder(plan, seen):
     """The plan with an algorithm that learns nothing and notes every batch and its noise."""
 
-    def step(cfg, model, point, batch, noise):
+    def step(ctx, point, batch, noise):
         seen.append((batch, noise))
         return point, fedavg.Info(torch.zeros(()))
 
@@ -112,10 +112,10 @@ def test_a_step_may_take_several_minibatches():
 def test_each_client_gets_its_own_row_of_a_broadcast(backend, chunk, ids, monkeypatch):
     monkeypatch.setattr(block_module, "CHUNK", chunk)
 
-    def broadcast(cfg, model, server, ids):
+    def broadcast(ctx, server, ids):
         return fedavg.Point(server.theta + torch.tensor(list(ids))[:, None])
 
-    def step(cfg, model, point, batch, noise):
+    def step(ctx, point, batch, noise):
         return point, fedavg.Info(point.theta.mean())
 
     plan = small_plan()

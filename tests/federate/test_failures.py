@@ -42,7 +42,7 @@ def test_a_client_that_fails_can_be_left_out(kind):
         assert metrics.personal is not None
         assert len(metrics.personal.examples) == 6  # it still evaluates what it has
     clients = running.snapshot().clients
-    fresh = whole.algorithm.client_init(whole.cfg.algorithm, whole.model, whole.initial_server())
+    fresh = whole.algorithm.client_init(whole.context, whole.initial_server())
     assert differing([leaf[VICTIM] for leaf in clients.q], list(fresh.q)) == []
     assert [row["failures"] for row in running.history().rows] == [1.0, 1.0, 1.0]
 

@@ -116,7 +116,7 @@ def test_a_run_stops_at_an_upload_that_is_not_finite_before_it_is_averaged():
 def test_messages_have_the_papers_size(name, size):
     plan = small_plan(name)._replace(model=zoo.mlp((1, 28, 28), (100,), 10))
     server = plan.initial_server()
-    down = plan.algorithm.broadcast(plan.cfg.algorithm, plan.model, server, (0, 1, 2))
+    down = plan.algorithm.broadcast(plan.context, server, (0, 1, 2))
     assert payload_bytes(down, plan) == size
     assert payload_bytes(trees.stack([server] * 3), plan) == 3 * size
     assert payload_bytes((torch.zeros(3), torch.zeros(3, dtype=torch.float64), torch.zeros(())), plan) == 12 + 24 + 4
@@ -128,8 +128,8 @@ def test_a_round_counts_what_it_sent(per_client):
     if per_client:
         record = plan.algorithm._replace(
             down_per_client=True,
-            broadcast=lambda cfg, model, server, ids: trees.stack([server] * len(ids)),
-            publish=lambda cfg, model, server: server,
+            broadcast=lambda ctx, server, ids: trees.stack([server] * len(ids)),
+            publish=lambda ctx, server: server,
         )
         plan = plan._replace(algorithm=record)
     result = next(iter(LocalFederation(plan)))
@@ -148,9 +148,7 @@ def test_all_may_train_where_only_the_selected_are_averaged(where):
     for number, found in ((1, first), (2, second)):
         reply = host.train(number, range(6), server)
         rows = list(found.participants)
-        server = plan.algorithm.aggregate(
-            plan.cfg.algorithm, plan.model, server, rows, trees.rows(reply.up, rows), reply.examples[rows]
-        )
+        server = plan.algorithm.aggregate(plan.context, server, rows, trees.rows(reply.up, rows), reply.examples[rows])
         assert len(rows) == 4
         assert (found.bytes_up, found.bytes_down) == (4 * 610 * 4, 6 * 610 * 4)
         assert found.train["nll"] == pytest.approx(float(reply.info.nll.double().mean()))
@@ -172,13 +170,13 @@ def test_training_all_changes_nothing_where_clients_keep_nothing():
 def test_those_who_train_get_their_own_rows_of_what_is_sent(per_client):
     """A server that sends client i the number i: only the selected one's comes back into the average."""
 
-    def broadcast(cfg, model, server, ids):
+    def broadcast(ctx, server, ids):
         return trees.stack([server._replace(theta=server.theta * 0 + i) for i in ids]) if per_client else server
 
     plan = small_plan("fedavg", ALL | {"clients_per_round": 1})
     record = plan.algorithm._replace(
-        down_per_client=per_client, broadcast=broadcast, publish=lambda cfg, model, server: server,
-        step=lambda cfg, model, local, batch, noise: (local, (local.theta[0],)),
+        down_per_client=per_client, broadcast=broadcast, publish=lambda ctx, server: server,
+        step=lambda ctx, local, batch, noise: (local, (local.theta[0],)),
     )  # fmt: skip
     running = LocalFederation(plan._replace(algorithm=record), "loop")
     result = next(iter(running))
@@ -231,7 +229,7 @@ def test_a_round_reports_means_over_participants_and_steps():
     class Info(NamedTuple):
         value: Tensor
 
-    def step(cfg, model, local, batch, noise):
+    def step(ctx, local, batch, noise):
         return local._replace(theta=local.theta + 1), Info(local.theta.sum() - local.start.sum())
 
     plan = small_plan()
@@ -245,16 +243,16 @@ def test_a_round_reports_means_over_participants_and_steps():
 def test_a_score_goes_through_its_stages_to_the_policy():
     """The clients with the largest share of all examples train: a sum, then its use, then the choice."""
 
-    def shard_size(cfg, model, client, view, message, data):
+    def shard_size(ctx, client, view, message, data):
         assert message is None
         return data.total
 
-    def share(cfg, model, client, view, message, data):
+    def share(ctx, client, view, message, data):
         return data.total / message
 
     stages = (
-        Stage(shard_size, lambda cfg, model, server, replies: sum(replies)),
-        Stage(share, lambda cfg, model, server, replies: torch.stack(list(replies)) * 100),
+        Stage(shard_size, lambda ctx, server, replies: sum(replies)),
+        Stage(share, lambda ctx, server, replies: torch.stack(list(replies)) * 100),
     )
     seen = []
 

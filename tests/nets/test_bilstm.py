@@ -13,6 +13,7 @@ from fedray.algorithms import pfedbayes
 from fedray.arrays.rng import Stream
 from fedray.nets import likelihood, zoo
 from fedray.types import FedRayError
+from tests.helpers import context
 
 T, E, H = 7, 5, 3
 MODEL = zoo.lstm((T, E), H, 2)
@@ -101,7 +102,7 @@ def test_local_reparameterization_is_refused():
     theta, x = inputs()
     for estimator, refused in (("weights", nullcontext()), ("local", pytest.raises(FedRayError, match="--estimator"))):
         with refused:
-            pfedbayes.server_init(pfedbayes.PFedBayes(estimator=estimator), MODEL, None, Stream(0, "server"))
+            pfedbayes.server_init(context(pfedbayes.PFedBayes(estimator=estimator), MODEL), Stream(0, "server"))
     with pytest.raises(FedRayError, match="local reparameterization"):
         MODEL.forward_local(MODEL.split(theta), MODEL.split(theta), x, torch.zeros(4, 0))
 
