@@ -13,7 +13,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fedray.arrays import trees
 from fedray.data import loading
 from fedray.federate import checkpoint_files, evaluation, loss_deviation
-from fedray.federate.block import Block, numerics
+from fedray.federate.block import Block, fix_numerics
 from fedray.federate.checkpoint_files import File
 from fedray.federate.plan import Plan
 
@@ -35,7 +35,7 @@ class ClientActor:
         committed: tuple[int, Any] | None = None,
         dataset: loading.Dataset | None = None,
     ):
-        numerics().__enter__()  # for the life of the process
+        fix_numerics()
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         self._ids, self._backend, self._dataset = ids, backend, dataset
         self.reset(plan)

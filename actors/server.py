@@ -9,7 +9,7 @@ from actors.cohort import Policy, RayCohort
 from actors.gauges import Gauges
 from actors.placement import Layout
 from fedray.arrays import trees
-from fedray.federate.block import numerics
+from fedray.federate.block import fix_numerics
 from fedray.federate.checkpoint import Store
 from fedray.federate.checkpoint_files import Checkpoint
 from fedray.federate.in_process import advance
@@ -31,7 +31,7 @@ class ServerActor:
         begun: Checkpoint | None = None,
         name: str = "fedray",
     ):
-        numerics().__enter__()  # for the life of the process
+        fix_numerics()
         self._plan, self._store, self._skip = plan, store, policy is not None and policy.on_failure == "skip"
         self._state = begun.state if begun else start(plan)
         self._cohort = RayCohort(plan, layout, backend, None, policy)

@@ -11,7 +11,7 @@ from actors.cohort import RayCohort
 from actors.placement import Layout
 from fedray.config import Experiment, override
 from fedray.federate import checkpoint_files, report
-from fedray.federate.block import numerics
+from fedray.federate.block import fix_numerics
 from fedray.federate.plan import make_plan
 from fedray.federate.rounds import TrainingError, play_round, start
 
@@ -31,7 +31,7 @@ class Trial(ray_tune.Trainable):
 
     def setup(self, config: dict[str, Any], common: Common) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Start the clients."""
-        numerics().__enter__()  # for the life of the process
+        fix_numerics()
         self._common = common
         self._begin(config)
         self._cohort = RayCohort(self._plan, common.layout, common.backend, common.dataset)

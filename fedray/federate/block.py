@@ -39,16 +39,21 @@ TINY = 400  # multiplications of a product, below which PyTorch computes it in a
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
-@contextlib.contextmanager
-def numerics() -> Iterator[None]:
-    """One thread and no denormals, as in every actor; the caller's thread count is restored.
+def fix_numerics() -> None:
+    """Use one thread and flush denormals to zero for the rest of the process's life, as every actor does.
 
     Second moments that underflow would slow Adam's square root down thirtyfold.
     """
-    threads = torch.get_num_threads()
     _keep_freed_memory()
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
+
+
+@contextlib.contextmanager
+def numerics() -> Iterator[None]:
+    """The numerics of an actor within a process that has other work; restores the caller's thread count."""
+    threads = torch.get_num_threads()
+    fix_numerics()
     try:
         yield
     finally:
