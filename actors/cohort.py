@@ -20,6 +20,7 @@ from fedray.federate import checkpoint_files
 from fedray.federate.checkpoint_files import File
 from fedray.federate.messages import ClassLosses, EvalReply, Failure, TrainReply
 from fedray.federate.plan import Plan
+from fedray.types import first_line
 
 ATTEMPTS = 4  # times that one call is given to an actor before the cohort gives up
 START_SECONDS = 180.0  # that a new process may take before the clock of --round-timeout runs
@@ -193,7 +194,7 @@ class RayCohort:
         try:
             answer = ray.get(reply)
         except LOST as error:
-            return None, Failure(0, "", "lost", f"{type(error).__name__}: {_first_line(error)}")
+            return None, Failure(0, "", "lost", f"{type(error).__name__}: {first_line(error)}")
         self._fresh.discard(call.slot)
         failures = answer.failures if isinstance(answer, TrainReply) else ()
         if failures and attempt == 1 and self._attempts > 1:  # twice the same is no accident
@@ -235,7 +236,3 @@ class RayCohort:
     def _named(self, slot: int) -> str:
         block = self._layout.blocks[slot]
         return f"client {block[0]}" if len(block) == 1 else f"clients {block[0]}-{block[-1]}"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or "no reason given").splitlines()[0]

@@ -25,7 +25,7 @@ from fedray.federate.checkpoint_files import Checkpoint
 from fedray.federate.messages import ClassLosses, Failure, RoundMetrics
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot, State
-from fedray.types import FedRayError, RunError
+from fedray.types import FedRayError, RunError, first_line
 
 PLACEMENT_SECONDS = 120.0  # how long a cluster in use may take to free what fits it
 WATCH_SECONDS = 5.0  # between two looks at a reservation
@@ -179,18 +179,14 @@ class RayFederation:
             if isinstance(error.cause, FedRayError):
                 raise error.cause from None
             if isinstance(error.cause, ClientsLostError | RayError):
-                raise LostError(_line(error.cause)) from None
+                raise LostError(first_line(error.cause)) from None
             raise
         except RayError as error:
-            raise LostError(f"the server actor was lost ({_line(error)})") from None
+            raise LostError(f"the server actor was lost ({first_line(error)})") from None
 
 
 class RunLostError(RunError):
     """The federation cannot be kept going on this cluster."""
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _say(text: str) -> None:

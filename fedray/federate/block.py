@@ -28,7 +28,7 @@ from fedray.federate.messages import Failure, TrainReply
 from fedray.federate.plan import Plan
 from fedray.federate.uploads import bad_rows, not_finite
 from fedray.nets.model import PARAMETRIC, Model
-from fedray.types import Batch, require
+from fedray.types import Batch, first_line, require
 
 BACKENDS = ("auto", "loop", "vmap", "compiled")
 # On a CPU stacking saves calls, which matter less the larger the vectors of a client are, and in the end loses the
@@ -135,7 +135,7 @@ class Block:
         except Exception as error:
             if len(index) > 1:
                 return [part for j, k in enumerate(index) for part in self._attempt(round, [k], down, first + j)]
-            reason = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
+            reason = f"{type(error).__name__}: {first_line(error)}"
             who = f"client {self.ids[index[0]]}"
             return [_Part([], None, (Failure(round, who, "exception", reason, "", traceback.format_exc(chain=False)),))]
         bad = bad_rows(result[1])

@@ -14,6 +14,7 @@ from fedray.federate.checkpoint_files import Checkpoint, CheckpointError, read, 
 from fedray.federate.messages import Cohort, Failure
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import State
+from fedray.types import first_line
 
 KIND = "checkpoint"  # of a failure to write one
 
@@ -45,7 +46,7 @@ def keep(store: Store, plan: Plan, state: State, cohort: Cohort) -> tuple[Failur
         for round in rounds(store)[: -store.kept]:
             _remove(f"{store.url}/round-{round:06d}")
     except Exception as error:  # any of a storage library's
-        reason = f"{str(error) or type(error).__name__}, while writing {folder}"
+        reason = f"{first_line(error)}, while writing {folder}"
         with contextlib.suppress(Exception):  # a part of one only takes room
             _remove(folder)
         if store.stop:

@@ -25,7 +25,7 @@ from fedray.federate import checkpoint
 from fedray.federate.checkpoint import Store, rounds
 from fedray.federate.plan import Plan
 from fedray.run.mlflow_store import shown
-from fedray.types import FedRayError
+from fedray.types import FedRayError, first_line
 
 NOTE, FINISHED = "run.json", "config.json"
 
@@ -56,9 +56,9 @@ def claim(store: Store, note: Note, resumed: bool) -> None:
             fs.makedirs(path, exist_ok=True)
             fs.pipe_file(f"{path}/{NOTE}", json.dumps(_content(note), indent=2).encode())
     except Exception as error:  # any of a storage library's
-        reason = str(error) or type(error).__name__
         raise FedRayError(
-            f"--checkpoint.url {store.url}: cannot be written ({reason}); check the address and your rights there"
+            f"--checkpoint.url {store.url}: cannot be written ({first_line(error)}); check the address and your "
+            "rights there"
         ) from None
     if taken:
         raise FedRayError(
