@@ -2,6 +2,7 @@
 
 import pytest
 
+from fedray.config import override
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.rounds import TrainingError
 from tests.chaos.faults import always
@@ -18,12 +19,18 @@ def ill(kind):
     return plan, always(plan, totals[VICTIM], kind)
 
 
+def skipping(plan):
+    return plan._replace(cfg=override(plan.cfg, {"on_failure": "skip"}))
+
+
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
 @pytest.mark.parametrize(("kind", "reason"), [("exception", "RuntimeError: this client cannot"), ("nan", "not finite")])
 def test_a_client_that_fails_stops_the_run_by_name(kind, reason, backend):
     _, plan = ill(kind)
     running = LocalFederation(plan, "loop" if kind == "exception" else backend)
-    with pytest.raises(TrainingError, match=rf"^client {VICTIM}, round 1: .*{reason}.*--on-failure skip") as caught:
+    with pytest.raises(
+        TrainingError, match=rf"^client {VICTIM}, round 1, finish: .*{reason}.*--on-failure skip"
+    ) as caught:
         next(iter(running))
     assert ("Traceback" in str(caught.value)) == (kind == "exception")
     assert running.state.round == 0
@@ -32,7 +39,7 @@ def test_a_client_that_fails_stops_the_run_by_name(kind, reason, backend):
 @pytest.mark.parametrize("kind", ["exception", "nan"])
 def test_a_client_that_fails_can_be_left_out(kind):
     whole, plan = ill(kind)
-    running = LocalFederation(plan, "loop", skip=True)
+    running = LocalFederation(skipping(plan), "loop")
     found = list(running)
     for metrics in found:
         assert metrics.participants == tuple(i for i in range(6) if i != VICTIM)
@@ -52,7 +59,7 @@ def test_a_client_is_left_out_exactly_as_if_it_had_not_been_selected():
     without = small_plan("pfedbayes", SETTINGS)
     chosen = tuple(i for i in range(6) if i != VICTIM)
     policy = without.selection._replace(select=lambda state, scores, clients, m, rng: (chosen, state))
-    running, expected = LocalFederation(plan, "loop", skip=True), LocalFederation(without._replace(selection=policy))
+    running, expected = LocalFederation(skipping(plan), "loop"), LocalFederation(without._replace(selection=policy))
     list(running), list(expected)
     assert differing(running.snapshot(), expected.snapshot()) == []
 
@@ -60,4 +67,4 @@ def test_a_client_is_left_out_exactly_as_if_it_had_not_been_selected():
 def test_a_round_without_any_client_stops_the_run():
     plan = small_plan("fedavg", {"algorithm.lr": 1e30, "clients_per_round": 6})
     with pytest.raises(TrainingError, match=r"^client 0, round 1"):
-        list(LocalFederation(plan, skip=True))
+        list(LocalFederation(skipping(plan)))
