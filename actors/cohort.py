@@ -80,9 +80,10 @@ class RayCohort:
         self.lags: dict[str, float] = {}  # seconds that every actor's last training reply came after the first
         self.actors = [self._spawn(slot) for slot in range(len(layout.blocks))]
 
-    def reset(self, plan: Plan) -> None:
+    def reset(self, plan: Plan, policy: FailurePolicy) -> None:
         """Begin another federation of the same number of clients in the same actors."""
         self._plan = plan
+        self._policy = policy
         self._plan_ref = ray.put(plan)
         self._committed = [None] * len(self._layout.blocks)
         self._ask(Question(ClientActor.reset, self._to_all(self._plan_ref)))
