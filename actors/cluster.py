@@ -1,4 +1,4 @@
-"""Which Ray cluster a run plays on: one that is joined, or a local one that is started; and what it offers."""
+"""The Ray cluster of a run: join one or start a local one, and list its resources."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import contextlib
 import logging
 import os
 import socket
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,12 @@ import ray
 from ray.exceptions import RayError
 
 from actors.placement import Node
-from fedray.types import FedRayError
+from fedray.terminal import say
+from fedray.types import FedRayError, first_line
 
-START_ATTEMPTS = 3  # ray.init gives its own processes 30 s, too little on a machine that is busy
-KNOCK_SECONDS = 5.0
+START_SECONDS = 300.0  # for all attempts to start Ray: on a machine under load its processes miss their own limits
+SILENT_SECONDS = 10.0  # a start that takes longer is announced
+KNOCK_SECONDS = 5.0  # for a first sign of a cluster that is joined
 
 
 def connect(address: str | None) -> bool:
@@ -38,22 +42,45 @@ def connect(address: str | None) -> bool:
         except (OSError, RuntimeError, ValueError, RayError) as error:
             if given:
                 raise FedRayError(
-                    f"--address {address}: no Ray cluster answers there ({str(error).strip().splitlines()[0]}); start "
+                    f"--address {address}: no Ray cluster answers there ({first_line(error)}); start "
                     "one with 'ray start --head' or 'ray up', or leave the address out for a local one"
                 ) from None
-    for attempt in range(START_ATTEMPTS):
+    _start(options)
+    return True
+
+
+def _start(options: dict[str, Any]) -> None:
+    """Start a local cluster; raises FedRayError where Ray does not come up within START_SECONDS."""
+    deadline = time.monotonic() + START_SECONDS
+    pause = 1.0
+    while True:
         try:
-            ray.init(address="local", include_dashboard=False, **options)
-            return True
+            with _announced(SILENT_SECONDS, f"waiting for Ray's processes to start (at most {START_SECONDS:g} s)"):
+                ray.init(address="local", include_dashboard=False, **options)
+            return
         except Exception as error:
             ray.shutdown()
-            if attempt + 1 == START_ATTEMPTS:
+            left = deadline - time.monotonic()
+            if left <= 0:
                 raise FedRayError(
-                    f"Ray did not start in {START_ATTEMPTS} attempts, last because: {str(error).splitlines()[0]}; free "
-                    "memory or CPUs, or use --runtime local"
+                    f"Ray did not start within {START_SECONDS:g} s, last because: {first_line(error)}; free memory or "
+                    "CPUs, or use --runtime local"
                 ) from None
-            time.sleep(1 + attempt)
-    raise AssertionError
+            say(f"Ray did not start ({first_line(error)}); trying again for up to {left:.0f} s")
+        time.sleep(pause)
+        pause *= 2
+
+
+@contextlib.contextmanager
+def _announced(seconds: float, text: str) -> Iterator[None]:
+    """Say the text on stderr if what is done takes longer than so many seconds."""
+    timer = threading.Timer(seconds, say, (text,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _running() -> str:

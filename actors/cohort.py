@@ -4,44 +4,59 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import ray
 import torch
 from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, RayTaskError
 
-from actors.client import ClientActor
+from actors.client import ClientActor, Committed
 from actors.placement import Layout
 from fedray.arrays import trees
 from fedray.federate import checkpoint_files
-from fedray.federate.checkpoint_files import File
-from fedray.federate.messages import ClassLosses, EvalReply, Failure, TrainReply
+from fedray.federate.failures import RETRY, FailurePolicy, StageError
+from fedray.federate.messages import ClassLosses, EvalReply, Failure, File, TrainReply
 from fedray.federate.plan import Plan
+from fedray.terminal import say
+from fedray.types import first_line
 
-ATTEMPTS = 4  # times that one call is given to an actor before the cohort gives up
 START_SECONDS = 180.0  # that a new process may take before the clock of --round-timeout runs
 LOST = (RayActorError, OutOfMemoryError, ObjectLostError)
 
-
-class Policy(NamedTuple):
-    """What is done about a client that fails (retry, skip, abort), and when it counts as hanging (seconds)."""
-
-    on_failure: str = "retry"
-    timeout: float | None = None
+Reply = TypeVar("Reply")
 
 
 class ClientsLostError(Exception):
     """Clients are gone for good, and with them perhaps their states: only a checkpoint can help."""
 
 
-class Call(NamedTuple):
+@dataclass(frozen=True)
+class Question(Generic[Reply]):
+    """One question to some actors: which method of theirs, with which arguments, and what its answer is like."""
+
+    method: Callable[..., Reply] | Callable[..., tuple[Reply, Committed]]  # of ClientActor
+    args: Mapping[int, tuple[Any, ...]]  # of every actor that is asked, by its slot
+    round_number: int = 0
+    returns_states: bool = False  # the clients' new states come as a second value, to be committed
+    patience: float = 1.0  # what the time limit of an answer is multiplied with
+    leave_out: Callable[[int, Failure], Reply] | None = None  # stands for an actor that is given up; None: an error
+    name: str = ""  # in a failure; by default the method's
+
+    @property
+    def stage(self) -> str:
+        """Where a failure of this question arises."""
+        return self.name or self.method.__name__
+
+
+class Pending(NamedTuple):
     """A call that an actor has not answered yet."""
 
     slot: int
-    state: Any  # reference to the states that come with the reply
+    states: Any  # reference to the states that come with the reply
     deadline: float | None
 
 
@@ -52,80 +67,96 @@ class RayCohort:
     cohort holds the reference only, and gives it to the successor of an actor that dies.
     """
 
-    def __init__(self, plan: Plan, layout: Layout, backend: str, dataset: Any = None, policy: Policy | None = None):
-        self._plan, self._plan_ref, self._layout, self._backend = plan, ray.put(plan), layout, backend
+    def __init__(self, plan: Plan, layout: Layout, backend: str, dataset: Any = None, policy: FailurePolicy = RETRY):
+        self._plan = plan
+        self._plan_ref = ray.put(plan)
+        self._layout = layout
+        self._backend = backend
         self._dataset = dataset  # reference to the loaded dataset; None: every actor loads it
-        self._policy = policy or Policy()
-        self._attempts = 1 if self._policy.on_failure == "abort" else ATTEMPTS
+        self._policy = policy
         self._committed: list[Any] = [None] * len(layout.blocks)
         self._fresh = set(range(len(layout.blocks)))  # actors that have not answered yet
         self._failures: list[Failure] = []  # since they were last taken
         self.lags: dict[str, float] = {}  # seconds that every actor's last training reply came after the first
         self.actors = [self._spawn(slot) for slot in range(len(layout.blocks))]
 
-    def reset(self, plan: Plan) -> None:
+    def reset(self, plan: Plan, policy: FailurePolicy) -> None:
         """Begin another federation of the same number of clients in the same actors."""
-        self._plan, self._plan_ref = plan, ray.put(plan)
+        self._plan = plan
+        self._policy = policy
+        self._plan_ref = ray.put(plan)
         self._committed = [None] * len(self._layout.blocks)
-        self._ask_all("reset", self._plan_ref)
+        self._ask(Question(ClientActor.reset, self._to_all(self._plan_ref)))
 
-    def restore(self, round: int, clients: Any) -> None:
-        """Give every client the private state [N, ...] that it had after a round."""
+    def wait_until_ready(self) -> bool:
+        if not self._fresh:
+            return False
+        self.pids()
+        return True
+
+    def restore(self, round_number: int, clients: Any) -> None:
         for slot, block in enumerate(self._layout.blocks):
-            self._committed[slot] = ray.put((round, trees.to_numpy(trees.rows(clients, block))))
-        self._ask("restore", {slot: (ref,) for slot, ref in enumerate(self._committed)})
+            self._committed[slot] = ray.put((round_number, trees.to_numpy(trees.rows(clients, block))))
+        self._ask(Question(ClientActor.restore, {slot: (ref,) for slot, ref in enumerate(self._committed)}))
 
     def close(self) -> None:
         """Stop the actors."""
         for actor in self.actors:
             ray.kill(actor)
 
-    def train(self, round: int, ids: Sequence[int], down: Any) -> list[TrainReply]:
+    def train(self, round_number: int, ids: Sequence[int], down: Any) -> list[TrainReply]:
         wanted = set(ids)
-        chosen = [[i for i in block if i in wanted] for block in self._layout.blocks]
-        slots = [slot for slot, mine in enumerate(chosen) if mine]
-        downs = self._downs(down, ids, [chosen[slot] for slot in slots])
-        calls = {slot: (round, chosen[slot], ref) for slot, ref in zip(slots, downs, strict=True)}
-        return self._ask("train", calls)
+        chosen = {slot: [i for i in block if i in wanted] for slot, block in enumerate(self._layout.blocks)}
+        chosen = {slot: mine for slot, mine in chosen.items() if mine}
+        downs = self._downs(down, ids, list(chosen.values()))
+        args = {slot: (round_number, mine, ref) for (slot, mine), ref in zip(chosen.items(), downs, strict=True)}
+        leave_out = partial(_left_out, round_number, chosen) if self._policy.skip else None
+        question = Question[TrainReply](ClientActor.train, args, round_number, returns_states=True, leave_out=leave_out)
+        return self._ask(question)
 
-    def evaluate(self, round: int, view: Any, spotlight: bool) -> list[EvalReply]:
-        return self._ask_all("evaluate", round, ray.put(trees.to_numpy(view)), spotlight)
+    def evaluate(self, round_number: int, view: Any, spotlight: bool) -> list[EvalReply]:
+        args = self._to_all(round_number, ray.put(trees.to_numpy(view)), spotlight)
+        return self._ask(Question(ClientActor.evaluate, args, round_number))
 
-    def class_losses(self, round: int, view: Any) -> ClassLosses:
-        return trees.concatenate(self._ask_all("class_losses", round, ray.put(trees.to_numpy(view))))
+    def class_losses(self, round_number: int, view: Any) -> ClassLosses:
+        args = self._to_all(round_number, ray.put(trees.to_numpy(view)))
+        patience = self._plan.clients  # every actor predicts the test shards of all clients
+        return trees.concatenate(self._ask(Question(ClientActor.class_losses, args, round_number, patience=patience)))
 
-    def probe(self, score: str, stage: int, view: Any, message: Any) -> Iterator[torch.Tensor]:
-        shared = ray.put(trees.to_numpy(view)), ray.put(trees.to_numpy(message))
-        return itertools.chain.from_iterable(self._ask_all("probe", score, stage, *shared))
+    def probe(self, score: str, number: int, view: Any, message: Any) -> Iterator[torch.Tensor]:
+        args = self._to_all(score, number, ray.put(trees.to_numpy(view)), ray.put(trees.to_numpy(message)))
+        return itertools.chain.from_iterable(self._ask(Question(ClientActor.probe, args)))
 
     def snapshot(self) -> Any:
-        return trees.concatenate(self._ask_all("snapshot"))
+        return trees.concatenate(self._ask(Question(ClientActor.snapshot, self._to_all())))
 
     def save(self, folder: str) -> list[File]:
         """Every actor writes its own clients; those on machines that do not see the folder hand theirs over."""
         files: list[File] = []
         try:
-            replies = self._ask_all("save", folder)
+            replies = self._ask(Question(ClientActor.save, self._to_all(folder)))
         except RayTaskError as error:
             raise error.cause from None  # what the storage said, without the actor's trace
         for slot, written in enumerate(replies):
             if written is None:
-                (states,) = self._ask("snapshot", {slot: ()})
+                (states,) = self._ask(Question(ClientActor.snapshot, {slot: ()}))
                 written = checkpoint_files.write_clients(folder, self._layout.blocks[slot], states)
             files += written
         return files
 
     def pids(self) -> list[int]:
         """The processes that host the clients, in client order; waits until all of them are up."""
-        return self._ask_all("pid")
+        return self._ask(Question(ClientActor.pid, self._to_all(), name="start"))
 
     def take_failures(self) -> tuple[Failure, ...]:
         """What happened to actors since this was last asked."""
-        taken, self._failures = tuple(self._failures), []
+        taken = tuple(self._failures)
+        self._failures = []
         return taken
 
-    def _ask_all(self, method: str, *args: Any) -> list[Any]:
-        return self._ask(method, dict.fromkeys(range(len(self.actors)), args))
+    def _to_all(self, *args: Any) -> dict[int, tuple[Any, ...]]:
+        """The same arguments for every actor."""
+        return dict.fromkeys(range(len(self.actors)), args)
 
     def _downs(self, down: Any, ids: Sequence[int], blocks: Sequence[Sequence[int]]) -> list[Any]:
         """One reference to what is sent down for each block: the same for all, or its clients' rows."""
@@ -134,95 +165,103 @@ class RayCohort:
         place = {client: row for row, client in enumerate(ids)}
         return [ray.put(trees.to_numpy(trees.rows(down, [place[i] for i in block]))) for block in blocks]
 
-    def _ask(self, method: str, calls: dict[int, tuple[Any, ...]]) -> list[Any]:
-        """Call every slot's actor and wait for all; one that dies, hangs or fails is replaced and asked again.
+    def _ask(self, question: Question[Reply]) -> list[Reply]:
+        """Ask the actors and wait for all; one that dies, hangs or fails is replaced and asked again.
 
-        Replies come back in slot order, which is client order, as tensors of our own. Raises ClientsLostError for a
-        slot that cannot be helped, unless the policy leaves its clients out of the round.
+        Replies come back in slot order, which is client order, as tensors of our own. Raises ClientsLostError for an
+        actor that cannot be helped, unless its clients may be left out.
         """
         replies: dict[int, Any] = {}
-        attempts = dict.fromkeys(calls, 1)
-        pending = dict(self._submit(slot, method, calls[slot]) for slot in calls)
+        attempts = dict.fromkeys(question.args, 1)
+        pending = dict(self._submit(slot, question) for slot in question.args)
         first = math.inf
         while pending:
             for reply, trouble in self._wait(pending):
                 call = pending.pop(reply)
-                slot, answer = call.slot, None
+                slot = call.slot
+                answer = None
                 if trouble is None:
                     answer, trouble = self._answer(reply, call, attempts[slot])
                 if trouble is None:
-                    replies[slot], first = answer, min(first, time.monotonic())
-                    if method == "train":
+                    replies[slot] = answer
+                    first = min(first, time.monotonic())
+                    if question.returns_states:
                         self.lags[self._named(slot)] = time.monotonic() - first
                     continue
-                leave = self._recover(slot, method, calls[slot], attempts[slot], trouble)
-                if leave is not None:
-                    replies[slot] = leave
+                trouble = trouble._replace(round=question.round_number, stage=trouble.stage or question.stage)
+                stand_in = self._recover(slot, question, attempts[slot], trouble)
+                if stand_in is not None:
+                    replies[slot] = stand_in
                     continue
                 attempts[slot] += 1
-                again, call = self._submit(slot, method, calls[slot])
+                again, call = self._submit(slot, question)
                 pending[again] = call
         # Several replies are copied when they are joined; one alone must not alias the memory that Ray shares.
         own = trees.to_torch if len(replies) == 1 else trees.alias
         return [own(replies[slot]) for slot in sorted(replies)]
 
-    def _submit(self, slot: int, method: str, args: tuple[Any, ...]) -> tuple[Any, Call]:
-        two = method == "train"
-        refs = getattr(self.actors[slot], method).options(num_returns=2 if two else 1).remote(*args)
-        reply, state = refs if two else (refs, None)
-        timeout = self._policy.timeout
-        if timeout is not None and slot in self._fresh:
-            timeout += START_SECONDS
-        if timeout is not None and method == "class_losses":
-            timeout *= self._plan.clients  # it predicts everybody's test shard, not one's own
-        return reply, Call(slot, state, None if timeout is None else time.monotonic() + timeout)
+    def _submit(self, slot: int, question: Question[Any]) -> tuple[Any, Pending]:
+        method = getattr(self.actors[slot], question.method.__name__)
+        refs = method.options(num_returns=2 if question.returns_states else 1).remote(*question.args[slot])
+        reply, states = refs if question.returns_states else (refs, None)
+        return reply, Pending(slot, states, self._deadline(slot, question))
 
-    def _wait(self, pending: dict[Any, Call]) -> list[tuple[Any, Failure | None]]:
+    def _deadline(self, slot: int, question: Question[Any]) -> float | None:
+        """When an answer is overdue; None where it is waited for."""
+        if self._policy.timeout is None:
+            return None
+        start_up = START_SECONDS if slot in self._fresh else 0.0
+        return time.monotonic() + (self._policy.timeout + start_up) * question.patience
+
+    def _wait(self, pending: Mapping[Any, Pending]) -> list[tuple[Any, Failure | None]]:
         """The next reply that is there, or those that are overdue."""
         deadlines = [call.deadline for call in pending.values() if call.deadline is not None]
-        patience = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
-        ready, _ = ray.wait(list(pending), num_returns=1, timeout=patience)
+        limit = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+        ready, _ = ray.wait(list(pending), num_returns=1, timeout=limit)
         if ready:
             return [(ready[0], None)]
         now = time.monotonic()
         late = Failure(0, "", "late", f"no answer within {self._policy.timeout:g} s")
         return [(reply, late) for reply, call in pending.items() if call.deadline is not None and call.deadline <= now]
 
-    def _answer(self, reply: Any, call: Call, attempt: int) -> tuple[Any, Failure | None]:
+    def _answer(self, reply: Any, call: Pending, attempt: int) -> tuple[Any, Failure | None]:
         """A reply that has come, or what kept it from coming."""
         try:
             answer = ray.get(reply)
         except LOST as error:
-            return None, Failure(0, "", "lost", f"{type(error).__name__}: {_first_line(error)}")
+            return None, Failure(0, "", "lost", f"{type(error).__name__}: {first_line(error)}")
+        except RayTaskError as error:
+            if isinstance(error.cause, StageError):
+                raise error.cause from None
+            raise
         self._fresh.discard(call.slot)
         failures = answer.failures if isinstance(answer, TrainReply) else ()
-        if failures and attempt == 1 and self._attempts > 1:  # twice the same is no accident
+        if failures and attempt == 1 and self._policy.attempts > 1:  # twice the same is no accident
             self._failures += [failure._replace(action="asked again") for failure in failures]
             return None, failures[0]
-        if call.state is not None:
-            self._committed[call.slot] = call.state
+        if call.states is not None:
+            self._committed[call.slot] = call.states
         return answer, None
 
-    def _recover(
-        self, slot: int, method: str, args: tuple[Any, ...], attempts: int, trouble: Failure
-    ) -> TrainReply | None:
-        """Replace an actor by one that starts from its last committed state; a reply if it is not to be asked again."""
-        named, number = self._named(slot), int(args[0]) if method == "train" else 0
-        skip = method == "train" and self._policy.on_failure == "skip"
-        last = attempts >= self._attempts or (trouble.kind == "late" and skip)
-        if last and not skip:
+    def _recover(self, slot: int, question: Question[Reply], attempts: int, trouble: Failure) -> Reply | None:
+        """Replace an actor by one that starts from its last committed state.
+
+        Returns what stands for its reply if it is not to be asked again.
+        """
+        named = self._named(slot)
+        given_up = attempts >= self._policy.attempts or (trouble.kind == "late" and question.leave_out is not None)
+        if given_up and question.leave_out is None:
             raise ClientsLostError(
                 f"the actor of {named} did not answer {attempts} times, last because: {trouble.reason}"
             )
         ray.kill(self.actors[slot])
         self.actors[slot] = self._spawn(slot)
         self._fresh.add(slot)
-        if last:
-            failures = tuple(trouble._replace(round=number, who=f"client {i}") for i in args[1])
-            return TrainReply(number, (), None, None, None, failures)
+        if given_up and question.leave_out is not None:
+            return question.leave_out(slot, trouble)
         if trouble.kind in ("lost", "late"):
-            self._failures.append(trouble._replace(round=number, who=f"actor of {named}", action="replaced"))
-            print(f"actor of {named}: {trouble.kind} ({trouble.reason[:200]}); replaced", file=sys.stderr)
+            self._failures.append(trouble._replace(who=f"actor of {named}", action="replaced"))
+            say(f"actor of {named}: {trouble.kind} in {trouble.stage} ({trouble.reason[:200]}); replaced")
         return None
 
     def _spawn(self, slot: int) -> Any:
@@ -237,5 +276,7 @@ class RayCohort:
         return f"client {block[0]}" if len(block) == 1 else f"clients {block[0]}-{block[-1]}"
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or "no reason given").splitlines()[0]
+def _left_out(round_number: int, chosen: Mapping[int, Sequence[int]], slot: int, trouble: Failure) -> TrainReply:
+    """The reply of an actor that is given up: all of its clients have failed."""
+    failures = tuple(trouble._replace(who=f"client {i}") for i in chosen[slot])
+    return TrainReply(round_number, (), None, None, None, failures)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,17 +14,19 @@ from ray.util.placement_group import placement_group, placement_group_table, rem
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.cluster import connect, here, nodes
-from actors.cohort import ATTEMPTS, ClientsLostError, Policy
+from actors.cohort import ClientsLostError
 from actors.placement import Layout, arrange
 from actors.server import remote_options
 from fedray.arrays import trees
 from fedray.config import Execution
-from fedray.federate.checkpoint import Store, newest
+from fedray.federate.checkpoint import CheckpointStore, newest
 from fedray.federate.checkpoint_files import Checkpoint
+from fedray.federate.failures import failure_policy
 from fedray.federate.messages import ClassLosses, Failure, RoundMetrics
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot, State
-from fedray.types import FedRayError, RunError
+from fedray.terminal import say
+from fedray.types import FedRayError, RunError, first_line
 
 PLACEMENT_SECONDS = 120.0  # how long a cluster in use may take to free what fits it
 WATCH_SECONDS = 5.0  # between two looks at a reservation
@@ -40,15 +41,25 @@ class LostError(Exception):
 class RayFederation:
     """A federation whose server and clients are Ray actors: iterate over its rounds, then take the snapshot.
 
-    It begins at a checkpoint, if one is given, and keeps its own in the store. Where the server is lost, or clients
-    are with their states, all of it is built again on what the cluster still has, from the last checkpoint or the
-    start, and silently plays up to where it was. Use as a context manager: on the way out, actors and reservation are
-    gone, whatever happened.
+    It starts from the checkpoint ``begun`` if one is given, and writes its own to the store. If the server is lost, or
+    clients together with their states, the federation is rebuilt on what is left of the cluster, from the last
+    checkpoint or from the start, and silently replays the rounds up to where it was. Use it as a context manager: on
+    exit, its actors and its reservation are gone, whatever happened.
     """
 
-    def __init__(self, plan: Plan, execution: Execution, store: Store | None = None, begun: Checkpoint | None = None):
-        self.plan, self._execution, self._store = plan, execution, store
-        self._played = self._reached = begun.state.round if begun else 0  # by the server; of what was yielded
+    def __init__(
+        self,
+        plan: Plan,
+        execution: Execution,
+        store: CheckpointStore | None = None,
+        begun: Checkpoint | None = None,
+    ):
+        self.plan = plan
+        self._execution = execution
+        self._store = store
+        self._policy = failure_policy(plan.cfg, execution.round_timeout)
+        self._reached = begun.state.round if begun else 0  # the last round that was yielded
+        self._played = self._reached  # the last round that the server has played
         self._failures: list[Failure] = []  # not yet reported
         self._rebuilt = 0  # times, since the last new round
         self._group: Any = None
@@ -71,9 +82,11 @@ class RayFederation:
         """Rounds as they end; the next one is already under way while the caller deals with the last."""
         while self._reached < self.plan.rounds:
             metrics = self._recovering(self._play)
-            self._reached, self._rebuilt = metrics.round, 0
-            failures, self._failures = tuple(self._failures), []
-            yield metrics._replace(failures=failures + metrics.failures)
+            self._reached = metrics.round
+            self._rebuilt = 0
+            failures = (*self._failures, *metrics.failures)
+            self._failures.clear()
+            yield metrics._replace(failures=failures)
 
     def snapshot(self) -> Snapshot:
         """The server's and the clients' states now."""
@@ -109,14 +122,15 @@ class RayFederation:
             self._group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True
         )
         remote = remote_options(num_cpus=self.layout.bundles[0]["CPU"], num_gpus=0, scheduling_strategy=strategy)
-        policy = Policy(execution.on_failure, execution.round_timeout)
         name = execution.name or "fedray"
-        self.server = remote.remote(self.plan, self.layout, execution.backend, policy, self._store, begun, name)
-        self._played, self._ahead = begun.state.round if begun else 0, None
+        self.server = remote.remote(self.plan, self.layout, execution.backend, self._policy, self._store, begun, name)
+        self._played = begun.state.round if begun else 0
+        self._ahead = None
 
     def _play(self) -> RoundMetrics:
         """The next round of the server, while it is sent into the one after it."""
-        ahead, self._ahead = self._ahead or self.server.play.remote(), None
+        ahead = self._ahead or self.server.play.remote()
+        self._ahead = None
         metrics = trees.to_torch(self._get(ahead))
         self._played = metrics.round
         self._ahead = self.server.play.remote() if self._played < self.plan.rounds else None
@@ -135,13 +149,13 @@ class RayFederation:
     def _rebuild(self, reason: str) -> None:
         """Build the federation again from its last checkpoint, when the cluster has room for it."""
         self._rebuilt += 1
-        if self._rebuilt >= ATTEMPTS or self._execution.on_failure == "abort":
+        if self._rebuilt >= self._policy.attempts:
             raise RunLostError(f"{reason}; given up after round {self._reached}")
         self._tear_down()
-        begun = newest(self._store, self.plan, _say) if self._store else None
+        begun = newest(self._store, self.plan, say) if self._store else None
         action = f"rebuilt from round {begun.state.round if begun else 0}"
         self._failures.append(Failure(self._reached + 1, "server", "lost", reason, action))
-        _say(f"{reason}; the federation is {action}")
+        say(f"{reason}; the federation is {action}")
         deadline = time.monotonic() + REBUILD_SECONDS
         while True:
             try:
@@ -179,22 +193,14 @@ class RayFederation:
             if isinstance(error.cause, FedRayError):
                 raise error.cause from None
             if isinstance(error.cause, ClientsLostError | RayError):
-                raise LostError(_line(error.cause)) from None
+                raise LostError(first_line(error.cause)) from None
             raise
         except RayError as error:
-            raise LostError(f"the server actor was lost ({_line(error)})") from None
+            raise LostError(f"the server actor was lost ({first_line(error)})") from None
 
 
 class RunLostError(RunError):
     """The federation cannot be kept going on this cluster."""
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
 
 
 def _reserve(layout: Layout) -> Any:
@@ -213,8 +219,7 @@ def _reserve(layout: Layout) -> Any:
 def announce(layout: Layout, clients: int) -> None:
     """Say in one line how clients were packed, if they were."""
     if len(layout.blocks) < clients:
-        print(
+        say(
             f"{clients} clients share {len(layout.blocks)} actors ({len(layout.blocks[0])} each, "
-            f"{layout.gpus:g} GPU per actor); results do not depend on it",
-            file=sys.stderr,
+            f"{layout.gpus:g} GPU per actor); results do not depend on it"
         )

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from actors.cohort import Policy, RayCohort
+from actors.cohort import RayCohort
 from actors.gauges import Gauges
 from actors.placement import Layout
 from fedray.arrays import trees
-from fedray.federate.block import numerics
-from fedray.federate.checkpoint import Store
+from fedray.federate.block import fix_numerics
+from fedray.federate.checkpoint import CheckpointStore
 from fedray.federate.checkpoint_files import Checkpoint
-from fedray.federate.in_process import advance
+from fedray.federate.failures import RETRY, FailurePolicy
+from fedray.federate.in_process import play_and_keep
 from fedray.federate.messages import ClassLosses, RoundMetrics
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot, State, start
@@ -26,13 +27,15 @@ class ServerActor:
         plan: Plan,
         layout: Layout,
         backend: str,
-        policy: Policy | None = None,
-        store: Store | None = None,
+        policy: FailurePolicy = RETRY,
+        store: CheckpointStore | None = None,
         begun: Checkpoint | None = None,
         name: str = "fedray",
     ):
-        numerics().__enter__()  # for the life of the process
-        self._plan, self._store, self._skip = plan, store, policy is not None and policy.on_failure == "skip"
+        fix_numerics()
+        self._plan = plan
+        self._store = store
+        self._policy = policy
         self._state = begun.state if begun else start(plan)
         self._cohort = RayCohort(plan, layout, backend, None, policy)
         self._gauges = Gauges(name)
@@ -41,7 +44,7 @@ class ServerActor:
 
     def play(self) -> RoundMetrics:
         """Play the next round."""
-        self._state, metrics = advance(self._plan, self._state, self._cohort, self._store, self._skip)
+        self._state, metrics = play_and_keep(self._plan, self._state, self._cohort, self._policy, self._store)
         metrics = metrics._replace(failures=metrics.failures + self._cohort.take_failures())
         self._report(metrics)
         return trees.to_numpy(metrics)
@@ -75,7 +78,7 @@ class ServerActor:
 
 
 def remote_options(**options: Any) -> Any:
-    """The actor class with its placement; clients are captured by the placement group that it is put in."""
+    """The actor class with its placement; its client actors land in the same placement group."""
     import ray
 
     return ray.remote(max_restarts=0, **options)(ServerActor)

@@ -81,10 +81,11 @@ def _failures(outcome: Outcome) -> Table:
     from rich.table import Table
 
     shown = Table(title=f"{len(outcome.failures)} failures", title_justify="left")
-    for column in ("round", "who", "what", "reason", "then"):
+    for column in ("round", "who", "stage", "what", "reason", "then"):
         shown.add_column(column, overflow="fold")
     for failure in outcome.failures:
-        shown.add_row(str(failure.round), failure.who, failure.kind, failure.reason[:160], failure.action)
+        reason = failure.reason[:160]
+        shown.add_row(str(failure.round), failure.who, failure.stage, failure.kind, reason, failure.action)
     return shown
 
 

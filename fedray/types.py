@@ -28,6 +28,12 @@ class RunError(FedRayError):
     """A run that had begun cannot go on: names who failed, the reason and the remedy."""
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message, or its type where the message is empty."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
 def require(ok: bool, name: str, value: Any, reason: str, remedy: str) -> None:
     """Raise FedRayError(value, reason, remedy) unless ``ok``: the one form of every complaint about a setting."""
     if not ok:

@@ -1,4 +1,4 @@
-"""The architecture as imports: a room is a folder, or a file directly under fedray/; MAY_IMPORT says what it imports."""
+"""The architecture as imports: a room is a folder, or a file directly under fedray/; MAY_IMPORT says what it uses."""
 
 import ast
 from pathlib import Path
@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "cli": "registry config types",
     "data": "config nets arrays types",
     "federate": "data config registry nets arrays types",
-    "actors": "federate data config arrays types",
+    "actors": "federate data config arrays terminal types",
     "run": "actors federate data config registry nets arrays terminal types",
     "compare": "run federate config registry terminal types",
     "studies": "compare run federate config registry terminal types",

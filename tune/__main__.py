@@ -107,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         request, resume = read(argv)
         from fedray.run.mlflow_store import shown
         from fedray.run.runfolder import write_json
-        from tune import outcome, sweep
+        from tune import results, sweep
 
         if not resume:
             write_json(request.folder / NOTE, {"name": request.name, "argv": [shown(word) for word in argv]})
@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     console = Console()
-    console.print(outcome.show(found.table, request.sweep.metric, found.best))
+    console.print(results.show(found.table, request.sweep.metric, found.best))
     console.print(f"result   {request.folder / 'result'}\ntracked  {found.hint}", soft_wrap=True)
     console.print("         the [+] beside the sweep unfolds its trials", markup=False)
     if found.best:

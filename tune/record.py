@@ -1,4 +1,4 @@
-"""One writer for a whole sweep: the trials' MLflow runs are written from the driver, as Tune hears from them."""
+"""The only writer of a sweep: the driver records every trial's MLflow run as the trial reports to Tune."""
 
 from __future__ import annotations
 
@@ -13,27 +13,31 @@ from fedray.run.tracking import MLflowTracker, NullTracker, Tracker
 from tune.options import Sweep
 
 UNFINISHED = "unfinished"
-MEASURES = ("personal/", "global/", "train/", "time/", "comm/", "selection/")
+MEASURES = ("personal/", "global/", "train/", "time/", "comm/", "selection/", "failures")  # prefixes of what is kept
 
 
-class Store(NamedTuple):
-    """Where the runs of a sweep go."""
+class ParentRun(NamedTuple):
+    """The MLflow run of the sweep itself, whose children are the runs of the trials."""
 
     uri: str  # absolute
     experiment: str
-    parent: str  # run of the sweep itself
+    run_id: str
     name: str  # of the sweep
     algorithm: str
 
 
 class Recorder(Callback):
-    """Keeps one child run per trial: retries and resumes go on with it, and no step is written twice.
+    """Keeps one child run per trial: retries and resumes continue it, and no step is written twice.
 
-    ``heard`` is told after every event how many trials are done, and the best score so far.
+    ``move`` gets the number of finished trials and the best score so far after every event. Without a parent,
+    nothing is recorded.
     """
 
-    def __init__(self, store: Store | None, base: Experiment, sweep: Sweep, heard: Callable[[int, str], object]):
-        self._store, self._base, self._sweep, self._tell = store, base, sweep, heard
+    def __init__(self, parent: ParentRun | None, base: Experiment, sweep: Sweep, move: Callable[[int, str], object]):
+        self._parent = parent
+        self._base = base
+        self._sweep = sweep
+        self._move = move
         self._mutated = sweep.scheduler == "pbt"
         self._trackers: dict[str, Tracker] = {}
         self._steps: dict[str, int] = {}
@@ -44,28 +48,29 @@ class Recorder(Callback):
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        step, tracker = int(result["round"]), self._tracker(trial)
-        if step > self._steps[trial.trial_id] and "failure" not in result:  # else played again after a retry
+        step = int(result["round"])
+        tracker = self._tracker(trial)
+        if step > self._steps[trial.trial_id] and "failure" not in result:  # otherwise a retry played it again
             self._steps[trial.trial_id] = step
             values = {name: value for name, value in result.items() if name.startswith(MEASURES)}
             if self._mutated:  # population based training changes settings in mid-run
                 settings = {f"config/{name}": value for name, value in trial.config.items()}
                 values |= {name: value for name, value in settings.items() if isinstance(value, int | float)}
             tracker.log(step, values)
-        self._heard(trials)
+        self._show_progress(trials)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._close(trial, outcome(trial, self._base.rounds))
-        self._heard(trials)
+        self._close(trial, outcome_of(trial, self._base.rounds))
+        self._show_progress(trials)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._close(trial, outcome(trial, self._base.rounds))
-        self._heard(trials)
+        self._close(trial, outcome_of(trial, self._base.rounds))
+        self._show_progress(trials)
 
     def close(self, trials: list[Any]) -> None:
         """Send what is left of every run, also of those that the sweep leaves unfinished."""
         for trial in trials:
-            text = outcome(trial, self._base.rounds)
+            text = outcome_of(trial, self._base.rounds)
             if trial.trial_id in self._trackers and text == UNFINISHED:
                 self._trackers.pop(trial.trial_id).finish("KILLED")
             elif trial.trial_id in self._trackers:
@@ -73,17 +78,16 @@ class Recorder(Callback):
 
     def _close(self, trial: Any, text: str) -> None:
         tracker = self._tracker(trial)
-        if isinstance(tracker, MLflowTracker):
-            tracker.tag("outcome", text)
+        tracker.tag("outcome", text)
         tracker.finish("FAILED" if text.startswith("failed") else "FINISHED")
         del self._trackers[trial.trial_id]
 
-    def _heard(self, trials: list[Any]) -> None:
+    def _show_progress(self, trials: list[Any]) -> None:
         last = [trial.last_result or {} for trial in trials]
         scores = [result["score"] for result in last if result.get("score") is not None]
         best = (max if self._sweep.mode == "max" else min)(scores, default=None)
         done = sum(trial.is_finished() for trial in trials)
-        self._tell(done, "" if best is None else f"best {self._sweep.metric} {best:.4f}")
+        self._move(done, "" if best is None else f"best {self._sweep.metric} {best:.4f}")
 
     def _tracker(self, trial: Any) -> Tracker:
         if trial.trial_id not in self._trackers:
@@ -92,28 +96,28 @@ class Recorder(Callback):
 
     def _open(self, trial: Any) -> tuple[Tracker, int]:
         """The trial's run, continued where the store has it already, and the last step that it holds."""
-        store = self._store
-        if store is None:
+        parent = self._parent
+        if parent is None:
             return NullTracker(), self._steps.get(trial.trial_id, 0)
         cfg = override(self._base, trial.config)
-        found = find_child(store, trial.trial_id)
+        found = find_child(parent, trial.trial_id)
         tags = {
-            "mlflow.parentRunId": store.parent,
+            "mlflow.parentRunId": parent.run_id,
             "fedray.kind": "trial",
-            "sweep": store.name,
+            "sweep": parent.name,
             "trial": trial.trial_id,
-            "algorithm": store.algorithm,
+            "algorithm": parent.algorithm,
             "dataset": cfg.data.name,
             "seed": str(cfg.seed),
         }
-        params: Mapping[str, Any] = {"algorithm.name": store.algorithm} | flatten(to_dict(cfg)) if not found else {}
-        name = f"{store.name}-{trial.trial_id}"
+        params: Mapping[str, Any] = {"algorithm.name": parent.algorithm} | flatten(to_dict(cfg)) if not found else {}
+        name = f"{parent.name}-{trial.trial_id}"
         run_id, step = found or (None, 0)
-        return MLflowTracker(store.uri, store.experiment, name, params, tags, run_id=run_id), step
+        return MLflowTracker(parent.uri, parent.experiment, name, params, tags, run_id=run_id), step
 
 
-def outcome(trial: Any, rounds: int) -> str:
-    """What became of a trial: finished, stopped early, failed with its reason, or unfinished."""
+def outcome_of(trial: Any, rounds: int) -> str:
+    """How a trial ended: finished, stopped early, failed with its reason, or unfinished."""
     last = trial.last_result or {}
     if "failure" in last:
         return f"failed: {last['failure']}"
@@ -126,13 +130,13 @@ def outcome(trial: Any, rounds: int) -> str:
     return "stopped early" if last.get("done") else UNFINISHED
 
 
-def find_child(store: Store, trial_id: str) -> tuple[str, int] | None:
+def find_child(parent: ParentRun, trial_id: str) -> tuple[str, int] | None:
     """(run id, last step) of a trial that the store holds already."""
-    client = connect(store.uri)
-    experiment = client.get_experiment_by_name(store.experiment)
+    client = connect(parent.uri)
+    experiment = client.get_experiment_by_name(parent.experiment)
     if experiment is None:
         return None
-    query = f"tags.`mlflow.parentRunId` = '{store.parent}' and tags.trial = '{trial_id}'"
+    query = f"tags.`mlflow.parentRunId` = '{parent.run_id}' and tags.trial = '{trial_id}'"
     runs = client.search_runs([experiment.experiment_id], query, max_results=1)
     if not runs:
         return None

@@ -1,4 +1,4 @@
-"""A sweep from its options to its table: checked first, then played by Tune, recorded by one writer, resumable."""
+"""A sweep from its options to its table: check it, let Tune play it, record it, and resume it if interrupted."""
 
 from __future__ import annotations
 
@@ -16,24 +16,32 @@ from ray import tune as ray_tune
 from actors.cluster import connect, nodes
 from actors.placement import Layout, arrange_trials
 from fedray import cli, registry
-from fedray.config import Execution, Experiment, flatten, override, to_dict
+from fedray.config import Execution, Experiment, TrackingConfig, flatten, override, to_dict
 from fedray.data import loading
+from fedray.federate.failures import failure_policy
 from fedray.federate.plan import make_plan
 from fedray.run.mlflow_store import resolve, shown
 from fedray.run.runfolder import write_json
 from fedray.run.tracking import MLflowTracker, NullTracker, Tracker
-from fedray.types import FedRayError
-from tune import outcome, search
+from fedray.types import require
+from tune import results, search
 from tune.options import Sweep, complete
-from tune.record import UNFINISHED, Recorder, Store
+from tune.record import UNFINISHED, ParentRun, Recorder
 from tune.space import Domain, make, show
 from tune.trial import Common, Trial
 
 RESUME: Any = ray_tune.ResumeConfig.ResumeType.RESUME  # an enum, although ResumeConfig calls it a string
-RETRIES = 3  # of a trial whose process was lost, from its last checkpoint
+REFUSED = {  # settings of the execution that a sweep decides itself: why, and what to do instead
+    "runtime": ("a sweep runs on Ray", "leave the option out"),
+    "loss_deviation": ("a sweep keeps metrics only", "launch its best configuration with the option"),
+    "checkpoint.every": ("a sweep keeps every trial after each evaluated round", "use --eval-every"),
+    "checkpoint.keep": ("the scheduler decides which checkpoints of a trial are kept", "leave the option out"),
+    "checkpoint.url": ("a sweep keeps its checkpoints in its own folder", "use --output"),
+    "checkpoint.on_error": ("Tune repeats a trial whose checkpoint cannot be written", "leave the option out"),
+}
 
 
-class Request(NamedTuple):
+class SweepRequest(NamedTuple):
     """A checked sweep."""
 
     name: str
@@ -49,20 +57,19 @@ class Request(NamedTuple):
 class Report(NamedTuple):
     """What a sweep found."""
 
-    request: Request
-    table: list[outcome.Row]
-    best: list[outcome.Row]  # of the best configuration, one per seed
+    request: SweepRequest
+    table: list[results.TrialResult]
+    best: list[results.TrialResult]  # of the best configuration, one per seed
     command: str  # that plays it again
     hint: str  # where to look
     interrupted: bool
 
 
-def check(name: str, folder: Path, base: Experiment, execution: Execution, sweep: Sweep) -> Request:
+def check(name: str, folder: Path, base: Experiment, execution: Execution, sweep: Sweep) -> SweepRequest:
     """Everything that can be refused before Ray starts; raises FedRayError."""
-    if execution.runtime != "ray":
-        raise FedRayError("--runtime local: a sweep runs on Ray; leave the option out")
-    if execution.loss_deviation:
-        raise FedRayError("--loss-deviation: a sweep keeps metrics only; launch its best configuration with the option")
+    given, usual = (flatten(to_dict(settings)) for settings in (execution, Execution()))
+    for setting, (reason, remedy) in REFUSED.items():
+        require(given[setting] == usual[setting], setting, given[setting], reason, remedy)
     record = registry.algorithm_of(base.algorithm)
     sweep = complete(sweep, record, base.rounds)
     base = override(base, {"rounds": sweep.max_rounds})
@@ -73,11 +80,13 @@ def check(name: str, folder: Path, base: Experiment, execution: Execution, sweep
     search.searcher(sweep, space, 1, seeds)
     search.scheduler(sweep, space)
     trials = search.count(space, sweep.search, sweep.samples, len(seeds))
-    return Request(name, folder, base, execution, sweep, space, seeds, trials)
+    return SweepRequest(name, folder, base, execution, sweep, space, seeds, trials)
 
 
-def play(request: Request, resume: bool, say: Callable[[str], object], heard: Callable[[int, str], object]) -> Report:
-    """Run or go on with a sweep; ``heard`` is told how far it is.
+def play(
+    request: SweepRequest, resume: bool, say: Callable[[str], object], move: Callable[[int, str], object]
+) -> Report:
+    """Run or go on with a sweep; ``move`` gets the number of finished trials and a note.
 
     Raises FedRayError, before any trial, for what the cluster cannot hold or a store that is down.
     """
@@ -94,8 +103,8 @@ def play(request: Request, resume: bool, say: Callable[[str], object], heard: Ca
             execution.gpus_per_client,
         )
         say(f"{request.trials} trials, {at_once} at a time: {clients} clients in {len(layout.blocks)} actor(s) each")
-        tracker, store = _records(request)
-        recorder = Recorder(store, request.base, sweep, heard)
+        tracker, parent = _records(request)
+        recorder = Recorder(parent, request.base, sweep, move)
         trials: list[Any] = []
         try:
             trials = _run(request, layout, at_once, recorder, resume)
@@ -109,11 +118,11 @@ def play(request: Request, resume: bool, say: Callable[[str], object], heard: Ca
             ray.shutdown()
 
 
-def _run(request: Request, layout: Layout, at_once: int, recorder: Recorder, resume: bool) -> list[Any]:
+def _run(request: SweepRequest, layout: Layout, at_once: int, recorder: Recorder, resume: bool) -> list[Any]:
     sweep, base = request.sweep, request.base
     resume = resume and any(request.folder.glob("experiment_state-*.json"))  # else nothing was begun
     dataset = None if "data.name" in request.space else ray.put(loading.load(base.data))
-    common = Common(base, layout, request.execution.backend, sweep.metric, dataset)
+    common = Common(base, layout, request.execution.backend, sweep.metric, dataset, request.execution.round_timeout)
     random.seed(base.seed)  # Tune's schedulers draw from the global generators
     np.random.seed(base.seed % 2**32)
     analysis = ray_tune.run(
@@ -126,7 +135,7 @@ def _run(request: Request, layout: Layout, at_once: int, recorder: Recorder, res
         scheduler=search.scheduler(sweep, request.space),
         resources_per_trial=ray_tune.PlacementGroupFactory(layout.bundles),  # all of a federation or nothing
         checkpoint_config=ray_tune.CheckpointConfig(checkpoint_frequency=1, num_to_keep=_kept(sweep)),
-        max_failures=RETRIES,
+        max_failures=failure_policy(base).attempts - 1,  # a trial whose process is lost starts from its last checkpoint
         reuse_actors=True,
         raise_on_failed_trial=False,
         callbacks=[recorder],
@@ -144,9 +153,10 @@ def _kept(sweep: Sweep) -> int | None:
     return None if sweep.scheduler == "pbt" else 1
 
 
-def _records(request: Request) -> tuple[Tracker, Store | None]:
+def _records(request: SweepRequest) -> tuple[Tracker, ParentRun | None]:
     """The run of the sweep itself, found again through the note in the sweep's folder, and where its children go."""
-    where, note = request.execution.tracking, request.folder / "parent.json"
+    where = request.execution.tracking
+    note = request.folder / "parent.json"
     if where.uri == "none":
         return NullTracker(), None
     known = json.loads(note.read_text()) if note.exists() else {"uri": resolve(where.uri)[0], "run_id": None}
@@ -156,40 +166,44 @@ def _records(request: Request) -> tuple[Tracker, Store | None]:
     options = to_dict(dataclasses.replace(request.sweep, resume="", space=()))
     params = {"algorithm.name": algorithm} | flatten(to_dict(request.base)) | space
     params |= {f"sweep.{name}": value for name, value in options.items()}
-    uri, run_id = known["uri"], known["run_id"]
+    run_id = known["run_id"]
     given = resolve(where.uri)[0]
-    uri = given if uri == shown(given) else uri  # a password is not noted, but given again
+    uri = given if known["uri"] == shown(given) else known["uri"]  # a password is not noted, but given again
     tracker = MLflowTracker(uri, where.experiment, request.name, {} if run_id else params, tags, run_id=run_id)
     write_json(note, {"uri": shown(uri), "run_id": tracker.run_id})
-    return tracker, Store(uri, where.experiment, tracker.run_id, request.name, algorithm)
+    return tracker, ParentRun(uri, where.experiment, tracker.run_id, request.name, algorithm)
 
 
-def _conclude(request: Request, trials: list[Any], tracker: Tracker) -> Report:
+def _conclude(request: SweepRequest, trials: list[Any], tracker: Tracker) -> Report:
     """Rank, write the table, the best configuration and the figures, and hand them to the tracker."""
     from fedray.run.writer import write_table
 
     sweep, folder = request.sweep, request.folder / "result"
-    table = outcome.rows(trials, request.space, request.base.rounds)
-    order = outcome.ranked(table, sweep.mode)
+    table = results.rows(trials, request.space, request.base.rounds)
+    order = results.ranked(table, sweep.mode)
     best = order[0] if order else []
     command = cli.command(override(request.base, best[0].settings | {"seed": best[0].seed})) if best else ""
     interrupted = len(trials) < request.trials or any(row.outcome == UNFINISHED for row in table)
     folder.mkdir(parents=True, exist_ok=True)
-    write_table(folder / "trials.csv", outcome.csv_rows(table, sweep.metric))
-    found = {"command": command, "metric": sweep.metric, "score": outcome.mean(best) if best else None}
+    write_table(folder / "trials.csv", results.csv_rows(table, sweep.metric))
+    found = {"command": command, "metric": sweep.metric, "score": results.mean(best) if best else None}
     write_json(folder / "best.json", found | {"settings": best[0].settings if best else {}})
     write_json(folder / "space.json", {name: show(domain) for name, domain in request.space.items()})
-    outcome.draw(table, request.space, sweep.metric, folder / "figures")
-    if best and isinstance(tracker, MLflowTracker):
-        tracker.log(0, {f"best/{sweep.metric}": outcome.mean(best)})
+    results.draw(table, request.space, sweep.metric, folder / "figures")
+    if best:
+        tracker.log(0, {f"best/{sweep.metric}": results.mean(best)})
         tracker.tag("best", command)
     tracker.finish("KILLED" if interrupted else "FINISHED", folder)
     return Report(request, table, best, command, tracker.hint(), interrupted)
 
 
-def identity(request: Request) -> dict[str, Any]:
+def identity(request: SweepRequest) -> dict[str, Any]:
     """What two command lines must agree on to be the same sweep."""
     options = to_dict(dataclasses.replace(request.sweep, resume="", concurrency="auto"))
-    return flatten({"algorithm_name": registry.algorithm_name(request.base.algorithm)} | to_dict(request.base)) | {
-        f"sweep.{name}": value for name, value in options.items()
-    }
+    execution = to_dict(dataclasses.replace(request.execution, name=None, output=None, tracking=TrackingConfig()))
+    return flatten(
+        {"algorithm_name": registry.algorithm_name(request.base.algorithm)}
+        | to_dict(request.base)
+        | execution
+        | {"sweep": options}
+    )

@@ -1,4 +1,4 @@
-"""A trial is a whole federation: Tune's own actor is its server, and its reservation captures the client actors."""
+"""A trial is a whole federation: Tune's actor is its server, and the client actors share its reservation."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from actors.cohort import RayCohort
 from actors.placement import Layout
 from fedray.config import Experiment, override
 from fedray.federate import checkpoint_files, report
-from fedray.federate.block import numerics
+from fedray.federate.block import fix_numerics
+from fedray.federate.failures import failure_policy
 from fedray.federate.plan import make_plan
-from fedray.federate.rounds import TrainingError, play_round, start
+from fedray.federate.rounds import play_round, start
+from fedray.types import RunError
 
 
 class Common(NamedTuple):
@@ -24,6 +26,7 @@ class Common(NamedTuple):
     backend: str
     metric: str
     dataset: Any  # reference to the loaded dataset: every node gets it once; None: each process loads its own
+    timeout: float | None = None  # seconds after which a client actor counts as hanging
 
 
 class Trial(ray_tune.Trainable):
@@ -31,20 +34,21 @@ class Trial(ray_tune.Trainable):
 
     def setup(self, config: dict[str, Any], common: Common) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Start the clients."""
-        numerics().__enter__()  # for the life of the process
+        fix_numerics()
         self._common = common
         self._begin(config)
-        self._cohort = RayCohort(self._plan, common.layout, common.backend, common.dataset)
+        self._cohort = RayCohort(self._plan, common.layout, common.backend, common.dataset, self._policy)
 
     def _begin(self, config: dict[str, Any]) -> None:
         dataset = self._common.dataset
         self._plan = make_plan(override(self._common.base, config), None if dataset is None else ray.get(dataset))
+        self._policy = failure_policy(self._plan.cfg, self._common.timeout)
         self._state = start(self._plan)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Become another trial, or the same with other settings, in the processes that are already there."""
         self._begin(new_config)
-        self._cohort.reset(self._plan)
+        self._cohort.reset(self._plan, self._policy)
         return True
 
     def step(self) -> dict[str, Any]:
@@ -52,11 +56,11 @@ class Trial(ray_tune.Trainable):
         rounds = self._plan.cfg.rounds
         try:
             while self._state.round < rounds:
-                self._state, _ = play_round(self._plan, self._state, self._cohort)
+                self._state, _ = play_round(self._plan, self._state, self._cohort, self._policy)
                 if self._state.rows[-1].keys() & set(report.EVALUATED):
                     break
-        except TrainingError as error:
-            # An outcome, not a fault: Tune would play the trial again, to the same end.
+        except RunError as error:
+            # A result, not a fault: if Tune played the trial again, it would end the same way.
             return {"round": self._state.round + 1, "failure": str(error), "done": True}
         values = dict(self._state.rows[-1])
         summary = report.summarize(self._plan, self._state.rows, None, 0.0)

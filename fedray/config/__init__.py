@@ -7,7 +7,7 @@ computed, and where they are written.
 from fedray.config.data import DataConfig, ModelConfig
 from fedray.config.execution import CheckpointConfig, Execution, TrackingConfig
 from fedray.config.experiment import Experiment
-from fedray.config.settings import differences, differing, fingerprint, flatten, from_dict, override, to_dict
+from fedray.config.settings import decisive, differences, differing, fingerprint, flatten, from_dict, override, to_dict
 
 __all__ = [
     "CheckpointConfig",
@@ -16,6 +16,7 @@ __all__ = [
     "Experiment",
     "ModelConfig",
     "TrackingConfig",
+    "decisive",
     "differences",
     "differing",
     "fingerprint",

@@ -60,11 +60,8 @@ class Execution:
     """Name of the run; by default algorithm-dataset-s<seed>-<time>."""
     output: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """Folder for the result; by default runs/<name>. It must not hold anything yet."""
-    on_failure: Literal["retry", "skip", "abort"] = "retry"
-    """A client whose process dies, hangs or raises is tried again, in a new process (retry); one that keeps failing
-    stops the run, or is left out of the round (skip), which changes the numbers; abort stops at once."""
     round_timeout: Annotated[float | None, tyro.conf.arg(metavar="SECONDS")] = None
-    """Seconds after which an actor that has not answered counts as hanging; by default it is waited for."""
+    """Seconds after which an actor that has not answered counts as hanging; by default there is no limit."""
     loss_deviation: bool = False
     """After the last round, write the loss deviation of the personal models by class (pFedBreD). For simulations only:
     every process reads the test examples of all clients from the dataset's files. Costs as much as evaluating the

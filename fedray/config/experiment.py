@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from fedray.config.data import DataConfig, ModelConfig
-from fedray.types import require
+from fedray.types import check_choices, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,13 @@ class Experiment:
     predict_samples: int = 10
     """Posterior draws averaged at prediction; 0 predicts with the mean weights."""
 
+    on_failure: Literal["retry", "skip", "abort"] = "retry"
+    """What to do about a client that raises, hangs or loses its process. retry: ask again, in a new process, and stop
+    the run if it keeps failing; skip: ask again, then leave the client out of the round, which changes the numbers;
+    abort: stop at once."""
+
     def __post_init__(self) -> None:
+        check_choices(self)
         for name in ("rounds", "clients", "clients_per_round", "batch_size", "local_steps", "eval_every"):
             value = getattr(self, name)
             ok = value is None or (isinstance(value, int) and value >= 1)

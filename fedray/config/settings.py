@@ -42,14 +42,24 @@ def to_dict(cfg: Any) -> Any:
     return str(cfg) if isinstance(cfg, Path) else cfg
 
 
+def decisive(cfg: Experiment) -> dict[str, Any]:
+    """The settings that change the numbers, as plain nested dicts.
+
+    Where the data lie does not count, nor whether a client that fails is asked again: only skip leaves clients out.
+    """
+    values = to_dict(cfg)
+    values["data"] = {name: value for name, value in values["data"].items() if name not in ("root", "download")}
+    if cfg.on_failure != "skip":
+        del values["on_failure"]
+    return values
+
+
 def fingerprint(cfg: Experiment) -> str:
     """16 hex digits that two resolved experiments share exactly where they compute the same.
 
-    Where the data lie does not count. A setting that a later version adds changes it: what was computed without that
-    setting is computed again.
+    A setting that a later version adds changes it: what was computed without that setting is computed again.
     """
-    values = to_dict(cfg) | {"kind": f"{type(cfg.algorithm).__module__}.{type(cfg.algorithm).__qualname__}"}
-    values["data"] = {name: value for name, value in values["data"].items() if name not in ("root", "download")}
+    values = decisive(cfg) | {"kind": f"{type(cfg.algorithm).__module__}.{type(cfg.algorithm).__qualname__}"}
     # Whoever writes 5 for 5.0 means the same.
     same = json.loads(json.dumps(values), parse_float=lambda text: int(v) if (v := float(text)).is_integer() else v)
     return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:16]

@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import functools
 import math
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,6 +23,7 @@ from fedray.arrays import trees
 from fedray.arrays.fuse import check_compiler, fusing
 from fedray.arrays.rng import Passes
 from fedray.data.loading import Shard
+from fedray.federate.failures import StageError, stage
 from fedray.federate.messages import Failure, TrainReply
 from fedray.federate.plan import Plan
 from fedray.federate.uploads import bad_rows, not_finite
@@ -39,16 +39,21 @@ TINY = 400  # multiplications of a product, below which PyTorch computes it in a
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
-@contextlib.contextmanager
-def numerics() -> Iterator[None]:
-    """One thread and no denormals, as in every actor; the caller's thread count is restored.
+def fix_numerics() -> None:
+    """Use one thread and flush denormals to zero for the rest of the process's life, as every actor does.
 
     Second moments that underflow would slow Adam's square root down thirtyfold.
     """
-    threads = torch.get_num_threads()
     _keep_freed_memory()
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
+
+
+@contextlib.contextmanager
+def numerics() -> Iterator[None]:
+    """The numerics of an actor within a process that has other work; restores the caller's thread count."""
+    threads = torch.get_num_threads()
+    fix_numerics()
     try:
         yield
     finally:
@@ -126,13 +131,12 @@ class Block:
     def _attempt(self, round: int, index: Sequence[int], down: Any, first: int) -> list[_Part]:
         """A chunk; where it fails, its clients one by one, so that each failure has its client."""
         try:
-            result = self._train_rows(round, index, down, first)
-        except Exception as error:
+            with stage("train", f"client {self.ids[index[0]]}", round):
+                result = self._train_rows(round, index, down, first)
+        except StageError as error:
             if len(index) > 1:
                 return [part for j, k in enumerate(index) for part in self._attempt(round, [k], down, first + j)]
-            reason = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
-            who = f"client {self.ids[index[0]]}"
-            return [_Part([], None, (Failure(round, who, "exception", reason, "", traceback.format_exc(chain=False)),))]
+            return [_Part([], None, (error.failure,))]
         bad = bad_rows(result[1])
         if not bad:
             return [_Part(index, result, ())]
@@ -146,13 +150,14 @@ class Block:
         if self.plan.algorithm.down_per_client:
             down = trees.rows(down, range(first, first + len(index)))
         draws = self._draws(round, index)
+        inside = partial(stage, who=f"client {self.ids[index[0]]}", round_number=round)
         if self.backend != "vmap" or len(index) < self._least:
             down = trees.row(down, 0) if self.plan.algorithm.down_per_client else down
             one = (trees.row(draw, 0) for draw in draws)
             plain = self._of(round, _plain(self.plan))
-            result = _local_round(plain, trees.row(states, 0), down, trees.row(data, 0), one)
+            result = _local_round(plain, trees.row(states, 0), down, trees.row(data, 0), one, inside)
             return trees.tree_map(lambda leaf: leaf[None], result)
-        clients, ups, infos = _local_round(self._of(round, _stacked(self.plan)), states, down, data, draws)
+        clients, ups, infos = _local_round(self._of(round, _stacked(self.plan)), states, down, data, draws, inside)
         return clients, ups, trees.tree_map(lambda leaf: leaf.transpose(0, 1), infos)
 
     def _of(self, round: int, functions: tuple[Callable[..., Any], ...]) -> tuple[Callable[..., Any], ...]:
@@ -186,12 +191,14 @@ class Block:
         x, y = self.data.x[where[:, None], at], self.data.y[where[:, None], at]
         return Batch(x, y, mask, at, self.data.total[where])
 
-    def probe(self, score: str, stage: int, view: Any, message: Any) -> Iterator[Tensor]:
+    def probe(self, score: str, number: int, view: Any, message: Any) -> Iterator[Tensor]:
         """The replies of the hosted clients in a stage of a score, each computed when it is asked for."""
-        probe = self.plan.algorithm.scores[score][stage].probe
+        probe = self.plan.algorithm.scores[score][number].probe
         for k in range(len(self.ids)):
             client, data = trees.row(self.states, k), trees.row(self.data, k)
-            yield probe(self.context, client, view, message, data).cpu()
+            with stage(f"probe of {score}", f"client {self.ids[k]}", 0):
+                reply = probe(self.context, client, view, message, data).cpu()
+            yield reply
 
 
 def padded(shard: Shard, size: int) -> Batch:
@@ -227,13 +234,22 @@ def _stacked(plan: Plan) -> tuple[Callable[..., Any], ...]:
 
 
 def _local_round(
-    functions: tuple[Callable[..., Any], ...], client: Any, down: Any, data: Batch, draws: Iterator[Any]
+    functions: tuple[Callable[..., Any], ...],
+    client: Any,
+    down: Any,
+    data: Batch,
+    draws: Iterator[Any],
+    inside: Callable[[str], contextlib.AbstractContextManager[None]],
 ) -> tuple[Any, Any, Any]:
-    """begin, every step, finish: of one client or of a stack, as the functions are."""
+    """begin, every step, finish: of one client or of a stack, as the functions are; each ``inside`` its stage."""
     begin, step, finish = functions
-    local, infos = trees.tree_map(Tensor.clone, begin(client, down, data)), []  # steps may write into it
-    for batch, noise in draws:
-        local, info = step(local, batch, noise)
-        infos.append(info)
-    client, up = finish(local, data)
+    infos = []
+    with inside("begin"):
+        local = trees.tree_map(Tensor.clone, begin(client, down, data))  # steps may write into it
+    with inside("step"):
+        for batch, noise in draws:
+            local, info = step(local, batch, noise)
+            infos.append(info)
+    with inside("finish"):
+        client, up = finish(local, data)
     return client, up, trees.stack(infos)

@@ -14,11 +14,12 @@ from fedray.federate.checkpoint_files import Checkpoint, CheckpointError, read, 
 from fedray.federate.messages import Cohort, Failure
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import State
+from fedray.types import first_line
 
 KIND = "checkpoint"  # of a failure to write one
 
 
-class Store(NamedTuple):
+class CheckpointStore(NamedTuple):
     """Where checkpoints are kept, and which."""
 
     url: str  # absolute path, or a URL that fsspec knows
@@ -26,32 +27,36 @@ class Store(NamedTuple):
     kept: int = 2
     stop: bool = False  # stop the run where one cannot be written
 
-    def wants(self, plan: Plan, round: int) -> bool:
+    def wants(self, plan: Plan, round_number: int) -> bool:
         """Whether a round is kept; the last one is not, for the result follows it."""
-        return self.every > 0 and round % self.every == 0 and round < plan.rounds
+        return self.every > 0 and round_number % self.every == 0 and round_number < plan.rounds
 
 
-def keep(store: Store, plan: Plan, state: State, cohort: Cohort) -> tuple[Failure, ...]:
+def keep(store: CheckpointStore, plan: Plan, state: State, cohort: Cohort) -> tuple[Failure, ...]:
     """Write a checkpoint and remove the ones before the last few; where that fails, say so or stop.
 
     Raises CheckpointError if the store says to stop.
     """
-    folder = f"{store.url}/round-{state.round:06d}"
+    folder = _folder(store, state.round)
     try:
         _remove(folder)  # of a server that was lost after it
         fs, path = fsspec.url_to_fs(folder)
         fs.makedirs(path, exist_ok=True)
         write(folder, plan, state, cohort.save(folder))
-        for round in rounds(store)[: -store.kept]:
-            _remove(f"{store.url}/round-{round:06d}")
+        for number in rounds(store)[: -store.kept]:
+            _remove(_folder(store, number))
     except Exception as error:  # any of a storage library's
-        reason = f"{str(error) or type(error).__name__}, while writing {folder}"
+        reason = f"{first_line(error)}, while writing {folder}"
         with contextlib.suppress(Exception):  # a part of one only takes room
             _remove(folder)
         if store.stop:
             raise CheckpointError(f"round {state.round}: {reason}; free space or give --checkpoint.url") from None
-        return (Failure(state.round, "checkpoint", KIND, reason, "went on without it"),)
+        return (Failure(state.round, "checkpoint", KIND, reason, "went on without it", stage="save"),)
     return ()
+
+
+def _folder(store: CheckpointStore, number: int) -> str:
+    return f"{store.url}/round-{number:06d}"
 
 
 def _remove(folder: str) -> None:
@@ -60,7 +65,7 @@ def _remove(folder: str) -> None:
         fs.rm(path, recursive=True)
 
 
-def rounds(store: Store) -> list[int]:
+def rounds(store: CheckpointStore) -> list[int]:
     """Rounds of which there is anything in the store, ascending."""
     fs, path = fsspec.url_to_fs(store.url)
     fs.invalidate_cache()
@@ -70,7 +75,7 @@ def rounds(store: Store) -> list[int]:
     return sorted(int(name[6:]) for name in names if re.fullmatch(r"round-\d{6,}", name))
 
 
-def newest(store: Store, plan: Plan, warn: Callable[[str], object]) -> Checkpoint | None:
+def newest(store: CheckpointStore, plan: Plan, warn: Callable[[str], object]) -> Checkpoint | None:
     """The last sound checkpoint of this federation; None where there is none of any.
 
     Warns of everyone that cannot be used. Raises CheckpointError where none of several can.
@@ -79,9 +84,9 @@ def newest(store: Store, plan: Plan, warn: Callable[[str], object]) -> Checkpoin
         found = rounds(store)
     except Exception as error:
         raise CheckpointError(f"--checkpoint.url {store.url}: cannot be read ({error}); check the address") from None
-    for round in reversed(found):
+    for number in reversed(found):
         try:
-            return read(f"{store.url}/round-{round:06d}", plan, fingerprint(plan.cfg))
+            return read(_folder(store, number), plan, fingerprint(plan.cfg))
         except CheckpointError as error:
             warn(f"{error}; the checkpoint before it is tried")
     if found:
@@ -89,11 +94,11 @@ def newest(store: Store, plan: Plan, warn: Callable[[str], object]) -> Checkpoin
     return None
 
 
-def clear(store: Store) -> None:
+def clear(store: CheckpointStore) -> None:
     """Remove all checkpoints: the run is finished. What cannot be removed stays."""
     with contextlib.suppress(Exception):
         fs, path = fsspec.url_to_fs(store.url)
-        for round in rounds(store):
-            _remove(f"{store.url}/round-{round:06d}")
+        for number in rounds(store):
+            _remove(_folder(store, number))
         if not fs.ls(path, detail=False):
             fs.rmdir(path)

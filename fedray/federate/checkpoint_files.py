@@ -26,22 +26,13 @@ from fsspec.implementations.local import LocalFileSystem
 
 from fedray.arrays import tensor_files, trees
 from fedray.config import fingerprint
-from fedray.federate.messages import Spotlight
+from fedray.federate.messages import File, Spotlight
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import State
 from fedray.types import RunError
 
 FORMAT = 1
 FILE_BYTES = 2**28  # private states are written in files of this size: a reader holds one at a time
-
-
-class File(NamedTuple):
-    """A file of a checkpoint."""
-
-    name: str
-    size: int  # bytes
-    crc32: int
-    clients: tuple[int, ...] = ()  # whose private states it holds
 
 
 class Checkpoint(NamedTuple):
@@ -115,7 +106,7 @@ def read(folder: str, plan: Plan, config: str | None = None) -> Checkpoint:
         raise CheckpointError(f"checkpoint {folder} cannot be used ({reason})") from None
 
 
-def _assemble(plan: Plan, round: int, files: dict[File, bytes]) -> Checkpoint:
+def _assemble(plan: Plan, round_number: int, files: dict[File, bytes]) -> Checkpoint:
     named = {file.name: content for file, content in files.items()}
     server = plan.initial_server()
     client = plan.algorithm.client_init(plan.context, server)
@@ -131,7 +122,7 @@ def _assemble(plan: Plan, round: int, files: dict[File, bytes]) -> Checkpoint:
     part = tensor_files.unpack(named["server.safetensors"], template)
     spotlights = _unpack_spotlights(named["spotlights.safetensors"])
     rows = tuple(json.loads(named["history.json"]))
-    return Checkpoint(State(round, part.server, part.selection, rows, spotlights), trees.concatenate(parts))
+    return Checkpoint(State(round_number, part.server, part.selection, rows, spotlights), trees.concatenate(parts))
 
 
 def _spotlight_pieces(spotlights: Sequence[Spotlight]) -> list[bytes | memoryview]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedray.arrays import trees
 from fedray.federate import metrics
 from fedray.federate.block import Block
+from fedray.federate.failures import stage
 from fedray.federate.messages import EvalReply, Spotlight
 from fedray.types import EvalStats
 from fedray.types import Predict as PredictFunction
@@ -30,12 +31,13 @@ def evaluate(block: Block, round: int, view: Any, spotlight: bool) -> EvalReply:
     everyone = global_predictor(block, round, view)
     for k in rows:
         test = block.test[k]
-        if everyone is not None:
-            overall.append(_sums(everyone, test))
-        if block.plan.personal:
-            model = personal_model(block, k, round, view)
-            personal.append(_sums(personal_predictor(block, k, round, model, samples), test))
-            looks += [_look(personal_predictor(block, k, round, model, SPOTLIGHT_DRAWS), test)] if spotlight else []
+        with stage("evaluate", f"client {block.ids[k]}", round):
+            if everyone is not None:
+                overall.append(_sums(everyone, test))
+            if block.plan.personal:
+                model = personal_model(block, k, round, view)
+                personal.append(_sums(personal_predictor(block, k, round, model, samples), test))
+                looks += [_look(personal_predictor(block, k, round, model, SPOTLIGHT_DRAWS), test)] if spotlight else []
     sums = [trees.tree_map(Tensor.cpu, trees.stack(stats)) if stats else None for stats in (personal, overall)]
     ids = tuple(block.ids[k] for k in rows)
     look = Spotlight(round, ids, *map(torch.stack, zip(*looks, strict=True))) if looks else None

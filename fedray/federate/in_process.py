@@ -1,4 +1,4 @@
-"""Federations: rounds and checkpoints over a cohort; here with all clients in this process."""
+"""A federation whose clients all live in this process, without Ray."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from fedray.arrays import trees
 from fedray.data import loading
 from fedray.federate import checkpoint, checkpoint_files, evaluation, loss_deviation
 from fedray.federate.block import Block, numerics
-from fedray.federate.checkpoint import Store
-from fedray.federate.checkpoint_files import Checkpoint, File
-from fedray.federate.messages import ClassLosses, Cohort, EvalReply, RoundMetrics, TrainReply
+from fedray.federate.checkpoint import CheckpointStore
+from fedray.federate.checkpoint_files import Checkpoint
+from fedray.federate.failures import FailurePolicy, failure_policy
+from fedray.federate.messages import ClassLosses, Cohort, EvalReply, File, RoundMetrics, TrainReply
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot, State, play_round, start
 
 
-def advance(
-    plan: Plan, state: State, cohort: Cohort, store: Store | None = None, skip: bool = False
+def play_and_keep(
+    plan: Plan, state: State, cohort: Cohort, policy: FailurePolicy, store: CheckpointStore | None = None
 ) -> tuple[State, RoundMetrics]:
-    """Play the next round, and keep it where the store wants it kept."""
-    state, metrics = play_round(plan, state, cohort, skip)
+    """Play the next round, and write a checkpoint of it if the store wants one."""
+    state, metrics = play_round(plan, state, cohort, policy)
     if store is not None and store.wants(plan, state.round):
         failures = checkpoint.keep(store, plan, state, cohort)
         metrics = metrics._replace(failures=metrics.failures + failures)
@@ -35,22 +36,25 @@ class LocalCohort:
     def __init__(self, plan: Plan, backend: str = "auto", device: str = "cpu", block: Block | None = None):
         self.block = block or _hosted(plan, backend, device)
 
-    def train(self, round: int, ids: Sequence[int], down: Any) -> list[TrainReply]:
-        return [self.block.train(round, ids, down)]
+    def wait_until_ready(self) -> bool:
+        return False
 
-    def evaluate(self, round: int, view: Any, spotlight: bool) -> list[EvalReply]:
-        return [evaluation.evaluate(self.block, round, view, spotlight)]
+    def train(self, round_number: int, ids: Sequence[int], down: Any) -> list[TrainReply]:
+        return [self.block.train(round_number, ids, down)]
 
-    def class_losses(self, round: int, view: Any) -> ClassLosses:
-        return loss_deviation.class_losses(self.block, round, view, self.block.plan.dataset())
+    def evaluate(self, round_number: int, view: Any, spotlight: bool) -> list[EvalReply]:
+        return [evaluation.evaluate(self.block, round_number, view, spotlight)]
 
-    def probe(self, score: str, stage: int, view: Any, message: Any) -> Iterator[Tensor]:
-        return self.block.probe(score, stage, view, message)
+    def class_losses(self, round_number: int, view: Any) -> ClassLosses:
+        return loss_deviation.class_losses(self.block, round_number, view, self.block.plan.dataset())
+
+    def probe(self, score: str, number: int, view: Any, message: Any) -> Iterator[Tensor]:
+        return self.block.probe(score, number, view, message)
 
     def snapshot(self) -> Any:
         return self.block.states
 
-    def restore(self, round: int, clients: Any) -> None:
+    def restore(self, round_number: int, clients: Any) -> None:
         self.block.states = trees.tree_map(Tensor.clone, clients)
 
     def save(self, folder: str) -> list[File]:
@@ -63,9 +67,9 @@ def _hosted(plan: Plan, backend: str, device: str) -> Block:
 
 
 class LocalFederation:
-    """A federation in this process, without Ray: iterate over its rounds, then take the snapshot.
+    """A federation in this process: iterate over its rounds, then take the snapshot.
 
-    It begins at a checkpoint, if one is given, and keeps its own in the store.
+    It starts from the checkpoint ``begun`` if one is given, and writes its own to the store.
     """
 
     def __init__(
@@ -73,11 +77,12 @@ class LocalFederation:
         plan: Plan,
         backend: str = "auto",
         device: str = "cpu",
-        store: Store | None = None,
+        store: CheckpointStore | None = None,
         begun: Checkpoint | None = None,
-        skip: bool = False,
     ):
-        self.plan, self._store, self._skip = plan, store, skip
+        self.plan = plan
+        self._store = store
+        self._policy = failure_policy(plan.cfg)
         self.state = begun.state if begun else start(plan)
         with numerics():
             self.cohort = LocalCohort(plan, backend, device)
@@ -93,7 +98,7 @@ class LocalFederation:
     def __iter__(self) -> Iterator[RoundMetrics]:
         while self.state.round < self.plan.rounds:
             with numerics():
-                self.state, metrics = advance(self.plan, self.state, self.cohort, self._store, self._skip)
+                self.state, metrics = play_and_keep(self.plan, self.state, self.cohort, self._policy, self._store)
             yield metrics
 
     def snapshot(self) -> Snapshot:

@@ -1,4 +1,4 @@
-"""What a client and its server say to each other in a round, and what the round reports."""
+"""The messages between the server and its clients, and what a round reports."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ class Failure(NamedTuple):
     reason: str  # in one line
     action: str = ""  # 'left out', 'asked again', 'rebuilt from round 5'
     traceback: str = ""
+    stage: str = ""  # where it arose: 'begin', 'step', 'finish', 'evaluate', ...; empty where nobody knows
 
 
 class TrainReply(NamedTuple):
@@ -72,7 +73,7 @@ class RoundMetrics(NamedTuple):
     train: Mapping[str, float]  # means of the step's info over those who trained
     personal: EvalStats | None  # [N, ...]; None where not evaluated in this round
     global_: EvalStats | None
-    seconds: Mapping[str, float]  # wall seconds: train, aggregate, evaluate, round
+    seconds: Mapping[str, float]  # wall seconds: train, aggregate, evaluate, round; start of new actors, if any
     bytes_up: int
     bytes_down: int
     spotlights: tuple[Spotlight, ...] = ()
@@ -81,39 +82,52 @@ class RoundMetrics(NamedTuple):
     selection: Mapping[str, float] = {}  # what the policy reports of its choice
 
 
+class File(NamedTuple):
+    """A file of a checkpoint, as the process that wrote it reports it."""
+
+    name: str
+    size: int  # bytes
+    crc32: int
+    clients: tuple[int, ...] = ()  # whose private states it holds
+
+
 class Cohort(Protocol):
     """The clients of a federation, wherever they live: in this process or in Ray actors.
 
     Replies come back in ascending client order, whatever the order of arrival.
     """
 
-    def train(self, round: int, ids: Sequence[int], down: Any) -> list[TrainReply]:
+    def wait_until_ready(self) -> bool:
+        """Wait until every client can be asked; False where there was nothing to wait for."""
+        ...
+
+    def train(self, round_number: int, ids: Sequence[int], down: Any) -> list[TrainReply]:
         """Train the selected clients from ``down``; replies and their failures cover ``ids`` exactly once."""
         ...
 
-    def evaluate(self, round: int, view: Any, spotlight: bool) -> list[EvalReply]:
+    def evaluate(self, round_number: int, view: Any, spotlight: bool) -> list[EvalReply]:
         """Evaluate every client's personal model and the global model on its own test shard.
 
-        In a round of the federation, of its clients; in one of adaptation, of those that were held out.
+        A round of the federation concerns its members; a round of adaptation concerns the clients that were held out.
         """
         ...
 
-    def class_losses(self, round: int, view: Any) -> ClassLosses:
+    def class_losses(self, round_number: int, view: Any) -> ClassLosses:
         """The sums of every client's personal model, by class, on its own test shard and on those of all, [N, C]."""
         ...
 
-    def probe(self, score: str, stage: int, view: Any, message: Any) -> Iterator[Tensor]:
-        """The replies of the clients in a stage of a score, one after the other; only to be read."""
+    def probe(self, score: str, number: int, view: Any, message: Any) -> Iterator[Tensor]:
+        """The clients' replies in one stage of a score, one after the other; read-only."""
         ...
 
     def snapshot(self) -> Any:
         """The private state of every client, stacked [N, ...]."""
         ...
 
-    def restore(self, round: int, clients: Any) -> None:
+    def restore(self, round_number: int, clients: Any) -> None:
         """Give every client the private state [N, ...] that it had after a round."""
         ...
 
-    def save(self, folder: str) -> list[Any]:
+    def save(self, folder: str) -> list[File]:
         """Write every client's private state into a folder of a checkpoint, and list the files in client order."""
         ...

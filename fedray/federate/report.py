@@ -22,45 +22,45 @@ NAMES = {"personal": "personal model", "global": "global model", NOVEL: "newcome
 EVALUATED = tuple(f"{kind}/accuracy" for kind in KINDS)  # a round that has one of these was evaluated
 
 
-def measures(round: RoundMetrics) -> dict[str, float]:
+def measures(played: RoundMetrics) -> dict[str, float]:
     """The metrics of a round under the names that MLflow and metrics.csv carry."""
     values: dict[str, float] = {}
-    for kind, stats in _kinds(round):
+    for kind, stats in _kinds(played):
         if stats is not None:
             summary = metrics.summarize(metrics.pooled(stats))._asdict()
             summary |= {"worst_decile": metrics.worst_decile(stats)}
             values |= {f"{kind}/{name}": summary[name] for name in MEASURES}
-    values |= {f"train/{name}": value for name, value in round.train.items()}
-    values |= {f"selection/{name}": value for name, value in round.selection.items()}
-    values |= {f"time/{name}_seconds": value for name, value in round.seconds.items()}
-    values |= {"failures": float(len(round.failures))} if round.failures else {}
-    return values | {"comm/bytes_up": float(round.bytes_up), "comm/bytes_down": float(round.bytes_down)}
+    values |= {f"train/{name}": value for name, value in played.train.items()}
+    values |= {f"selection/{name}": value for name, value in played.selection.items()}
+    values |= {f"time/{name}_seconds": value for name, value in played.seconds.items()}
+    values |= {"failures": float(len(played.failures))} if played.failures else {}
+    return values | {"comm/bytes_up": float(played.bytes_up), "comm/bytes_down": float(played.bytes_down)}
 
 
-def client_rows(round: RoundMetrics, plan: Plan) -> list[dict[str, Any]]:
+def client_rows(played: RoundMetrics, plan: Plan) -> list[dict[str, Any]]:
     """One row per client of an evaluated round: shard sizes and the metrics of its models."""
     rows = [
         {"client": i, "train_examples": len(plan.partition.train[i]), "test_examples": len(plan.partition.test[i])}
         for i in range(plan.clients)
     ]
-    for kind, stats in _kinds(round):
+    for kind, stats in _kinds(played):
         of = rows[len(plan.members) :] if kind == NOVEL else rows
         for row, summary in zip(of, metrics.per_client(stats) if stats is not None else (), strict=False):
             row |= {f"{kind}_{name}": value for name, value in summary._asdict().items()}
     return rows
 
 
-def calibration_rows(round: RoundMetrics) -> list[dict[str, Any]]:
+def calibration_rows(played: RoundMetrics) -> list[dict[str, Any]]:
     """Count, mean confidence and accuracy of every confidence bin, pooled over clients; empty bins have no means."""
-    pooled = [(kind, metrics.pooled(stats)) for kind, stats in _kinds(round) if stats is not None]
+    pooled = [(kind, metrics.pooled(stats)) for kind, stats in _kinds(played) if stats is not None]
     return [{"model": kind} | row for kind, stats in pooled for row in _bins(stats)]
 
 
-def client_calibration_rows(round: RoundMetrics, plan: Plan) -> list[dict[str, Any]]:
+def client_calibration_rows(played: RoundMetrics, plan: Plan) -> list[dict[str, Any]]:
     """The same of every client by itself."""
     by_client = [
         (kind, i, EvalStats(*fields))
-        for kind, stats in _kinds(round)
+        for kind, stats in _kinds(played)
         if stats is not None
         for i, fields in zip(plan.novel if kind == NOVEL else plan.members, zip(*stats, strict=True), strict=True)
     ]
@@ -75,8 +75,8 @@ def _bins(stats: EvalStats) -> list[dict[str, Any]]:
     return rows
 
 
-def _kinds(round: RoundMetrics) -> tuple[tuple[str, EvalStats | None], ...]:
-    return ("personal", round.personal), ("global", round.global_), (NOVEL, round.novel)
+def _kinds(played: RoundMetrics) -> tuple[tuple[str, EvalStats | None], ...]:
+    return ("personal", played.personal), ("global", played.global_), (NOVEL, played.novel)
 
 
 def summarize(plan: Plan, rows: Sequence[Mapping[str, float]], run_id: str | None, seconds: float) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedray.arrays import trees
 from fedray.federate import report
+from fedray.federate.failures import RETRY, FailurePolicy, described, stage
 from fedray.federate.messages import Cohort, EvalReply, Failure, RoundMetrics, Spotlight, TrainReply
 from fedray.federate.plan import Plan
 from fedray.federate.uploads import payload_bytes, sound
@@ -46,78 +47,123 @@ def start(plan: Plan) -> State:
     return State(0, plan.initial_server(), plan.selection.init(len(plan.members)))
 
 
-def play_round(plan: Plan, state: State, cohort: Cohort, skip: bool = False) -> tuple[State, RoundMetrics]:
+class _Clock:
+    """Wall seconds of a round and of its phases; a phase begins where the one before it ended."""
+
+    def __init__(self) -> None:
+        self._began = self._last = time.perf_counter()
+        self._phases: dict[str, float] = {}
+
+    def end(self, phase: str) -> None:
+        """Note that a phase has ended."""
+        now = time.perf_counter()
+        self._phases[phase] = now - self._last
+        self._last = now
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds of every phase, and of the round up to the end of the last phase."""
+        return self._phases | {"round": self._last - self._began}
+
+
+class _Trained(NamedTuple):
+    """What local training gave."""
+
+    replies: list[TrainReply]  # of the clients that succeeded
+    failures: tuple[Failure, ...]
+    bytes_down: int
+
+
+def play_round(plan: Plan, state: State, cohort: Cohort, policy: FailurePolicy = RETRY) -> tuple[State, RoundMetrics]:
     """Select, broadcast, train, check, aggregate, evaluate: one communication round.
 
-    Raises TrainingError for a client that failed, naming it; with ``skip`` only where no client succeeded.
+    After the federation's rounds, the clients that were held out adapt instead. Raises TrainingError for a client that
+    failed, naming it; if the policy is to skip, only where no client succeeded.
     """
-    if plan.adapting(state.round + 1):
-        return _play_adaptation(plan, state, cohort, skip)
-    cfg, algorithm, began = plan.cfg, plan.algorithm, time.perf_counter()
-    round, context = state.round + 1, plan.context
-    spotlights = _gather_spotlights(cohort.evaluate(0, plan.view(state.server), True)) if round == 1 else ()
-    scores, probed, told = _scores(plan, state.server, cohort)
+    began = time.perf_counter()
+    started = cohort.wait_until_ready()
+    start_up = {"start": time.perf_counter() - began} if started else {}
+    play = _adapt if plan.adapting(state.round + 1) else _federate
+    after, metrics = play(plan, state, cohort, policy)
+    metrics = metrics._replace(seconds={**start_up, **metrics.seconds})
+    row = {"round": after.round} | report.measures(metrics)
+    return after._replace(rows=(*state.rows, row)), metrics
+
+
+def _federate(plan: Plan, state: State, cohort: Cohort, policy: FailurePolicy) -> tuple[State, RoundMetrics]:
+    """A round of the federation."""
+    cfg, algorithm = plan.cfg, plan.algorithm
+    round_number = state.round + 1
+    clock = _Clock()
+    spotlights = _gather_spotlights(cohort.evaluate(0, plan.view(state.server), True)) if round_number == 1 else ()
+    scores, score_bytes_down, score_bytes_up = _scores(plan, state.server, cohort, round_number)
     ids, selection = plan.selection.select(
-        state.selection, scores, len(plan.members), context.facts.per_round, plan.stream("select", 0, round)
+        state.selection, scores, len(plan.members), plan.facts.per_round, plan.stream("select", 0, round_number)
     )
     asked = tuple(plan.members) if cfg.train_all else ids
-    down = algorithm.broadcast(context, state.server, asked)
-    replies, failures = _checked(asked, cohort.train(round, asked, down), skip)
-    trained = time.perf_counter()
-    chosen = _only(ids, replies, failures)
+    trained = _train(plan, state.server, cohort, policy, round_number, asked)
+    clock.end("train")
+    chosen = _only(ids, trained.replies, trained.failures)
     ids = tuple(i for reply in chosen for i in reply.ids)
     ups = trees.concatenate([reply.up for reply in chosen])
     n = torch.cat([reply.examples for reply in chosen if reply.examples is not None])
-    server = algorithm.aggregate(context, state.server, ids, ups, n)
-    aggregated = time.perf_counter()
-    personal = global_ = None
-    if round % cfg.eval_every == 0 or round == cfg.rounds or round in SPOTLIGHT_ROUNDS:
-        evals = cohort.evaluate(round, plan.view(server), round in SPOTLIGHT_ROUNDS or round == cfg.rounds)
-        personal, global_ = (_gather_stats([getattr(e, which) for e in evals]) for which in ("personal", "global_"))
-        spotlights += _gather_spotlights(evals)
-    now = time.perf_counter()
+    with stage("aggregate", "server", round_number):
+        server = algorithm.aggregate(plan.context, state.server, ids, ups, n)
+    clock.end("aggregate")
+    shown = round_number in SPOTLIGHT_ROUNDS or round_number == cfg.rounds
+    evals = (
+        cohort.evaluate(round_number, plan.view(server), shown) if shown or round_number % cfg.eval_every == 0 else []
+    )
+    spotlights += _gather_spotlights(evals)
+    clock.end("evaluate")
     metrics = RoundMetrics(
-        round=round,
+        round=round_number,
         participants=ids,
-        train=_train_means(replies),
-        personal=personal,
-        global_=global_,
-        seconds={"train": trained - began, "aggregate": aggregated - trained, "evaluate": now - aggregated,
-                 "round": now - began},
-        bytes_up=payload_bytes(ups, plan) + told,
-        bytes_down=payload_bytes(down, plan) * (1 if algorithm.down_per_client else sum(len(r.ids) for r in replies))
-        + probed,
+        train=_train_means(trained.replies),
+        personal=_gather_stats([reply.personal for reply in evals]),
+        global_=_gather_stats([reply.global_ for reply in evals]),
+        seconds=clock.seconds(),
+        bytes_up=payload_bytes(ups, plan) + score_bytes_up,
+        bytes_down=trained.bytes_down + score_bytes_down,
         spotlights=spotlights,
-        failures=failures,
+        failures=trained.failures,
         selection=_scalars(selection),
-    )  # fmt: skip
-    row = {"round": round} | report.measures(metrics)
-    return State(round, server, selection, (*state.rows, row), state.spotlights + spotlights), metrics
+    )
+    return State(round_number, server, selection, state.rows, state.spotlights + spotlights), metrics
 
 
-def _play_adaptation(plan: Plan, state: State, cohort: Cohort, skip: bool) -> tuple[State, RoundMetrics]:
+def _adapt(plan: Plan, state: State, cohort: Cohort, policy: FailurePolicy) -> tuple[State, RoundMetrics]:
     """Local training of the clients that were held out, of their personal factors alone; the server stays as it is."""
-    round, ids, began = state.round + 1, plan.novel, time.perf_counter()
-    down = plan.algorithm.broadcast(plan.context, state.server, ids)
-    replies, failures = _checked(ids, cohort.train(round, ids, down), skip)
-    trained, novel = time.perf_counter(), None
-    if round % plan.cfg.eval_every == 0 or round == plan.rounds:
-        novel = _gather_stats([reply.personal for reply in cohort.evaluate(round, plan.view(state.server), False)])
-    now = time.perf_counter()
+    round_number = state.round + 1
+    clock = _Clock()
+    trained = _train(plan, state.server, cohort, policy, round_number, plan.novel)
+    clock.end("train")
+    evaluated = round_number % plan.cfg.eval_every == 0 or round_number == plan.rounds
+    evals = cohort.evaluate(round_number, plan.view(state.server), False) if evaluated else []
+    clock.end("evaluate")
     metrics = RoundMetrics(
-        round=round,
-        participants=tuple(i for reply in replies for i in reply.ids),
-        train=_train_means(replies),
+        round=round_number,
+        participants=tuple(i for reply in trained.replies for i in reply.ids),
+        train=_train_means(trained.replies),
         personal=None,
         global_=None,
-        novel=novel,
-        seconds={"train": trained - began, "evaluate": now - trained, "round": now - began},
+        novel=_gather_stats([reply.personal for reply in evals]),
+        seconds=clock.seconds(),
         bytes_up=0,
-        bytes_down=payload_bytes(down, plan) * (1 if plan.algorithm.down_per_client else len(ids)),
-        failures=failures,
+        bytes_down=trained.bytes_down,
+        failures=trained.failures,
     )
-    row = {"round": round} | report.measures(metrics)
-    return state._replace(round=round, rows=(*state.rows, row)), metrics
+    return state._replace(round=round_number), metrics
+
+
+def _train(
+    plan: Plan, server: Any, cohort: Cohort, policy: FailurePolicy, round_number: int, ids: Sequence[int]
+) -> _Trained:
+    """Broadcast to some clients, let them train, and check what they send."""
+    with stage("broadcast", "server", round_number):
+        down = plan.algorithm.broadcast(plan.context, server, ids)
+    replies, failures = _checked(ids, cohort.train(round_number, ids, down), policy.skip)
+    receivers = 1 if plan.algorithm.down_per_client else sum(len(reply.ids) for reply in replies)
+    return _Trained(replies, failures, payload_bytes(down, plan) * receivers)
 
 
 def _checked(
@@ -151,24 +197,28 @@ def _only(ids: Sequence[int], replies: Sequence[TrainReply], failures: Sequence[
 def _why(failures: Sequence[Failure]) -> str:
     first = next(failure for failure in failures if not failure.action or failure.action == "left out")
     text = (
-        f"{first.who}, round {first.round}: {first.reason}, so it was not averaged in and the run stops; lower the "
-        "learning rates, check the client's data, or go on without such clients by --on-failure skip"
+        f"{described(first)}, so it was not averaged in and the run stops; lower the learning rates, check the "
+        "client's data, or go on without such clients by --on-failure skip"
     )
     return f"{text}\n{first.traceback}" if first.traceback else text
 
 
-def _scores(plan: Plan, server: Any, cohort: Cohort) -> tuple[Tensor | None, int, int]:
+def _scores(plan: Plan, server: Any, cohort: Cohort, round_number: int) -> tuple[Tensor | None, int, int]:
     """The score of every client that the selection policy asks for, [N], stage by stage; bytes down and up for it."""
-    name, message, down, up = plan.selection.score, None, 0, 0
-    for number, stage in enumerate(plan.algorithm.scores[name] if name else ()):
+    name = plan.selection.score
+    message: Any = None
+    bytes_down = 0
+    bytes_up = 0
+    for number, pass_ in enumerate(plan.algorithm.scores[name] if name else ()):
         view = plan.view(server)
         # Every client gets the view once; what those that train are sent afterwards is counted by itself.
-        down += len(plan.members) * payload_bytes((message, () if number else view), plan)
+        bytes_down += len(plan.members) * payload_bytes((message, () if number else view), plan)
         sent: list[int] = []
         replies = _weighed(cohort.probe(name or "", number, view, message), plan, sent)
-        message = stage.combine(plan.context, server, replies)
-        up += sum(sent)
-    return message, down, up
+        with stage(f"combine of {name}", "server", round_number):
+            message = pass_.combine(plan.context, server, replies)
+        bytes_up += sum(sent)
+    return message, bytes_down, bytes_up
 
 
 def _weighed(replies: Iterator[Tensor], plan: Plan, sent: list[int]) -> Iterator[Tensor]:

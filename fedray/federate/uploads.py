@@ -23,9 +23,10 @@ def bad_rows(up: Any) -> dict[int, str]:
     return found
 
 
-def not_finite(round: int, client: int, field: str) -> Failure:
+def not_finite(round_number: int, client: int, field: str) -> Failure:
     """That a client's upload holds NaN or infinity."""
-    return Failure(round, f"client {client}", "not finite", f"its upload {field!r} is not finite")
+    reason = f"its upload {field!r} is not finite"
+    return Failure(round_number, f"client {client}", "not finite", reason, stage="finish")
 
 
 def sound(reply: TrainReply) -> TrainReply:

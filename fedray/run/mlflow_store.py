@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedray.types import FedRayError
+from fedray.types import FedRayError, first_line
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -83,7 +83,7 @@ def shown(text: str) -> str:
 
 def reason(err: Exception) -> str:
     """What a store's error says, in one line."""
-    text = (str(err).strip() or type(err).__name__).splitlines()[0]
+    text = first_line(err)
     # The last of four nested network errors says it.
     cause = re.search(r"Caused by .*?['\"](?:.*: )?(.*?)['\"]\)+$", text)
     return shown(cause.group(1) if cause else text)[:300]

@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 import fsspec
 
 from fedray import registry
-from fedray.config import Execution, Experiment, differing, from_dict, to_dict
+from fedray.config import Execution, Experiment, decisive, differences, flatten, from_dict, to_dict
 from fedray.federate import checkpoint
-from fedray.federate.checkpoint import Store, rounds
+from fedray.federate.checkpoint import CheckpointStore, rounds
 from fedray.federate.plan import Plan
 from fedray.run.mlflow_store import shown
-from fedray.types import FedRayError
+from fedray.types import FedRayError, first_line
 
 NOTE, FINISHED = "run.json", "config.json"
 
@@ -44,7 +44,7 @@ def write(folder: Path, note: Note) -> None:
     write_json(folder / NOTE, _content(note))
 
 
-def claim(store: Store, note: Note, resumed: bool) -> None:
+def claim(store: CheckpointStore, note: Note, resumed: bool) -> None:
     """Leave the note beside checkpoints that are kept elsewhere, so that the run survives the loss of its folder.
 
     Raises FedRayError where nothing can be written there, or where another run's checkpoints are.
@@ -56,9 +56,9 @@ def claim(store: Store, note: Note, resumed: bool) -> None:
             fs.makedirs(path, exist_ok=True)
             fs.pipe_file(f"{path}/{NOTE}", json.dumps(_content(note), indent=2).encode())
     except Exception as error:  # any of a storage library's
-        reason = str(error) or type(error).__name__
         raise FedRayError(
-            f"--checkpoint.url {store.url}: cannot be written ({reason}); check the address and your rights there"
+            f"--checkpoint.url {store.url}: cannot be written ({first_line(error)}); check the address and your "
+            "rights there"
         ) from None
     if taken:
         raise FedRayError(
@@ -67,7 +67,7 @@ def claim(store: Store, note: Note, resumed: bool) -> None:
         )
 
 
-def clear(folder: Path, store: Store) -> None:
+def clear(folder: Path, store: CheckpointStore) -> None:
     """Remove the checkpoints of a finished run, and its note beside them; what cannot be removed stays."""
     with contextlib.suppress(Exception):
         if elsewhere(folder, store):
@@ -76,7 +76,7 @@ def clear(folder: Path, store: Store) -> None:
     checkpoint.clear(store)
 
 
-def elsewhere(folder: Path, store: Store) -> bool:
+def elsewhere(folder: Path, store: CheckpointStore) -> bool:
     """Whether the checkpoints of a run are kept outside of its folder."""
     return Path(store.url).parent != folder and Path(store.url) != folder
 
@@ -86,8 +86,11 @@ def read(place: str) -> Note:
     try:
         with fsspec.open(f"{place}/{NOTE}", "r") as file:
             found = json.load(file)  # type: ignore[arg-type]
-        experiment = experiment_of(found["algorithm"], found["experiment"])
-        execution = from_dict(Execution, found["execution"])
+        settings = dict(found["execution"])
+        # Older versions kept the failure policy among the settings of the execution.
+        moved = {"on_failure": settings.pop("on_failure")} if "on_failure" in settings else {}
+        experiment = experiment_of(found["algorithm"], found["experiment"] | moved)
+        execution = from_dict(Execution, settings)
         if "://" in place:  # it may have moved
             execution = replace(execution, checkpoint=replace(execution.checkpoint, url=place))
         return Note(found["name"], experiment, execution, found["run_id"])
@@ -124,7 +127,12 @@ def experiment_of(algorithm: str, values: Mapping[str, Any]) -> Experiment:
 def check_same(place: str, note: Note, asked: Experiment, execution: Execution) -> None:
     """Raise FedRayError where the options beside --resume ask for another experiment (data may have moved), or where
     the password of the tracking store is missing."""
-    names = [name for name in differing(note.experiment, asked) if name not in ("data.root", "data.download")]
+    names = differences(flatten(decisive(note.experiment)), flatten(decisive(asked)))
+    if names == ["on_failure"]:
+        raise FedRayError(
+            f"--on-failure {asked.on_failure}: the run began with {note.experiment.on_failure}, and skip changes the "
+            "numbers; leave the option out, or start a new run without --resume"
+        )
     if names:
         raise FedRayError(
             f"--resume {place}: is another experiment (it differs in {', '.join(names)}); leave these options out, or "
@@ -137,7 +145,7 @@ def check_same(place: str, note: Note, asked: Experiment, execution: Execution) 
         )
 
 
-def store(folder: Path, execution: Execution) -> Store:
+def store(folder: Path, execution: Execution) -> CheckpointStore:
     """Where the checkpoints of a run go; raises FedRayError for an address with a password."""
     cfg = execution.checkpoint
     if shown(cfg.url) != cfg.url:
@@ -146,7 +154,7 @@ def store(folder: Path, execution: Execution) -> Store:
             "environment of all machines (FSSPEC_<PROTOCOL>_PASSWORD)"
         )
     url = cfg.url.rstrip("/") if "://" in cfg.url else os.path.abspath(cfg.url or folder / "checkpoints")
-    return Store(url, cfg.every, cfg.keep, cfg.on_error == "stop")
+    return CheckpointStore(url, cfg.every, cfg.keep, cfg.on_error == "stop")
 
 
 def absolute(execution: Execution, uri: str) -> Execution:

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 from fedray import registry
 from fedray.config import Execution, Experiment, fingerprint, flatten, to_dict
 from fedray.federate import checkpoint, loss_deviation, report
-from fedray.federate.checkpoint import Store
+from fedray.federate.checkpoint import CheckpointStore
 from fedray.federate.checkpoint_files import Checkpoint
+from fedray.federate.federation import Federation
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.messages import Failure, RoundMetrics
 from fedray.federate.plan import Plan, make_plan
@@ -47,7 +48,7 @@ class Run(NamedTuple):
     name: str
     writer: Writer
     tracker: Tracker
-    store: Store
+    store: CheckpointStore
 
     @property
     def folder(self) -> Path:
@@ -206,10 +207,12 @@ def _finish_again(run: Run) -> Outcome:
     return Outcome(run.plan, summary, run.folder, run.tracker.hint())
 
 
-def open_federation(plan: Plan, execution: Execution, name: str, store: Store, begun: Checkpoint | None) -> Any:
+def open_federation(
+    plan: Plan, execution: Execution, name: str, store: CheckpointStore, begun: Checkpoint | None
+) -> Federation:
     """The federation on Ray or in this process, as a context manager over its rounds."""
     if execution.runtime == "local":
-        return LocalFederation(plan, execution.backend, "cpu", store, begun, execution.on_failure == "skip")
+        return LocalFederation(plan, execution.backend, "cpu", store, begun)
     from actors.federation import RayFederation, announce
 
     federation = RayFederation(plan, dataclasses.replace(execution, name=name), store, begun)

@@ -44,6 +44,9 @@ class Tracker(Protocol):
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of one round (step = round), once; never raises for a store that fails."""
 
+    def tag(self, name: str, value: str) -> None:
+        """Set a tag of the run; never raises for a store that fails."""
+
     def flush(self) -> bool:
         """Send what is buffered; False where the store fails."""
         ...
@@ -65,6 +68,9 @@ class NullTracker:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Forget the metrics."""
+
+    def tag(self, name: str, value: str) -> None:
+        """Forget the tag."""
 
     def flush(self) -> bool:
         """Nothing is left."""

@@ -137,7 +137,7 @@ def test_an_upload_with_infinities_names_the_client_and_leaves_no_actor() -> Non
     plan = make_plan(Experiment(algorithm=PFedBayes(lr_global=1e38), rounds=2, local_steps=3))
     federation = RayFederation(plan, Execution(clients_per_actor=5))
     pids = federation.client_pids()
-    with pytest.raises(TrainingError, match=r"client 0, round 1: its upload 'mu' is not finite"), federation:
+    with pytest.raises(TrainingError, match=r"client 0, round 1, finish: its upload 'mu' is not finite"), federation:
         list(federation)
     assert_gone(pids)
 

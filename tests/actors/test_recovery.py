@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from actors.federation import RayFederation
-from fedray.config import Execution
-from fedray.federate.checkpoint import Store
+from fedray.config import Execution, override
+from fedray.federate.checkpoint import CheckpointStore
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.messages import Failure
 from fedray.federate.plan import Plan
@@ -54,7 +54,7 @@ def ends_alike(
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_lost_server_is_rebuilt_from_the_last_checkpoint_or_the_start(kept: bool, tmp_path: Path) -> None:
-    store = Store(str(tmp_path)) if kept else None
+    store = CheckpointStore(str(tmp_path)) if kept else None
     federation = RayFederation(small_plan("pfedbayes", SETTINGS), TWO, store)
     # After the last round it is rebuilt for its snapshot.
     moments = {2: "", 4: ""} if kept else {2: ""}
@@ -67,7 +67,7 @@ def test_a_lost_server_is_rebuilt_from_the_last_checkpoint_or_the_start(kept: bo
 def test_a_resumed_federation_may_have_other_actors_or_none(tmp_path: Path) -> None:
     from fedray.federate import checkpoint
 
-    plan, store = small_plan("pfedbayes", SETTINGS), Store(str(tmp_path))
+    plan, store = small_plan("pfedbayes", SETTINGS), CheckpointStore(str(tmp_path))
     with RayFederation(plan, Execution(clients_per_actor=1, backend="loop"), store) as first:
         rounds = iter(first)
         assert [next(rounds).round, next(rounds).round] == [1, 2]
@@ -107,12 +107,12 @@ def test_clients_that_fail_or_hang_once_are_asked_again_in_a_new_process(tmp_pat
 def test_a_client_that_keeps_failing_stops_the_run_or_is_left_out() -> None:
     ill = always(plan(), len(plan().partition.train[2]), "exception")
     with (
-        pytest.raises(TrainingError, match=r"^client 2, round 1: RuntimeError: this client cannot"),
+        pytest.raises(TrainingError, match=r"^client 2, round 1, finish: RuntimeError: this client cannot"),
         RayFederation(ill, TWO) as federation,
     ):
         list(federation)
-    skip = Execution(clients_per_actor=3, backend="loop", on_failure="skip")
-    with RayFederation(ill, skip) as federation, LocalFederation(ill, "loop", skip=True) as expected:
+    ill = with_policy(ill, "skip")
+    with RayFederation(ill, TWO) as federation, LocalFederation(ill, "loop") as expected:
         found = [metrics.participants for metrics in federation]
         list(expected)
         assert differing(federation.snapshot(), expected.snapshot()) == []
@@ -121,14 +121,14 @@ def test_a_client_that_keeps_failing_stops_the_run_or_is_left_out() -> None:
 
 def test_nothing_is_tried_again_where_the_policy_is_abort(tmp_path: Path) -> None:
     issue(tmp_path, "exit", 1)
-    abort = Execution(clients_per_actor=3, backend="loop", on_failure="abort")
-    with pytest.raises(RunError, match="given up after round 0"), RayFederation(faulty(plan(), tmp_path), abort) as run:
+    ill = with_policy(faulty(plan(), tmp_path), "abort")
+    with pytest.raises(RunError, match="given up after round 0"), RayFederation(ill, TWO) as run:
         list(run)
 
 
 def test_many_kills_at_random_moments(tmp_path: Path) -> None:
     """Server and client actors in turn, while rounds are under way."""
-    federation = RayFederation(plan(), TWO, Store(str(tmp_path)))
+    federation = RayFederation(plan(), TWO, CheckpointStore(str(tmp_path)))
     timers = []
 
     def strike(who: str) -> None:
@@ -144,7 +144,7 @@ def test_particles_outlive_actors_that_die_while_clients_are_chosen(tmp_path: Pa
     """One is killed before the first round, which starts with the scores, and one each later, at whatever moment."""
     chosen = {"selection": "hip_two_phase", "algorithm.mode": "serial", "algorithm.particles": 3}
     serial = small_plan("dsvgd", SETTINGS | chosen | {"clients_per_round": 1})
-    federation = RayFederation(serial, TWO, Store(str(tmp_path)))
+    federation = RayFederation(serial, TWO, CheckpointStore(str(tmp_path)))
     os.kill(federation.client_pids()[1], signal.SIGKILL)
 
     def strike(who: str) -> None:
@@ -153,6 +153,10 @@ def test_particles_outlive_actors_that_die_while_clients_are_chosen(tmp_path: Pa
     failures = ends_alike(federation, {1: "0", 2: "1"}, strike, played(serial))
     assert {failure.action for failure in failures} == {"replaced"}
     assert len(failures) >= 2
+
+
+def with_policy(plan: Plan, on_failure: str) -> Plan:
+    return plan._replace(cfg=override(plan.cfg, {"on_failure": on_failure}))
 
 
 def plan() -> Plan:

@@ -19,7 +19,7 @@ import numpy as np
 from fedray.algorithms.pfedbayes import PFedBayes
 from fedray.config import DataConfig, Execution, Experiment, ModelConfig
 from fedray.federate import checkpoint
-from fedray.federate.checkpoint import Store
+from fedray.federate.checkpoint import CheckpointStore
 from fedray.federate.in_process import LocalCohort, LocalFederation
 from fedray.federate.plan import Plan, make_plan
 from fedray.federate.rounds import start
@@ -52,11 +52,13 @@ def every_round(plan: Plan, folder: Path, rounds: int, repeats: int) -> None:
     two = Execution(clients_per_actor=-(-plan.clients // 2))
     with (
         RayFederation(plan, two) as bare,
-        RayFederation(plan, two, Store(str(folder / "ray"))) as kept,
+        RayFederation(plan, two, CheckpointStore(str(folder / "ray"))) as kept,
     ):
         variants = {
             "in-process": Variant(LocalFederation(plan)),
-            "in-process, every round kept": Variant(LocalFederation(plan, store=Store(str(folder / "local")))),
+            "in-process, every round kept": Variant(
+                LocalFederation(plan, store=CheckpointStore(str(folder / "local")))
+            ),
             "Ray, 2 actors": Variant(bare),
             "Ray, 2 actors, every round kept": Variant(kept),
         }
@@ -88,7 +90,7 @@ def large(clients: int, url: str, repeats: int) -> None:
         rounds=10,
     )
     plan = make_plan(cfg)
-    state, cohort, store = start(plan), LocalCohort(plan), Store(url)
+    state, cohort, store = start(plan), LocalCohort(plan), CheckpointStore(url)
     taken = []
     for round in range(1, repeats + 1):
         cpu, wall = cpu_seconds(), time.perf_counter()

@@ -127,7 +127,7 @@ def compare(folder: Path, rounds: int) -> Counter[str]:
     steps = [metric.step for metric in client.get_metric_history(run_id, "personal/accuracy")]
     trouble["lost"] += sorted(steps) != list(range(1, rounds + 1))
     trouble["lost"] += client.get_run(run_id).info.status != "FINISHED"
-    trouble["lost"] += bool(checkpoint.rounds(checkpoint.Store(str(folder / "checkpoints"))))
+    trouble["lost"] += bool(checkpoint.rounds(checkpoint.CheckpointStore(str(folder / "checkpoints"))))
     predictor.load(folder)
     return trouble
 

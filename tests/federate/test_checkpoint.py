@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from fedray.federate import checkpoint, checkpoint_files, report
-from fedray.federate.checkpoint import Store
+from fedray.federate.checkpoint import CheckpointStore
 from fedray.federate.checkpoint_files import CheckpointError
-from fedray.federate.in_process import LocalCohort, LocalFederation, advance
+from fedray.federate.failures import RETRY
+from fedray.federate.in_process import LocalCohort, LocalFederation, play_and_keep
 from fedray.federate.rounds import start
 from tests.helpers import ALGORITHMS, differing, small_plan
 
@@ -33,17 +34,17 @@ def numbers(rows):
 
 def kept(folder, rounds=2, **settings):
     """A store after some rounds of a small federation."""
-    plan, store = small_plan("pfedbayes", SETTINGS), Store(str(folder), **settings)
+    plan, store = small_plan("pfedbayes", SETTINGS), CheckpointStore(str(folder), **settings)
     state, cohort = start(plan), LocalCohort(plan, "loop")
     for _ in range(rounds):
-        state, metrics = advance(plan, state, cohort, store)
+        state, metrics = play_and_keep(plan, state, cohort, RETRY, store)
         assert metrics.failures == ()
     return plan, store, state, cohort
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_federation_goes_on_bitwise_from_a_checkpoint(name, tmp_path):
-    plan, store = small_plan(name, SETTINGS), Store(str(tmp_path))
+    plan, store = small_plan(name, SETTINGS), CheckpointStore(str(tmp_path))
     with LocalFederation(plan, "loop") as whole:
         expected = list(whole)
     first = iter(LocalFederation(plan, "loop", store=store))
@@ -66,8 +67,8 @@ def test_the_last_few_rounds_are_kept_and_not_the_very_last(tmp_path):
     plan, store, *_ = kept(tmp_path, rounds=3, kept=2)
     assert checkpoint.rounds(store) == [2, 3]
     assert not store.wants(plan, 4)  # the result follows it
-    assert [r for r in range(1, 9) if Store("", 3).wants(small_plan(settings={"rounds": 9}), r)] == [3, 6]
-    assert not Store("", 0).wants(plan, 1)
+    assert [r for r in range(1, 9) if CheckpointStore("", 3).wants(small_plan(settings={"rounds": 9}), r)] == [3, 6]
+    assert not CheckpointStore("", 0).wants(plan, 1)
     checkpoint.clear(store)
     assert not tmp_path.exists()
     assert checkpoint.newest(store, plan, pytest.fail) is None
@@ -144,12 +145,12 @@ def test_a_full_disk_is_said_and_the_run_goes_on_or_stops(tmp_path, monkeypatch)
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
-        after, metrics = advance(plan, state, cohort, store)
+        after, metrics = play_and_keep(plan, state, cohort, RETRY, store)
         (failure,) = metrics.failures
         assert failure.kind == "checkpoint"
         assert "No space left on device" in failure.reason
         with pytest.raises(CheckpointError, match=r"round 3.*No space left.*--checkpoint\.url"):
-            advance(plan, state, cohort, store._replace(stop=True))
+            play_and_keep(plan, state, cohort, RETRY, store._replace(stop=True))
     assert after.round == 3
     assert checkpoint.newest(store, plan, lambda _: None).state.round == 2
 
@@ -158,17 +159,17 @@ def test_a_lost_permission_or_store_is_said_too(tmp_path):
     plan, store, state, cohort = kept(tmp_path)
     shutil.rmtree(tmp_path)
     Path(tmp_path).write_text("not a folder")
-    _, metrics = advance(plan, state, cohort, store)
+    _, metrics = play_and_keep(plan, state, cohort, RETRY, store)
     assert metrics.failures[0].action == "went on without it"
-    _, metrics = advance(plan, state, cohort, store._replace(url="nowhere://x"))
+    _, metrics = play_and_keep(plan, state, cohort, RETRY, store._replace(url="nowhere://x"))
     assert "nowhere" in metrics.failures[0].reason
 
 
 def test_a_url_of_a_remote_store_will_do():
-    plan, store = small_plan("fedavg", SETTINGS), Store("memory://runs/x")
+    plan, store = small_plan("fedavg", SETTINGS), CheckpointStore("memory://runs/x")
     state, cohort = start(plan), LocalCohort(plan, "loop")
     for _ in range(3):
-        state, metrics = advance(plan, state, cohort, store)
+        state, metrics = play_and_keep(plan, state, cohort, RETRY, store)
         assert metrics.failures == ()
     assert checkpoint.rounds(store) == [2, 3]
     found = checkpoint.newest(store, plan, pytest.fail)

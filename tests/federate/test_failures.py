@@ -1,9 +1,14 @@
 """A client that fails, in this process: who is named, who is left out, and what the others make of it."""
 
+import pickle
+import time
+
 import pytest
 
-from fedray.federate.in_process import LocalFederation
-from fedray.federate.rounds import TrainingError
+from fedray.config import fingerprint, override
+from fedray.federate.failures import ATTEMPTS, FailurePolicy, StageError, failure_policy
+from fedray.federate.in_process import LocalCohort, LocalFederation
+from fedray.federate.rounds import TrainingError, play_round, start
 from tests.chaos.faults import always
 from tests.helpers import differing, small_plan
 
@@ -18,12 +23,18 @@ def ill(kind):
     return plan, always(plan, totals[VICTIM], kind)
 
 
+def skipping(plan):
+    return plan._replace(cfg=override(plan.cfg, {"on_failure": "skip"}))
+
+
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
 @pytest.mark.parametrize(("kind", "reason"), [("exception", "RuntimeError: this client cannot"), ("nan", "not finite")])
 def test_a_client_that_fails_stops_the_run_by_name(kind, reason, backend):
     _, plan = ill(kind)
     running = LocalFederation(plan, "loop" if kind == "exception" else backend)
-    with pytest.raises(TrainingError, match=rf"^client {VICTIM}, round 1: .*{reason}.*--on-failure skip") as caught:
+    with pytest.raises(
+        TrainingError, match=rf"^client {VICTIM}, round 1, finish: .*{reason}.*--on-failure skip"
+    ) as caught:
         next(iter(running))
     assert ("Traceback" in str(caught.value)) == (kind == "exception")
     assert running.state.round == 0
@@ -32,7 +43,7 @@ def test_a_client_that_fails_stops_the_run_by_name(kind, reason, backend):
 @pytest.mark.parametrize("kind", ["exception", "nan"])
 def test_a_client_that_fails_can_be_left_out(kind):
     whole, plan = ill(kind)
-    running = LocalFederation(plan, "loop", skip=True)
+    running = LocalFederation(skipping(plan), "loop")
     found = list(running)
     for metrics in found:
         assert metrics.participants == tuple(i for i in range(6) if i != VICTIM)
@@ -52,7 +63,7 @@ def test_a_client_is_left_out_exactly_as_if_it_had_not_been_selected():
     without = small_plan("pfedbayes", SETTINGS)
     chosen = tuple(i for i in range(6) if i != VICTIM)
     policy = without.selection._replace(select=lambda state, scores, clients, m, rng: (chosen, state))
-    running, expected = LocalFederation(plan, "loop", skip=True), LocalFederation(without._replace(selection=policy))
+    running, expected = LocalFederation(skipping(plan), "loop"), LocalFederation(without._replace(selection=policy))
     list(running), list(expected)
     assert differing(running.snapshot(), expected.snapshot()) == []
 
@@ -60,4 +71,94 @@ def test_a_client_is_left_out_exactly_as_if_it_had_not_been_selected():
 def test_a_round_without_any_client_stops_the_run():
     plan = small_plan("fedavg", {"algorithm.lr": 1e30, "clients_per_round": 6})
     with pytest.raises(TrainingError, match=r"^client 0, round 1"):
-        list(LocalFederation(plan, skip=True))
+        list(LocalFederation(skipping(plan)))
+
+
+def test_the_policy_is_read_from_the_settings_once():
+    def policy(on_failure):
+        return failure_policy(override(small_plan().cfg, {"on_failure": on_failure}), 5.0)
+
+    assert policy("retry") == FailurePolicy(ATTEMPTS, skip=False, timeout=5.0)
+    assert policy("skip") == FailurePolicy(ATTEMPTS, skip=True, timeout=5.0)
+    assert policy("abort") == FailurePolicy(1, skip=False, timeout=5.0)
+
+
+def test_an_experiment_that_leaves_clients_out_is_another_one():
+    cfg = small_plan().cfg
+    found = {name: fingerprint(override(cfg, {"on_failure": name})) for name in ("retry", "abort", "skip")}
+    assert found["retry"] == found["abort"] != found["skip"]
+
+
+def fails_in(plan, **functions):
+    """The plan with some of its algorithm's functions failing after they are done."""
+
+    def failing(function):
+        def fail(*args):
+            function(*args)
+            raise RuntimeError("no luck")
+
+        return fail
+
+    broken = {name: failing(getattr(plan.algorithm, name)) for name in functions}
+    return plan._replace(algorithm=plan.algorithm._replace(**broken))
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+@pytest.mark.parametrize("name", ["begin", "step", "finish"])
+def test_a_failure_of_a_client_names_the_stage(name, backend):
+    plan = fails_in(small_plan("pfedbayes", SETTINGS), **{name: True})
+    with pytest.raises(TrainingError, match=rf"^client 0, round 1, {name}: RuntimeError: no luck"):
+        next(iter(LocalFederation(plan, backend)))
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("broadcast", "server, round 1, broadcast"),
+        ("aggregate", "server, round 1, aggregate"),
+        ("predict_personal", "client 0, round 0, evaluate"),
+        ("personalize", "client 0, round 0, evaluate"),
+    ],
+)
+def test_what_fails_outside_of_training_names_its_stage_too(name, where):
+    where = where.replace(", round 0", "")  # the evaluation before the first round
+    plan = fails_in(small_plan("pfedbayes", SETTINGS), **{name: True})
+    if name == "broadcast":  # it also makes the view that evaluations get, unless there is a function for that
+        view = small_plan("pfedbayes", SETTINGS).algorithm.broadcast
+        publish = plan.algorithm.publish or (lambda cfg, model, server: view(cfg, model, server, range(6)))
+        plan = plan._replace(algorithm=plan.algorithm._replace(publish=publish))
+    with pytest.raises(StageError, match=rf"^{where}: RuntimeError: no luck\nTraceback") as caught:
+        next(iter(LocalFederation(plan)))
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.failure) == (str(caught.value), caught.value.failure)
+
+
+def test_an_upload_that_is_not_finite_was_made_by_finish():
+    _, plan = ill("nan")
+    (failure,) = next(iter(LocalFederation(skipping(plan)))).failures
+    assert (failure.who, failure.stage, failure.kind) == (f"client {VICTIM}", "finish", "not finite")
+
+
+class Starting(LocalCohort):
+    """Clients that take a while to come up."""
+
+    waited = False
+
+    def wait_until_ready(self):
+        if self.waited:
+            return False
+        self.waited = True
+        time.sleep(0.3)
+        return True
+
+
+def test_the_start_of_the_clients_is_measured_apart_from_the_first_round():
+    plan = small_plan("fedavg", {"rounds": 2})
+    cohort = Starting(plan)
+    state, first = play_round(plan, start(plan), cohort)
+    state, second = play_round(plan, state, cohort)
+    assert first.seconds["start"] >= 0.3
+    assert "start" not in second.seconds
+    parts = sum(first.seconds[name] for name in ("train", "aggregate", "evaluate"))
+    assert first.seconds["round"] == pytest.approx(parts)
+    assert state.rows[0]["time/start_seconds"] == first.seconds["start"]

@@ -160,15 +160,19 @@ def test_a_run_writes_it_and_is_otherwise_the_same(tmp_path, monkeypatch, capfd)
         assert Path("with", name).read_bytes() == Path("without", name).read_bytes()
 
 
-def test_an_actor_has_as_many_times_the_timeout_as_there_are_clients():
+def test_an_actor_has_as_many_times_the_timeout_as_there_are_clients(monkeypatch):
     """It predicts the test sets of all of them, where an evaluation predicts its own clients'."""
-    from actors.cohort import Policy, RayCohort
+    from actors import cohort as module
+    from fedray.federate.failures import FailurePolicy
 
-    def call(*_, **__):
-        return SimpleNamespace(options=call, remote=lambda *_: None)
-
-    cohort = object.__new__(RayCohort)
-    cohort._plan, cohort._policy, cohort._fresh = SimpleNamespace(clients=50), Policy(timeout=100.0), set()
-    cohort.actors = [SimpleNamespace(evaluate=call(), class_losses=call())]
-    short, long = (cohort._submit(0, method, ())[1].deadline for method in ("evaluate", "class_losses"))
+    asked = []
+    monkeypatch.setattr(module.ray, "put", lambda value: value)
+    monkeypatch.setattr(module.trees, "concatenate", lambda parts: parts)
+    cohort = object.__new__(module.RayCohort)
+    cohort._plan, cohort._policy, cohort._fresh = SimpleNamespace(clients=50), FailurePolicy(timeout=100.0), set()
+    cohort.actors = [None]
+    cohort._ask = asked.append
+    cohort.evaluate(1, (), False)
+    cohort.class_losses(1, ())
+    short, long = (cohort._deadline(0, question) for question in asked)
     assert long - short == pytest.approx(4900, abs=1)

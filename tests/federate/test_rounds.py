@@ -14,6 +14,7 @@ from fedray.arrays import trees
 from fedray.bayes.gaussian import Gaussian
 from fedray.config import DataConfig, Experiment, override
 from fedray.federate import evaluation, metrics
+from fedray.federate.failures import FailurePolicy
 from fedray.federate.in_process import LocalCohort, LocalFederation
 from fedray.federate.messages import Failure, TrainReply
 from fedray.federate.plan import make_plan
@@ -30,19 +31,19 @@ class Packed(LocalCohort):
     def __init__(self, plan):
         self.blocks = [block(plan, (0, 1, 2)), block(plan, (3, 4, 5))]
 
-    def train(self, round, ids, down):
+    def train(self, round_number, ids, down):
         replies = []
         for host in self.blocks:
             mine = [i for i in ids if i in host.ids]
             rows = trees.rows(down, [ids.index(i) for i in mine]) if host.plan.algorithm.down_per_client else down
-            replies += [host.train(round, mine, rows)] if mine else []
+            replies += [host.train(round_number, mine, rows)] if mine else []
         return replies
 
-    def evaluate(self, round, view, spotlight):
-        return [evaluation.evaluate(host, round, view, spotlight) for host in self.blocks]
+    def evaluate(self, round_number, view, spotlight):
+        return [evaluation.evaluate(host, round_number, view, spotlight) for host in self.blocks]
 
-    def probe(self, score, stage, view, message):
-        return itertools.chain.from_iterable(host.probe(score, stage, view, message) for host in self.blocks)
+    def probe(self, score, number, view, message):
+        return itertools.chain.from_iterable(host.probe(score, number, view, message) for host in self.blocks)
 
     def snapshot(self):
         return trees.concatenate([host.states for host in self.blocks])
@@ -107,7 +108,7 @@ def test_an_upload_that_is_not_finite_is_refused_by_name(bad, client, field):
 def test_a_run_stops_at_an_upload_that_is_not_finite_before_it_is_averaged():
     plan = small_plan("fedavg", {"algorithm.lr": 1e30, "clients_per_round": 6})
     running = LocalFederation(plan)
-    with pytest.raises(TrainingError, match=r"^client 0, round 1: its upload 'theta'"):
+    with pytest.raises(TrainingError, match=r"^client 0, round 1, finish: its upload 'theta'"):
         next(iter(running))
     assert running.state.round == 0
 
@@ -194,23 +195,23 @@ def test_a_client_that_fails_is_left_out_whether_it_was_selected_or_not():
             super().__init__(plan)
             self.lost = lost
 
-        def train(self, round, ids, down):
+        def train(self, round_number, ids, down):
             good = [i for i in ids if i not in self.lost]
-            found = super().train(round, good, down)
+            found = super().train(round_number, good, down)
             return [*found, found[0]._replace(ids=(), up=None, examples=None, info=None, failures=tuple(
-                Failure(round, f"client {i}", "exception", "no luck") for i in self.lost))]  # fmt: skip
+                Failure(round_number, f"client {i}", "exception", "no luck") for i in self.lost))]  # fmt: skip
 
     _, usual = play_round(plan, start(plan), Packed(plan))
     others = sorted(set(range(6)) - set(usual.participants))
     for lost, left in ((others, usual.participants), (usual.participants[:1], usual.participants[1:])):
-        _, found = play_round(plan, start(plan), Failing(plan, lost), skip=True)
+        _, found = play_round(plan, start(plan), Failing(plan, lost), FailurePolicy(skip=True))
         assert found.participants == left
         assert found.bytes_up == 610 * 4 * len(left)
         assert found.bytes_down == 610 * 4 * (6 - len(lost))
         with pytest.raises(TrainingError, match=f"^client {lost[0]}, round 1: no luck"):
             play_round(plan, start(plan), Failing(plan, lost))
     with pytest.raises(TrainingError, match=f"^client {usual.participants[0]}, round 1: no luck"):
-        play_round(plan, start(plan), Failing(plan, usual.participants), skip=True)
+        play_round(plan, start(plan), Failing(plan, usual.participants), FailurePolicy(skip=True))
 
 
 def test_evaluation_follows_the_schedule_and_the_spotlights_theirs():

@@ -24,7 +24,7 @@ from fedray.algorithms.fedavg import FedAvg
 from fedray.config import Experiment
 from fedray.run.tracking import MLflowTracker
 from tune.options import Sweep
-from tune.record import Recorder, Store
+from tune.record import ParentRun, Recorder
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="neither chromium nor chromium-browser is on the PATH")
@@ -59,8 +59,8 @@ def sweep(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
     uri = f"sqlite:///{folder}/runs/mlflow.db"
     parent = MLflowTracker(uri, "fedray", "sweep", {"sweep.samples": 3}, {"fedray.kind": "sweep", "sweep": "sweep"})
-    store = Store(uri, "fedray", parent.run_id, "sweep", "fedavg")
-    recorder = Recorder(store, Experiment(algorithm=FedAvg(), rounds=ROUNDS), Sweep(mode="max"), lambda *heard: None)
+    kept = ParentRun(uri, "fedray", parent.run_id, "sweep", "fedavg")
+    recorder = Recorder(kept, Experiment(algorithm=FedAvg(), rounds=ROUNDS), Sweep(mode="max"), lambda *heard: None)
     for name, rate in RATES.items():
         trial = SimpleNamespace(trial_id=name, config={"algorithm.lr": rate}, status="RUNNING", last_result=None)
         trial.is_finished = functools.partial(lambda t: t.status == "TERMINATED", trial)

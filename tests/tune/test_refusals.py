@@ -12,6 +12,10 @@ REFUSED = [
     (["--resume", "nowhere"], "holds no sweep"),
     (["--runtime", "local"], "a sweep runs on Ray"),
     (["--loss-deviation"], "launch its best configuration"),
+    (["--checkpoint.every", "2"], "--checkpoint.every 2: a sweep keeps every trial"),
+    (["--checkpoint.keep", "5"], "--checkpoint.keep 5: the scheduler decides"),
+    (["--checkpoint.url", "s3://bucket"], "--checkpoint.url s3://bucket: a sweep keeps its checkpoints"),
+    (["--checkpoint.on-error", "stop"], "stop: Tune repeats a trial"),
 ]
 
 

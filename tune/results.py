@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedray.types import LogUniform
-from tune.record import outcome
+from tune.record import outcome_of
 from tune.space import Domain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-class Row(NamedTuple):
+class TrialResult(NamedTuple):
     """One trial; ``score`` averages the metric over the last tenth of its evaluations, as launch's summary does."""
 
     trial: str
@@ -26,28 +26,28 @@ class Row(NamedTuple):
     outcome: str
 
 
-def rows(trials: Sequence[Any], space: Mapping[str, Domain], rounds: int) -> list[Row]:
-    """The trials in the order in which they were made, of which their identities end with the number."""
+def rows(trials: Sequence[Any], space: Mapping[str, Domain], rounds: int) -> list[TrialResult]:
+    """The results in the order in which the trials were made: a trial's id ends with its number."""
     trials = sorted(trials, key=lambda trial: trial.trial_id.rpartition("_")[2] if "_" in trial.trial_id else "")
     return [
-        Row(
+        TrialResult(
             trial.trial_id,
             {name: trial.config[name] for name in space},
             trial.config["seed"],
             int((trial.last_result or {}).get("round", 0)),
             (trial.last_result or {}).get("score"),
-            outcome(trial, rounds),
+            outcome_of(trial, rounds),
         )
         for trial in trials
     ]
 
 
-def ranked(table: Sequence[Row], mode: str) -> list[list[Row]]:
+def ranked(table: Sequence[TrialResult], mode: str) -> list[list[TrialResult]]:
     """Configurations (their trials over the seeds), best first.
 
     Those of which every trial finished come first, then stopped ones; a configuration with a failed trial has no rank.
     """
-    groups: dict[tuple[Any, ...], list[Row]] = {}
+    groups: dict[tuple[Any, ...], list[TrialResult]] = {}
     for row in table:
         groups.setdefault(tuple(row.settings.items()), []).append(row)
     sound = [g for g in groups.values() if all(r.score is not None and not r.outcome.startswith("failed") for r in g)]
@@ -55,12 +55,12 @@ def ranked(table: Sequence[Row], mode: str) -> list[list[Row]]:
     return sorted(sound, key=lambda g: (-min(row.rounds for row in g), sign * mean(g)))
 
 
-def mean(group: Sequence[Row]) -> float:
+def mean(group: Sequence[TrialResult]) -> float:
     """The mean score of a configuration over its seeds."""
     return statistics.fmean(row.score for row in group if row.score is not None)
 
 
-def csv_rows(table: Sequence[Row], metric: str) -> list[dict[str, Any]]:
+def csv_rows(table: Sequence[TrialResult], metric: str) -> list[dict[str, Any]]:
     """The table for trials.csv."""
     return [
         {"trial": r.trial, **r.settings, "seed": r.seed, "rounds": r.rounds, metric: r.score, "outcome": r.outcome}
@@ -68,7 +68,7 @@ def csv_rows(table: Sequence[Row], metric: str) -> list[dict[str, Any]]:
     ]
 
 
-def show(table: Sequence[Row], metric: str, best: Sequence[Row]) -> Any:
+def show(table: Sequence[TrialResult], metric: str, best: Sequence[TrialResult]) -> Any:
     """The table for the terminal; the best configuration in bold."""
     from rich.table import Table
 
@@ -89,7 +89,7 @@ def show(table: Sequence[Row], metric: str, best: Sequence[Row]) -> Any:
     return shown
 
 
-def draw(table: Sequence[Row], space: Mapping[str, Domain], metric: str, folder: Path) -> list[Path]:
+def draw(table: Sequence[TrialResult], space: Mapping[str, Domain], metric: str, folder: Path) -> list[Path]:
     """The metric against each searched setting, and parallel coordinates; trials without a score are left out."""
     scored = [row for row in table if row.score is not None]
     if not scored:
@@ -106,7 +106,7 @@ def draw(table: Sequence[Row], space: Mapping[str, Domain], metric: str, folder:
     return list(paths)
 
 
-def _versus(table: Sequence[Row], space: Mapping[str, Domain], metric: str) -> Any:
+def _versus(table: Sequence[TrialResult], space: Mapping[str, Domain], metric: str) -> Any:
     from matplotlib.figure import Figure
 
     columns = 2 if len(space) == 4 else min(3, len(space))
@@ -155,7 +155,7 @@ def _ticks(ax: Axes, domain: Domain, labels: Sequence[str]) -> None:
         ax.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _parallel(table: Sequence[Row], space: Mapping[str, Domain], metric: str) -> Any:
+def _parallel(table: Sequence[TrialResult], space: Mapping[str, Domain], metric: str) -> Any:
     """One vertical axis per setting and one for the metric, one line per trial, coloured by the metric."""
     import math
 

@@ -10,20 +10,20 @@ from fedray.algorithms.fedavg import FedAvg
 from fedray.algorithms.pfedbayes import PFedBayes
 from fedray.config import DataConfig, Experiment, ModelConfig
 from fedray.types import Choice, FedRayError, LogUniform
-from tune import outcome, record, search
+from tune import record, results, search
 from tune.options import Sweep, complete
-from tune.outcome import Row
+from tune.results import TrialResult
 from tune.space import Grid
 
 
 def row(zeta, seed, score, rounds=12, text="finished"):
-    return Row(f"x_{zeta}{seed}", {"algorithm.zeta": zeta}, seed, rounds, score, text)
+    return TrialResult(f"x_{zeta}{seed}", {"algorithm.zeta": zeta}, seed, rounds, score, text)
 
 
 def test_a_configuration_is_ranked_by_its_mean_over_the_seeds():
     table = [row(1.0, 0, 0.9), row(1.0, 1, 0.5), row(2.0, 0, 0.8), row(2.0, 1, 0.7)]
-    assert [group[0].settings["algorithm.zeta"] for group in outcome.ranked(table, "max")] == [2.0, 1.0]
-    assert [group[0].settings["algorithm.zeta"] for group in outcome.ranked(table, "min")] == [1.0, 2.0]
+    assert [group[0].settings["algorithm.zeta"] for group in results.ranked(table, "max")] == [2.0, 1.0]
+    assert [group[0].settings["algorithm.zeta"] for group in results.ranked(table, "min")] == [1.0, 2.0]
 
 
 def test_what_was_stopped_ranks_below_what_finished_and_what_failed_has_no_rank():
@@ -33,8 +33,8 @@ def test_what_was_stopped_ranks_below_what_finished_and_what_failed_has_no_rank(
         row(3.0, 0, 0.999, text="failed: NaN"),
         row(4.0, 0, None, rounds=0, text="unfinished"),
     ]
-    assert [group[0].settings["algorithm.zeta"] for group in outcome.ranked(table, "max")] == [1.0, 2.0]
-    assert outcome.ranked(table[2:], "max") == []
+    assert [group[0].settings["algorithm.zeta"] for group in results.ranked(table, "max")] == [1.0, 2.0]
+    assert results.ranked(table[2:], "max") == []
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_what_was_stopped_ranks_below_what_finished_and_what_failed_has_no_rank(
 )
 def test_a_trial_that_ctrl_c_cut_off_is_not_taken_for_one_that_was_stopped(status, last, said):
     trial = SimpleNamespace(status=status, last_result=last)
-    assert record.outcome(trial, 12) == said
+    assert record.outcome_of(trial, 12) == said
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,60 @@
+"""What a federation does about failures, and how a failure names the stage of the algorithm in which it arose."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from fedray.config import Experiment
+from fedray.federate.messages import Failure
+from fedray.types import RunError, first_line
+
+ATTEMPTS = 4  # of a call to an actor, and of building a federation, unless the run is to stop at once
+
+
+class FailurePolicy(NamedTuple):
+    """What happens when a client raises, sends an upload that is not finite, hangs, or loses its process."""
+
+    attempts: int = ATTEMPTS  # calls before an actor, and rebuilds before a federation, is given up
+    skip: bool = False  # leave a client that keeps failing out of the round; otherwise the run stops
+    timeout: float | None = None  # seconds after which an actor that has not answered counts as hanging
+
+
+RETRY = FailurePolicy()
+
+
+def failure_policy(cfg: Experiment, timeout: float | None = None) -> FailurePolicy:
+    """The policy of an experiment (retry, skip or abort), executed with this time limit in seconds."""
+    return FailurePolicy(1 if cfg.on_failure == "abort" else ATTEMPTS, cfg.on_failure == "skip", timeout)
+
+
+class StageError(RunError):
+    """A function of the algorithm raised; ``failure`` names who called it, the round, the stage and the reason."""
+
+    def __init__(self, failure: Failure):
+        super().__init__(failure)  # exceptions are pickled with their arguments
+        self.failure = failure
+
+    def __str__(self) -> str:
+        return f"{described(self.failure)}\n{self.failure.traceback}"
+
+
+@contextlib.contextmanager
+def stage(name: str, who: str, round_number: int) -> Iterator[None]:
+    """Turn what a function of the algorithm raises into a StageError; an inner stage is more precise and passes."""
+    try:
+        yield
+    except StageError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        trace = traceback.format_exc(chain=False)
+        raise StageError(Failure(round_number, who, "exception", reason, "", trace, name)) from error
+
+
+def described(failure: Failure) -> str:
+    """A failure in one line: who, in which round and stage, and why."""
+    parts = [failure.who, f"round {failure.round}" if failure.round else "", failure.stage]
+    return f"{', '.join(part for part in parts if part)}: {failure.reason}"

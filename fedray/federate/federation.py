@@ -1,0 +1,33 @@
+"""What a run needs of a federation, wherever its clients live."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from fedray.federate.messages import ClassLosses, RoundMetrics
+from fedray.federate.rounds import Snapshot, State
+
+
+class Federation(Protocol):
+    """A federation that is iterated over, round by round, inside a ``with`` block that frees its resources."""
+
+    def __enter__(self) -> Federation: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+    def __iter__(self) -> Iterator[RoundMetrics]:
+        """Play the rounds that are left; yield the metrics of each as it ends."""
+        ...
+
+    def snapshot(self) -> Snapshot:
+        """The server's and the clients' states now."""
+        ...
+
+    def class_losses(self) -> ClassLosses:
+        """The sums by class, of the personal models now, that the loss deviation is made of."""
+        ...
+
+    def history(self) -> State:
+        """The server's state with the measures of the rounds so far."""
+        ...

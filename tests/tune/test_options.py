@@ -1,0 +1,94 @@
+"""Every option of a launch is honoured by a sweep or refused by name."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from actors.placement import Layout, Node
+from fedray.config import Execution, flatten, override, to_dict
+from fedray.federate.failures import ATTEMPTS, FailurePolicy
+from fedray.federate.in_process import LocalCohort
+from fedray.federate.plan import make_plan
+from tests.chaos.faults import always
+from tests.helpers import experiment
+from tune import sweep
+from tune import trial as trial_module
+from tune.__main__ import main
+from tune.trial import Common, Trial
+
+HONOURED = {
+    "backend", "clients_per_actor", "gpus_per_client", "address", "name", "output", "round_timeout", "tracking.uri",
+    "tracking.experiment",
+}  # fmt: skip
+LAYOUT = Layout((tuple(range(6)),), 0.1, 0.0)
+VICTIM = 2
+
+
+def test_no_setting_of_an_execution_is_ignored() -> None:
+    assert set(flatten(to_dict(Execution()))) == HONOURED | set(sweep.REFUSED)
+    assert not HONOURED & set(sweep.REFUSED)
+
+
+@pytest.mark.parametrize(("asked", "retries"), [("retry", ATTEMPTS - 1), ("skip", ATTEMPTS - 1), ("abort", 0)])
+def test_how_failures_are_dealt_with_reaches_tune_and_its_trials(
+    asked: str, retries: int, monkeypatch: pytest.MonkeyPatch, tmp_path
+) -> None:
+    seen = {}
+
+    def run(trainable: object, **options: object) -> SimpleNamespace:
+        seen.update(options)
+        return SimpleNamespace(trials=[])
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sweep, "connect", lambda address: False)
+    monkeypatch.setattr(sweep, "nodes", lambda: [Node(4.0, 0.0)])
+    monkeypatch.setattr(sweep.ray, "put", lambda value: value)
+    monkeypatch.setattr(sweep.ray_tune, "with_parameters", lambda trial, common: seen.update(common=common))
+    monkeypatch.setattr(sweep.ray_tune, "run", run)
+    options = ["--on-failure", asked, "--round-timeout", "7", "--space", "lr=uniform(0.1,0.2)"]
+    main(["fedavg", *options, "--tracking.uri", "none"])
+    assert seen["max_failures"] == retries
+    assert (seen["common"].base.on_failure, seen["common"].timeout) == (asked, 7.0)
+
+
+@pytest.fixture
+def policies(monkeypatch: pytest.MonkeyPatch) -> list[FailurePolicy]:
+    """The policies that the cohorts of trials get; their clients live here, and one of them always fails."""
+    found: list[FailurePolicy] = []
+
+    def cohort(plan, layout, backend, dataset, policy) -> LocalCohort:
+        found.append(policy)
+        return LocalCohort(plan, backend)
+
+    def plan(cfg, dataset=None):
+        made = make_plan(cfg, dataset)
+        return always(made, len(made.partition.train[VICTIM]), "exception")
+
+    monkeypatch.setattr(trial_module, "RayCohort", cohort)
+    monkeypatch.setattr(trial_module, "make_plan", plan)
+    monkeypatch.setattr(trial_module, "fix_numerics", lambda: None)
+    return found
+
+
+def begun(on_failure: str) -> Trial:
+    base = override(experiment(), {"on_failure": on_failure, "clients_per_round": 6, "rounds": 1})
+    trial = object.__new__(Trial)
+    trial.setup({"seed": 0}, Common(base, LAYOUT, "loop", "global/accuracy", None, 7.0))
+    return trial
+
+
+def test_a_trial_leaves_a_client_out_where_the_experiment_says_so(policies: list[FailurePolicy]) -> None:
+    result = begun("skip").step()
+    assert policies == [FailurePolicy(ATTEMPTS, skip=True, timeout=7.0)]
+    assert result["failures"] == 1.0
+    assert "failure" not in result
+
+
+@pytest.mark.parametrize("on_failure", ["retry", "abort"])
+def test_a_trial_ends_with_the_client_and_the_stage_that_failed(on_failure: str, policies: list[FailurePolicy]) -> None:
+    result = begun(on_failure).step()
+    assert policies == [FailurePolicy(1 if on_failure == "abort" else ATTEMPTS, skip=False, timeout=7.0)]
+    assert result["done"]
+    assert result["failure"].startswith(f"client {VICTIM}, round 1, finish: RuntimeError: this client cannot")
