@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from tests.test_variational import MODEL, batch, between, gaussian, objective
 from torch.testing import assert_close
 
 from fedray.algorithms import pfedbayes
@@ -15,12 +16,10 @@ from fedray.bayes import variational
 from fedray.bayes.gaussian import Gaussian, kl, sigma
 from fedray.config import override
 from fedray.federate.in_process import LocalFederation
-from fedray.nets import zoo
 from fedray.types import Facts
-from tests.helpers import block, differing, examples, experiment, play, small_plan
-from tests.test_variational import MODEL, batch, between, gaussian, objective
+from tests.helpers import block, built, differing, examples, experiment, play, small_plan
 
-SILENT = zoo.mlp((2, 3), (), 1)  # one class: the likelihood is 1 whatever the weights
+SILENT = built("mclr", (2, 3), 1)  # one class: the likelihood is 1 whatever the weights
 RULES = ("rho", "sigma", "moments")
 
 
