@@ -17,9 +17,11 @@ import tyro
 
 from fedray import registry
 from fedray.arrays.rng import Stream
-from fedray.config import override
-from fedray.data import loading, partition, readers
+from fedray.config import DataConfig, override
+from fedray.data import loading
+from fedray.data.datasets import npz_file
 from fedray.data.loading import Shard
+from fedray.data.partitions.iid import iid
 from fedray.data.readers import Dataset
 from fedray.federate import report
 from fedray.federate.block import Block, numerics
@@ -62,7 +64,7 @@ def make_plan(run: Plan, options: Options) -> tuple[Plan, list[Shard]]:
     require(able, "run", options.run, f"{name} has no personal factors that a newcomer could adapt", "choose another")
     require(options.data.endswith(".npz"), "data", options.data, "not an .npz file", "give arrays x and y in one")
     dataset = _fitting(run, options)
-    dealt = partition.iid(dataset.y, options.clients, options.test_fraction, Stream(options.seed, "partition").numpy)
+    dealt = iid(dataset.y, options.clients, options.test_fraction, Stream(options.seed, "partition").numpy)
     settings = {
         "data.name": str(Path(options.data).expanduser().resolve()),
         "data.partition": "iid",
@@ -77,7 +79,7 @@ def make_plan(run: Plan, options: Options) -> tuple[Plan, list[Shard]]:
 
 def _fitting(run: Plan, options: Options) -> Dataset:
     """The newcomers' examples in the run's units; raises FedRayError where its network cannot take them."""
-    dataset = readers.npz(Path(options.data).expanduser(), run.model.classes)
+    dataset = npz_file.load(DataConfig(name=str(Path(options.data).expanduser())), run.model.classes)
     shape, wanted = tuple(dataset.x.shape[1:]), run.model.input_shape
     reason = f"its inputs have the shape {list(shape)}, those of the run {list(wanted)}"
     require(shape == wanted, "data", options.data, reason, "give inputs of that shape")

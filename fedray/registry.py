@@ -1,4 +1,8 @@
-"""Finds the algorithms and selection policies: one module each, the file name is the name."""
+"""Finds the plug-ins: algorithms, selection policies, datasets, partitions and networks, one file with one record each.
+
+The file name is the name. Built-in files lie in this package. Others come from installed packages, by entry points, or
+from a module that the user names (``--plugin``).
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,29 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedray import algorithms as algorithm_package
-from fedray import selection as selection_package
 from fedray.types import Algorithm, FedRayError, Selection
+
+if TYPE_CHECKING:
+    from fedray.data.records import DatasetRecord, PartitionRecord
+    from fedray.nets.network import NetworkRecord
+
+
+class Kind(NamedTuple):
+    """A kind of plug-in. Packages and types are named, not imported: the rooms of the data lie above this module."""
+
+    package: str  # the folder of the built-in files
+    attribute: str  # the name of the record in each of them
+    record: str  # the type of the record, module:class
+
+
+ALGORITHM = Kind("fedray.algorithms", "ALGORITHM", "fedray.types:Algorithm")
+SELECTION = Kind("fedray.selection", "SELECTION", "fedray.types:Selection")
+DATASET = Kind("fedray.data.datasets", "DATASET", "fedray.data.records:DatasetRecord")
+PARTITION = Kind("fedray.data.partitions", "PARTITION", "fedray.data.records:PartitionRecord")
+NETWORK = Kind("fedray.nets.networks", "NETWORK", "fedray.nets.network:NetworkRecord")
+KINDS = (ALGORITHM, SELECTION, DATASET, PARTITION, NETWORK)
 
 
 def _discover(package: Any, attribute: str, kind: type) -> dict[str, Any]:
@@ -30,15 +52,37 @@ def _discover(package: Any, attribute: str, kind: type) -> dict[str, Any]:
 
 
 @functools.cache
+def _built_in(kind: Kind) -> Mapping[str, Any]:
+    return _discover(importlib.import_module(kind.package), kind.attribute, pkgutil.resolve_name(kind.record))
+
+
+def _table(kind: Kind) -> Mapping[str, Any]:
+    return _built_in(kind)
+
+
 def algorithms() -> Mapping[str, Algorithm]:
     """Every algorithm by name. A module that cannot be imported fails here, loudly."""
-    return _discover(algorithm_package, "ALGORITHM", Algorithm)
+    return _table(ALGORITHM)
 
 
-@functools.cache
 def selections() -> Mapping[str, Selection]:
     """Every selection policy by name."""
-    return _discover(selection_package, "SELECTION", Selection)
+    return _table(SELECTION)
+
+
+def datasets() -> Mapping[str, DatasetRecord]:
+    """Every dataset and file format by name."""
+    return _table(DATASET)
+
+
+def partitions() -> Mapping[str, PartitionRecord]:
+    """Every partition by name."""
+    return _table(PARTITION)
+
+
+def networks() -> Mapping[str, NetworkRecord]:
+    """Every network by name."""
+    return _table(NETWORK)
 
 
 def pick(table: Mapping[str, Any], kind: str, name: str) -> Any:

@@ -14,7 +14,7 @@ from fedray.config import DataConfig, Experiment, ModelConfig, override
 from fedray.data import loading
 from fedray.federate.block import Block
 from fedray.federate.plan import make_plan
-from fedray.nets import zoo
+from fedray.nets import network
 from fedray.nets.model import Model
 from fedray.types import Batch, Context, Facts
 
@@ -29,12 +29,17 @@ def described(input_shape, classes, *layers):
     return Model(nn.Sequential(*layers).to("meta"), input_shape, classes)
 
 
+def built(name, input_shape, classes, **settings):
+    """A registered network for inputs of this shape."""
+    return network.build(registry.networks()[name], ModelConfig(**settings), input_shape, classes)
+
+
 TOP = nn.Flatten(), nn.Linear(12, 4)
 NETS = {
-    "mclr": zoo.mlp((2, 3), (), 4),
-    "mlp": zoo.mlp((2, 3), (5,), 4),
-    "deep": zoo.mlp((2, 3), (5, 7), 4),
-    "leaky": zoo.mlp((2, 3), (5, 7), 4, leak=0.1),
+    "mclr": built("mclr", (2, 3), 4),
+    "mlp": built("mlp", (2, 3), 4, hidden=(5,)),
+    "deep": built("mlp", (2, 3), 4, hidden=(5, 7)),
+    "leaky": built("dnn", (2, 3), 4, hidden=(5, 7)),
     "conv": described((2, 8, 8), 4, nn.Conv2d(2, 3, 3, stride=2, padding=1), nn.ReLU(), nn.MaxPool2d(2), *TOP),
 }
 

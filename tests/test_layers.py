@@ -1,4 +1,4 @@
-"""The architecture as imports: a room is a folder, or a file directly under fedray/; MAY_IMPORT says what it uses."""
+"""The architecture as imports: a room is a folder, or a file directly in fedray/; MAY_IMPORT says what it imports."""
 
 import ast
 from pathlib import Path
@@ -16,9 +16,9 @@ MAY_IMPORT = {
     "algorithms": "bayes nets arrays types",
     "selection": "arrays types",
     "config": "types",
-    "registry": "algorithms selection types",
+    "registry": "types",  # which finds the plug-ins of the other rooms by the names of their folders
     "cli": "registry config types",
-    "data": "config nets arrays types",
+    "data": "registry config types",
     "federate": "data config registry nets arrays types",
     "actors": "federate data config arrays terminal types",
     "run": "actors federate data config registry nets arrays terminal types",

@@ -9,7 +9,8 @@ import torch
 import fedray
 from fedray import launch, newcomers, registry
 from fedray.arrays import trees
-from fedray.data.readers import digits
+from fedray.config import DataConfig
+from fedray.data import loading
 from fedray.federate import checkpoint, report
 from fedray.federate.checkpoint import Store
 from fedray.federate.in_process import LocalFederation
@@ -142,7 +143,7 @@ def finished(tmp_path_factory):
     options = ["--runtime", "local", "--tracking.uri", "none", "--rounds", "3", "--model.hidden", "8"]
     for name in ("bpfed", "fedavg"):
         assert launch.main([name, *options, "--output", str(folder / name)]) == 0
-    x, y = digits().x[:, :, ::-1].copy(), digits().y
+    x, y = loading.load(DataConfig()).x[:, :, ::-1].copy(), loading.load(DataConfig()).y
     few = np.isin(y, [2, 5, 7])
     np.savez(folder / "theirs.npz", x=x[few], y=y[few])
     np.savez(folder / "wide.npz", x=np.zeros((9, 1, 9, 9), np.uint8), y=np.arange(9))
@@ -154,7 +155,9 @@ def test_a_finished_run_takes_in_clients_that_it_has_never_met(finished, capsys)
     command = [str(finished / "bpfed"), "--data", str(finished / "theirs.npz"), "--clients", "2", "--json"]
     assert newcomers.main([*command, "--rounds", "12"]) == 0
     summary = json.loads(capsys.readouterr().out)
-    assert summary["train_examples"] + summary["test_examples"] == np.isin(digits().y, [2, 5, 7]).sum()
+    assert (
+        summary["train_examples"] + summary["test_examples"] == np.isin(loading.load(DataConfig()).y, [2, 5, 7]).sum()
+    )
     assert summary["novel"]["accuracy"] > 0.6
     theirs, run = fedray.load(finished / "bpfed-newcomers"), fedray.load(finished / "bpfed")
     assert differing(theirs.snapshot.server, run.snapshot.server) == []

@@ -34,7 +34,7 @@ class DataConfig:
     fashion_mnist; float features as they are."""
     classes: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """Keep only the examples of the first so many classes; by default of all."""
-    partition: Literal["auto", "labels", "lognormal", "dirichlet", "iid", "natural", "ratio", "shards"] = "auto"
+    partition: str = "auto"
     """labels: a few classes per client, as in pFedBayes; lognormal: windows of classes (u + j) mod C with lognormal
     sizes, as in pFedMe and pFedBreD; dirichlet: class shares drawn from Dir(alpha); iid: at random; natural: users are
     clients, or groups of users with sizes drawn from Dir(alpha); ratio: two classes 1:r, the frequent one alternating
@@ -70,7 +70,7 @@ class DataConfig:
 class ModelConfig:
     """The network."""
 
-    name: Literal["auto", "mlp", "mclr", "dnn", "cnn", "vgg", "lstm", "blr"] = "auto"
+    name: str = "auto"
     """auto: the paper's network for the dataset (mlp; vgg for cifar10; lstm for texts; dnn for femnist; blr for
     covertype; with lognormal sizes dnn and cnn). mclr is multinomial logistic regression, dnn the mlp with leaky ReLUs,
     cnn two convolutions and three linear layers (BPFed; pFedBreD's CifarNet), lstm two bidirectional LSTMs and two

@@ -14,23 +14,26 @@ from typing import Any
 
 import numpy as np
 
+from fedray.config import DataConfig
 from fedray.data import text
 from fedray.data.readers import Dataset, checked_labels, reading
 from fedray.data.scaling import within
 from fedray.types import require
 
 SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
-CLASSES = {"sent140": 2, "femnist": 62}
 TEXT = 4  # place of the text in what LEAF keeps of a tweet
 PIXELS = 784
 REMEDY = "give a file in LEAF's format, .json (users, user_data) or .jsonl (user, text, label)"
 
 
-def files(name: str, root: Path) -> list[Path]:
+def files(cfg: DataConfig) -> list[Path]:
     """The files of a dataset below its root, training first; raises FedRayError where there are none.
 
-    They lie in ``name``/ or ``name``/data/, in LEAF's folders train and test or directly.
+    They lie in NAME/ or NAME/data/, in LEAF's folders train and test or directly.
     """
+    assert cfg.root is not None
+    name = cfg.name
+    root = Path(cfg.root)
     for folder in (root / name / "data", root / name):
         parts = [folder / "train", folder / "test"] if (folder / "train").is_dir() else [folder]
         found = [path for part in parts for path in sorted(part.glob("*")) if path.name.endswith(SUFFIXES)]
@@ -41,7 +44,7 @@ def files(name: str, root: Path) -> list[Path]:
     return []
 
 
-def load(paths: Sequence[Path], classes: int | None, embedding: Path | None) -> Dataset:
+def load(paths: Sequence[Path], classes: int | None, embedding: str | Path | None) -> Dataset:
     """The pooled examples, with users numbered in order of appearance.
 
     Texts become word numbers with their vectors; rows of 784 numbers in [0, 1] are images of 28 x 28 pixels, others
@@ -66,7 +69,9 @@ def load(paths: Sequence[Path], classes: int | None, embedding: Path | None) -> 
         dataset = Dataset(np.empty(0), checked_labels(ys, len(groups), classes), classes, None, np.array(groups))
         if all(isinstance(part, list) for part in xs):
             numbers, words = text.numbered(line for part in xs for line in part)
-            return dataset._replace(x=numbers, vectors=text.vectors(words, embedding))
+            return dataset._replace(
+                x=numbers, vectors=text.vectors(words, None if embedding is None else Path(embedding))
+            )
         x = np.concatenate(xs)
     if x.shape[1:] == (PIXELS,) and x.min() >= 0 and x.max() <= 1:
         return dataset._replace(x=x.reshape(-1, 1, 28, 28), scaling=within(1))

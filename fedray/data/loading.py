@@ -1,13 +1,12 @@
-"""A dataset's name and root -> pooled examples, and a client's own share of them as normalised tensors.
+"""The settings of a dataset -> its pooled examples, and a client's own share of them as normalised tensors.
 
-The official training and test sets are pooled, training first, as the tables of pFedBayes require: no
-accuracy compares with one on an official test set.
+The official training and test sets are pooled, training first, as the tables of pFedBayes require. No accuracy
+compares with one on an official test set.
 """
 
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedray import registry
 from fedray.config import DataConfig
-from fedray.data import covertype, leaf, readers
 from fedray.data.partition import Partition
 from fedray.data.readers import Dataset
-from fedray.data.scaling import Scaling, moments, unit, within
+from fedray.data.records import DatasetRecord
+from fedray.data.scaling import Scaling, moments, unit
 from fedray.types import FedRayError, require
 
 
@@ -34,49 +34,43 @@ class Shard(NamedTuple):
     test_y: Tensor  # [m]
 
 
-_BATCHES = ["data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"]
-_IDX = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
-_FILES = {  # name -> torchvision's class and the files that it leaves in the root
-    "mnist": ("MNIST", [f"MNIST/raw/{name}" for name in _IDX]),
-    "fashion_mnist": ("FashionMNIST", [f"FashionMNIST/raw/{name}" for name in _IDX]),
-    "cifar10": ("CIFAR10", [f"cifar-10-batches-py/{name}" for name in _BATCHES]),
-}
-NAMES = ("digits", *_FILES, "covertype", *leaf.CLASSES)
-
-
-def check_name(name: str) -> None:
-    """Raise FedRayError, with the names that are known, unless a dataset has this name."""
+def record(name: str) -> DatasetRecord:
+    """The record of a dataset's name, or of a file's format; raises FedRayError with the names that are known."""
+    table = registry.datasets()
+    formats = [found for found in table.values() if found.suffixes and name.endswith(found.suffixes)]
+    if formats:
+        return formats[0]
+    known = [key for key, found in table.items() if not found.suffixes]
     own = "the path of an .npz file with x [N, ...] and y [N], or of a .json or .jsonl file as LEAF's"
-    require(
-        name in NAMES or is_file(name), "data.name", name, "not a dataset", f"choose from {', '.join(NAMES)}, {own}"
+    require(name in known, "data.name", name, "not a dataset", f"choose from {', '.join(known)}, {own}")
+    return table[name]
+
+
+def absolute_paths(cfg: DataConfig) -> DataConfig:
+    """The same settings with absolute paths (of root, file and embedding), so that any working folder will do."""
+    root = cfg.root or os.environ.get("FEDRAY_DATA_ROOT") or "~/.cache/fedray"
+    return replace(
+        cfg,
+        name=str(_absolute("data.name", cfg.name)) if record(cfg.name).suffixes else cfg.name,
+        root=_absolute("data.root", root),
+        embedding=None if cfg.embedding is None else _absolute("data.embedding", cfg.embedding),
     )
 
 
-def is_file(name: str) -> bool:
-    """Whether a dataset's name is the path of a file."""
-    return name.endswith((".npz", *leaf.SUFFIXES))
-
-
-def resolve(cfg: DataConfig) -> DataConfig:
-    """The same config with absolute paths (of root, file and embedding), so that any working folder will do."""
-    root = cfg.root or Path(os.environ.get("FEDRAY_DATA_ROOT") or "~/.cache/fedray")
-    name = str(_absolute(Path(cfg.name))) if is_file(cfg.name) else cfg.name
-    return replace(cfg, name=name, root=_absolute(root), embedding=cfg.embedding and _absolute(cfg.embedding))
-
-
-def _absolute(path: Path) -> Path:
-    return Path(os.path.abspath(path.expanduser()))
+def _absolute(option: str, path: str | Path) -> Path:
+    try:
+        return Path(os.path.abspath(Path(path).expanduser()))
+    except RuntimeError:  # ~name/... of nobody on this machine
+        raise FedRayError(f"--{option} {path}: there is no such user on this machine; give the whole path") from None
 
 
 def load(cfg: DataConfig, classes: int | None = None) -> Dataset:
     """The pooled dataset; raises FedRayError with file, reason and remedy where it is missing or corrupt.
 
-    ``classes`` is how many an .npz file may have, where not all of them need occur in it.
+    ``classes`` is how many a file of the user's own may have, where not all of them need occur in it.
     """
-    check_name(cfg.name)
-    cfg = resolve(cfg)
-    classes = classes if cfg.classes is None else None
-    dataset = readers.npz(Path(cfg.name), classes) if cfg.name.endswith(".npz") else _load(cfg)
+    cfg = absolute_paths(cfg)
+    dataset = record(cfg.name).load(cfg, classes if cfg.classes is None else None)
     reason, remedy = "the dataset has no texts", "leave it out, or choose --data.name sent140"
     require(cfg.embedding is None or dataset.vectors is not None, "data.embedding", cfg.embedding, reason, remedy)
     return dataset if cfg.classes is None else _first(dataset, cfg.classes)
@@ -104,22 +98,6 @@ def scaling(kind: str, dataset: Dataset) -> Scaling | None:
     return unit(dataset.scaling) if kind == "unit" else dataset.scaling
 
 
-def _load(cfg: DataConfig) -> Dataset:
-    if cfg.name == "digits":
-        return readers.digits()
-    if cfg.name == "covertype":
-        return covertype.load(cfg.root or Path(), cfg.download)
-    if is_file(cfg.name):
-        return leaf.load([Path(cfg.name)], None, cfg.embedding)
-    if cfg.name in leaf.CLASSES:
-        assert cfg.root is not None
-        return leaf.load(leaf.files(cfg.name, cfg.root), leaf.CLASSES[cfg.name], cfg.embedding)
-    files = _present(cfg)
-    pairs = map(readers.batch, files) if cfg.name == "cifar10" else map(readers.idx_pair, files[::2], files[1::2])
-    x, y = (np.concatenate(arrays) for arrays in zip(*pairs, strict=True))
-    return Dataset(x, y, 10, within(255))
-
-
 def shards(dataset: Dataset, partition: Partition, ids: Sequence[int]) -> list[Shard]:
     """The shards of the clients ``ids``, in a network's units.
 
@@ -144,31 +122,3 @@ def examples(dataset: Dataset, indices: np.ndarray) -> tuple[Tensor, Tensor]:
     x = torch.from_numpy(raw if dataset.vectors is None else dataset.vectors[raw]).float()
     x = x if dataset.scaling is None else dataset.scaling.apply(x)
     return x, torch.from_numpy(dataset.y[indices])
-
-
-def _present(cfg: DataConfig) -> list[Path]:
-    kind, names = _FILES[cfg.name]
-    root = cfg.root or Path()
-    missing = [name for name in names if not (root / name).exists()]
-    if missing and cfg.download:
-        _download(kind, root, missing)
-    elif missing:
-        remedy = "add --data.download, or point --data.root or $FEDRAY_DATA_ROOT to a folder that has it"
-        require(False, "data.name", cfg.name, f"{root / missing[0]} is missing", remedy)
-    return [root / name for name in names]
-
-
-def _download(kind: str, root: Path, missing: list[str]) -> None:
-    """Download into a scratch folder, then move whole files into the root: actors may do so at once."""
-    try:
-        from torchvision import datasets
-
-        root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=root) as folder:
-            getattr(datasets, kind)(folder, download=True)
-            for name in missing:
-                (root / name).parent.mkdir(parents=True, exist_ok=True)
-                os.replace(Path(folder, name), root / name)
-    except Exception as error:  # urllib, ssl, tarfile and torchvision raise what they like
-        remedy = "check the network and the folder, or copy the dataset there in torchvision's layout"
-        raise FedRayError(f"--data.download: {kind} did not arrive in {root} ({error}); {remedy}") from error

@@ -1,4 +1,4 @@
-"""Which examples belong to which client: labels -> one list of train and one of test indices per client."""
+"""Which examples belong to which client, what the partitions share, and how a partition is kept in a file."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from typing import NamedTuple
 import numpy as np
 
 from fedray.types import FedRayError, require
-
-LEAST = 10  # users of a client, where there are as many
-REDRAWS = 100  # attempts at a Dirichlet partition that gives every client its two examples
 
 
 class Partition(NamedTuple):
@@ -37,7 +34,7 @@ def held_labels(client: int, labels_per_client: int, classes: int, layout: str) 
 
 def owners(clients: int, labels_per_client: int, classes: int, layout: str) -> list[list[int]]:
     """The clients that hold each class, [C] ascending lists; raises as :func:`held_labels`."""
-    _check_clients(clients)
+    check_clients(clients)
     of: list[list[int]] = [[] for _ in range(classes)]
     for client in range(clients):
         for label in held_labels(client, labels_per_client, classes, layout):
@@ -45,122 +42,9 @@ def owners(clients: int, labels_per_client: int, classes: int, layout: str) -> l
     return of
 
 
-def even_size(labels: np.ndarray, of: list[list[int]], test_fraction: float) -> tuple[int, int]:
-    """(train, test) examples for each owner of a class, as many as the class with the least room allows.
-
-    labels [N]; ``of`` from :func:`owners`. Never less than (1, 1), which :func:`label_shards` may yet refuse.
-    """
-    _check_fraction(test_fraction)
-    available = np.bincount(labels, minlength=len(of))
-    each = max(2, min(int(available[c]) // len(holders) for c, holders in enumerate(of) if holders))
-    test = held_out(each, test_fraction)
-    return each - test, test
-
-
-def label_shards(
-    labels: np.ndarray,
-    clients: int,
-    labels_per_client: int,
-    train: int,
-    test: int,
-    layout: str,
-    rng: np.random.Generator,
-) -> Partition:
-    """Exactly ``train`` + ``test`` examples of each of its labels for every client (:func:`held_labels`).
-
-    The shuffled examples of a class are cut in client order; labels [N] are 0..C-1. Raises FedRayError where
-    a class is too small for its owners, with the largest feasible --clients. Source: the tables of pFedBayes.
-    """
-    if train < 1 or test < 1:
-        raise FedRayError(f"{train} train and {test} test examples per class: a client needs at least 1 of each")
-    available = np.bincount(labels)
-    of = owners(clients, labels_per_client, len(available), layout)
-    _check_supply(available, of, clients, train + test)
-    parts_train: list[list[np.ndarray]] = [[] for _ in range(clients)]
-    parts_test: list[list[np.ndarray]] = [[] for _ in range(clients)]
-    for label, holders in enumerate(of):
-        pool = rng.permutation(np.flatnonzero(labels == label))
-        for client, start in zip(holders, range(0, len(pool), train + test), strict=False):
-            parts_train[client].append(pool[start : start + train])
-            parts_test[client].append(pool[start + train : start + train + test])
-    # Shuffled once more, so that the first examples of a shard are not all of one class.
-    mixed = ([rng.permutation(np.concatenate(p)) for p in parts] for parts in (parts_train, parts_test))
-    return checked(*mixed)
-
-
-def _check_supply(available: np.ndarray, of: list[list[int]], clients: int, need: int) -> None:
-    short = [c for c, holders in enumerate(of) if len(holders) * need > available[c]]
-    if not short:
-        return
-    room = {c: available[c] // len(holders) for c, holders in enumerate(of) if holders}
-    scarcest = min(room, key=room.__getitem__)
-    most = min(of[c][available[c] // need] for c in short)  # the first client that some class cannot serve
-    count, each = len(of[scarcest]), room[scarcest]
-    fewer = f"lower --clients to at most {most}, " if most else ""
-    smaller = f"choose a --data.size of at most {each} per client and class, " if each > 1 else ""
-    raise FedRayError(
-        f"--clients {clients}: class {scarcest} has {available[scarcest]} examples, its {count} owners need "
-        f"{count} x {need}; {fewer}{smaller}or --data.partition dirichlet or iid"
-    )
-
-
-def dirichlet(
-    labels: np.ndarray, clients: int, alpha: float, test_fraction: float, rng: np.random.Generator
-) -> Partition:
-    """Each class is dealt in shares ~ Dir(alpha, ..., alpha); every client holds out a random test set.
-
-    labels [N]. Raises FedRayError where no draw of ``REDRAWS`` gives every client at least two examples.
-    Source: Hsu et al., arXiv:1909.06335 (here with the shares drawn per class).
-    """
-    _check_sizes(len(labels), clients)
-    require(0 < alpha < np.inf, "data.alpha", alpha, "not a concentration", "choose a positive number, e.g. 0.5")
-    available = np.bincount(labels)
-    for _ in range(REDRAWS):
-        shares = rng.dirichlet(np.full(clients, alpha), len(available))
-        cuts = np.rint(np.cumsum(shares, axis=1)[:, :-1] * available[:, None]).astype(np.int64)
-        counts = np.diff(cuts, axis=1, prepend=0, append=available[:, None])
-        if counts.sum(axis=0).min() >= 2:
-            break
-    else:
-        raise FedRayError(
-            f"--data.alpha {alpha}: {REDRAWS} draws left some of {clients} clients fewer than 2 examples; "
-            "choose an --data.alpha nearer to 1 or lower --clients"
-        )
-    pieces = [np.split(rng.permutation(np.flatnonzero(labels == c)), cut) for c, cut in enumerate(cuts)]
-    return hold_out([np.concatenate(parts) for parts in zip(*pieces, strict=True)], test_fraction, rng)
-
-
-def iid(labels: np.ndarray, clients: int, test_fraction: float, rng: np.random.Generator) -> Partition:
-    """Random shards whose sizes differ by at most one; labels [N]; raises FedRayError where N < 2·clients."""
-    _check_sizes(len(labels), clients)
-    return hold_out(np.array_split(rng.permutation(len(labels)), clients), test_fraction, rng)
-
-
-def natural(users: np.ndarray, clients: int, alpha: float, test_fraction: float, rng: np.random.Generator) -> Partition:
-    """Users are clients; fewer clients are groups of them, with shares of the users ~ Dir(alpha, ..., alpha).
-
-    users [N] are 0..U-1. A client's users are consecutive, and ten at least (as many as there are, where U < 10 N).
-    Raises FedRayError for more clients than users, or a client with less than two examples. Source: pFedBreD's
-    Sent140, where the rest that rounding leaves is dealt at random too.
-    """
-    _check_clients(clients)
-    count, remedy = int(users.max()) + 1, "choose a positive number, e.g. 0.5"
-    require(clients <= count, "clients", clients, f"the dataset has {count} users", f"lower it to at most {count}")
-    require(0 < alpha < np.inf, "data.alpha", alpha, "not a concentration", remedy)
-    least = min(LEAST, count // clients)
-    sizes = least + (rng.dirichlet(np.full(clients, alpha)) * (count - least * clients)).astype(np.int64)
-    sizes += np.bincount(rng.integers(clients, size=count - sizes.sum()), minlength=clients)
-    owner = np.repeat(np.arange(clients), sizes)[users]
-    shards = [np.flatnonzero(owner == client) for client in range(clients)]
-    poor = min(range(clients), key=lambda client: len(shards[client]))
-    reason = f"client {poor} has {len(shards[poor])} example of its {sizes[poor]} users; it needs one to test on"
-    require(len(shards[poor]) >= 2, "clients", clients, reason, "lower it, so that users are grouped")
-    return hold_out(shards, test_fraction, rng)
-
-
 def hold_out(shards: Sequence[np.ndarray], test_fraction: float, rng: np.random.Generator) -> Partition:
     """Shuffle each client's examples and keep a share of them for testing, but at least one on either side."""
-    _check_fraction(test_fraction)
+    check_fraction(test_fraction)
     train, test = [], []
     for shard in shards:
         order = rng.permutation(shard)
@@ -190,16 +74,19 @@ def checked(train: Iterable[np.ndarray], test: Iterable[np.ndarray]) -> Partitio
     return partition
 
 
-def _check_clients(clients: int) -> None:
+def check_clients(clients: int) -> None:
+    """Raise FedRayError for a federation without clients."""
     require(clients >= 1, "clients", clients, "a federation needs clients", "choose at least 1")
 
 
-def _check_fraction(f: float) -> None:
+def check_fraction(f: float) -> None:
+    """Raise FedRayError unless the share of test examples lies between 0 and 1."""
     require(0 < f < 1, "data.test_fraction", f, "not a share", "choose between 0 and 1, e.g. 0.25")
 
 
-def _check_sizes(examples: int, clients: int) -> None:
-    _check_clients(clients)
+def check_sizes(examples: int, clients: int) -> None:
+    """Raise FedRayError where the clients cannot have two examples each."""
+    check_clients(clients)
     reason = f"{examples} examples give not each one to train and one to test on"
     require(examples >= 2 * clients, "clients", clients, reason, f"lower it to at most {examples // 2}")
 

@@ -1,14 +1,13 @@
-"""Files -> pooled examples: scikit-learn's digits, .npz, LeCun's idx format and the batches of CIFAR-10.
+"""What readers of datasets share: the pooled examples, checks, LeCun's idx format and the batches of CIFAR-10.
 
-Nothing here executes what a file says, and whatever is wrong with one becomes a FedRayError that names it.
+Nothing here executes what a file says. Whatever is wrong with a file becomes a FedRayError that names it.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,37 +53,17 @@ def checked_labels(values: Any, count: int, classes: int) -> np.ndarray:
     return y.astype(np.int64)
 
 
-def digits() -> Dataset:
-    """1,797 handwritten digits of 8 x 8 pixels, which ship with scikit-learn."""
-    # The file inside scikit-learn, not its loader: the import would cost every actor seconds and 100 MB.
-    path = Path(str(distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")))
-    with reading(path, "reinstall scikit-learn"):
-        table = np.loadtxt(path, np.uint8, delimiter=",")
-        return Dataset(table[:, :-1].reshape(-1, 1, 8, 8), checked_labels(table[:, -1], len(table), 10), 10, within(16))
-
-
-def npz(path: Path, classes: int | None = None) -> Dataset:
-    """A file of one's own with arrays x and y, of so many classes or those that occur; raises FedRayError."""
-    remedy = "give an .npz of x [N, ...], uint8 images or float features, and y [N], labels 0..C-1"
-    with reading(path, remedy), np.load(path, allow_pickle=False) as archive:
-        x, y = archive["x"], archive["y"]
-        if x.ndim < 2 or not (x.dtype == np.uint8 or x.dtype.kind == "f"):
-            raise ValueError(f"x has shape {list(x.shape)} and type {x.dtype}")
-        classes = len(np.unique(y)) if classes is None else classes
-        y = checked_labels(y, len(x), classes)
-        if x.dtype == np.uint8:
-            return Dataset(x, y, classes, within(255))
-        x = x.astype(np.float32)
-        if not np.isfinite(x).all():
-            raise ValueError("x holds NaN, infinity, or a number too large for float32")
-        return Dataset(x, y, classes, None)
-
-
-def idx_pair(images: Path, labels: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Images uint8 [n, 1, 28, 28] and labels [n] of MNIST or FashionMNIST."""
-    x, y = _idx(images, (28, 28)), _idx(labels, ())
-    with reading(labels, REPLACE):
-        return x[:, None], checked_labels(y, len(x), 10)
+def idx_images(files: Sequence[Path]) -> Dataset:
+    """Images uint8 [N, 1, 28, 28] of ten classes; the files are images, labels, images, labels, and so on."""
+    xs: list[np.ndarray] = []
+    ys: list[np.ndarray] = []
+    for images, labels in zip(files[::2], files[1::2], strict=True):
+        x = _idx(images, (28, 28))
+        y = _idx(labels, ())
+        with reading(labels, REPLACE):
+            xs.append(x[:, None])
+            ys.append(checked_labels(y, len(x), 10))
+    return Dataset(np.concatenate(xs), np.concatenate(ys), 10, within(255))
 
 
 def _idx(path: Path, item: tuple[int, ...]) -> np.ndarray:

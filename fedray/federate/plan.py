@@ -14,7 +14,7 @@ from fedray.data import loading, papers
 from fedray.data.loading import Dataset
 from fedray.data.partition import Partition
 from fedray.data.scaling import Scaling
-from fedray.nets import zoo
+from fedray.nets import network
 from fedray.nets.model import Model
 from fedray.types import Algorithm, Context, Facts, FedRayError, Selection, require
 
@@ -115,8 +115,8 @@ def resolve(cfg: Experiment) -> Experiment:
         {
             "clients": clients,
             "clients_per_round": per_round if cfg.clients_per_round is None else cfg.clients_per_round,
-            "data": papers.resolve(cfg.data),
-            "model.name": protocol.model if cfg.model.name == "auto" else cfg.model.name,
+            "data": papers.fill_from_protocol(cfg.data),
+            "model.name": protocol.network if cfg.model.name == "auto" else cfg.model.name,
         },
     )
 
@@ -157,11 +157,12 @@ def make_plan(cfg: Experiment, dataset: Dataset | None = None) -> Plan:
         "choose --selection uniform",
     )
     dataset = loading.load(cfg.data) if dataset is None else dataset
-    cfg = papers.settle(cfg, dataset)
+    cfg = papers.fill_from_dataset(cfg, dataset)
     _check_clients(cfg, algorithm)
     rng = Stream(cfg.seed, "partition").numpy
     partition = papers.deal(cfg, dataset, rng)
-    model = zoo.build(cfg.model.name, cfg.model.hidden, cfg.model.lstm_hidden, dataset.input_shape, dataset.classes)
+    layers = registry.pick(registry.networks(), "--model.name", cfg.model.name)
+    model = network.build(layers, cfg.model, dataset.input_shape, dataset.classes)
     remarks = papers.remarks(cfg.data, dataset, partition)
     plan = Plan(cfg, algorithm, selection, model, partition, loading.scaling(cfg.data.scaling, dataset), remarks)
     plan.initial_server()  # the algorithm refuses here what it cannot run

@@ -18,7 +18,7 @@ from fedray.data import loading, partition, scaling
 from fedray.federate.block import padded
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot
-from fedray.nets import zoo
+from fedray.nets import network
 from fedray.run.runfolder import experiment_of
 from fedray.types import FedRayError, client_itself
 
@@ -104,8 +104,8 @@ def load(folder: str | Path) -> Predictor:
         raise FedRayError(
             f"{folder / 'config.json'} cannot be read ({error}); give the folder of a finished run"
         ) from None
-    size = cfg.model.hidden, cfg.model.lstm_hidden
-    model = zoo.build(cfg.model.name, *size, tuple(shape["input_shape"]), shape["classes"])
+    layers = registry.pick(registry.networks(), "--model.name", cfg.model.name)
+    model = network.build(layers, cfg.model, tuple(shape["input_shape"]), shape["classes"])
     algorithm = registry.algorithm_of(cfg.algorithm)
     selection = registry.pick(registry.selections(), "--selection", cfg.selection)
     plan = Plan(

@@ -15,12 +15,11 @@ from fedray.bayes import variational
 from fedray.bayes.gaussian import Gaussian, kl, sigma
 from fedray.config import override
 from fedray.federate.in_process import LocalFederation
-from fedray.nets import zoo
 from fedray.types import Facts
 from tests.bayes.test_variational import MODEL, batch, between, gaussian, objective
-from tests.helpers import block, context, differing, examples, experiment, play, small_plan
+from tests.helpers import block, built, context, differing, examples, experiment, play, small_plan
 
-SILENT = zoo.mlp((2, 3), (), 1)  # one class: the likelihood is 1 whatever the weights
+SILENT = built("mclr", (2, 3), 1)  # one class: the likelihood is 1 whatever the weights
 RULES = ("rho", "sigma", "moments")
 
 

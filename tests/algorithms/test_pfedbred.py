@@ -17,9 +17,8 @@ from fedray.bayes.bregman import SPHERICAL
 from fedray.config import override
 from fedray.federate import report
 from fedray.federate.in_process import LocalFederation
-from fedray.nets import zoo
 from fedray.types import Facts, FedRayError, client_itself
-from tests.helpers import NETS, block, context, differing, examples, experiment, joined, play, small_plan
+from tests.helpers import NETS, block, built, context, differing, examples, experiment, joined, play, small_plan
 
 MODEL, NO_NOISE = NETS["mlp"], torch.zeros(0)
 STRATEGIES = ("fo", "mfo", "mg", "mg_c4", "mh")
@@ -284,7 +283,9 @@ def test_dual_steps_multiply_the_gradient_by_the_variances():
     assert not torch.allclose(theta, weights("w"))
 
 
-@pytest.mark.parametrize(("model", "layers"), [(MODEL, 2), (zoo.lstm((5, 3), 2, 2), 4)], ids=["mlp", "lstm"])
+@pytest.mark.parametrize(
+    ("model", "layers"), [(MODEL, 2), (built("lstm", (5, 3), 2, lstm_hidden=2), 4)], ids=["mlp", "lstm"]
+)
 def test_variances_belong_to_layers(model, layers):
     """However many tensors a layer has."""
     variance = (0.5, 4.0, 2.0, 8.0)[:layers]

@@ -16,12 +16,12 @@ from fedray.bayes.priors import PriorSettings
 from fedray.bayes.sites import BACKENDS, Count, visits_cavity, visits_pull, visits_site
 from fedray.bayes.stein import Descent, descend, rbf, reference
 from fedray.federate.block import numerics
-from fedray.nets import likelihood, zoo
+from fedray.nets import likelihood
 from fedray.nets.model import Model
 from fedray.types import Batch, Facts, FedRayError
-from tests.helpers import NETS, block, context, differing, play, small_plan
+from tests.helpers import NETS, block, built, context, differing, play, small_plan
 
-MODEL = zoo.build("blr", (), 0, (5,), 2)
+MODEL = built("blr", (5,), 2)
 
 
 def batch(n=40, total=None, d=5):
@@ -50,7 +50,7 @@ def test_its_parameters_are_weights_bias_and_a_precision_that_no_layer_reads():
     assert torch.equal(MODEL.apply(theta, data.x), MODEL.apply(changed, data.x))
     assert (MODEL.apply(theta, data.x)[:, 0] == 0).all()
     with pytest.raises(FedRayError, match=r"^--model.name blr: .*has 10; use --model.name mclr"):
-        zoo.build("blr", (), 0, (5,), 10)
+        built("blr", (5,), 10)
 
 
 def test_value_gradient_and_curvature_are_those_of_the_logistic_likelihood():
@@ -90,7 +90,7 @@ def test_a_stack_of_particles_is_each_of_them(model):
 
 
 def test_one_client_has_bitwise_the_same_scores_alone_and_stacked():
-    model = zoo.build("blr", (), 0, (54,), 2)
+    model = built("blr", (54,), 2)
     stream = Stream(0, "stacked")
     x, y = stream.normal([4, 100, 54]), (2 * stream.uniform([4, 100])).long()
     weight, total, theta = torch.ones(4, 100), torch.full([4], 100.0), stream.normal([4, 20, model.padded])

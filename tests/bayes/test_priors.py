@@ -9,8 +9,8 @@ from torch.testing import assert_close
 
 from fedray.arrays.rng import Stream
 from fedray.bayes.priors import LARGEST, PriorSettings
-from fedray.nets import zoo
 from fedray.types import FedRayError
+from tests.helpers import built
 
 GAMMA = [{"prior": "gamma", "prior_shape": 2.0, "prior_rate": rate} for rate in (0.01, 1.5, 100.0)]
 D, P = 5, 8
@@ -76,7 +76,7 @@ def spread(cfg, x):
 
 
 def test_the_gamma_prior_needs_a_network_with_a_precision():
-    model = zoo.mlp((3,), (), 2)
+    model = built("mclr", (3,), 2)
     PriorSettings().check_prior(model)
     with pytest.raises(FedRayError, match=r"^--prior gamma: .*log ξ.*--model.name blr"):
         PriorSettings(prior="gamma").check_prior(model)

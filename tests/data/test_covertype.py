@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fedray.config import DataConfig
-from fedray.data import covertype, loading
+from fedray.data import loading
+from fedray.data.datasets import covertype
 from fedray.types import FedRayError
 
 ROOT = os.environ.get("FEDRAY_DATA_ROOT")

@@ -13,6 +13,7 @@ import torch
 from fedray.config import DataConfig, Experiment
 from fedray.data import loading, papers
 from fedray.data import partition as parts
+from fedray.data.partitions.iid import iid
 from fedray.data.scaling import within
 from fedray.types import FedRayError
 
@@ -65,7 +66,7 @@ def write_npz(path, **arrays):
 def test_an_unknown_dataset_is_refused_with_those_that_are_known():
     for use in (papers.protocol, loading.load):
         with pytest.raises(
-            FedRayError, match=r"--data.name mnits: .*digits, mnist, .*cifar10.*sent140.*\.npz.*\.jsonl"
+            FedRayError, match=r"--data.name mnits: .*cifar10, .*digits, .*mnist.*sent140.*\.npz.*\.jsonl"
         ):
             use(DataConfig(name="mnits"))
 
@@ -74,15 +75,15 @@ def test_paths_become_absolute_and_follow_root_then_environment_then_cache(tmp_p
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.delenv("FEDRAY_DATA_ROOT", raising=False)
-    assert loading.resolve(DataConfig()).root == Path("/home/me/.cache/fedray")
+    assert loading.absolute_paths(DataConfig()).root == Path("/home/me/.cache/fedray")
     monkeypatch.setenv("FEDRAY_DATA_ROOT", "~/sets")
-    assert loading.resolve(DataConfig()).root == Path("/home/me/sets")
-    assert loading.resolve(DataConfig(root=Path("here"))).root == tmp_path / "here"
-    assert loading.resolve(DataConfig(name="my.npz")).name == str(tmp_path / "my.npz")
-    assert loading.resolve(DataConfig(name="mnist")).name == "mnist"
-    assert loading.resolve(DataConfig(name="~/a.jsonl.gz")).name == "/home/me/a.jsonl.gz"
-    assert loading.resolve(DataConfig(embedding=Path("glove.txt"))).embedding == tmp_path / "glove.txt"
-    assert loading.resolve(DataConfig()).embedding is None
+    assert loading.absolute_paths(DataConfig()).root == Path("/home/me/sets")
+    assert loading.absolute_paths(DataConfig(root=Path("here"))).root == tmp_path / "here"
+    assert loading.absolute_paths(DataConfig(name="my.npz")).name == str(tmp_path / "my.npz")
+    assert loading.absolute_paths(DataConfig(name="mnist")).name == "mnist"
+    assert loading.absolute_paths(DataConfig(name="~/a.jsonl.gz")).name == "/home/me/a.jsonl.gz"
+    assert loading.absolute_paths(DataConfig(embedding=Path("glove.txt"))).embedding == tmp_path / "glove.txt"
+    assert loading.absolute_paths(DataConfig()).embedding is None
 
 
 # ---- reading ----
@@ -351,7 +352,7 @@ def test_shards_are_the_clients_own_examples_normalised():
     x = rng().integers(0, 256, (40, 1, 3, 3), dtype=np.uint8)
     x[0].flat[:2] = 0, 255
     dataset = loading.Dataset(x, np.arange(40) % 4, 4, within(255))
-    partition = parts.iid(dataset.y, 4, 0.25, rng())
+    partition = iid(dataset.y, 4, 0.25, rng())
     got = loading.shards(dataset, partition, [2, 0])
     assert len(got) == 2
     for client, shard in zip([2, 0], got, strict=True):
@@ -382,7 +383,7 @@ def test_labels_are_the_datasets_but_where_the_partition_says_otherwise():
 def test_features_are_used_as_they_are_and_the_dataset_is_not_touched():
     x = rng().normal(size=(8, 3)).astype(np.float32)
     dataset = loading.Dataset(x.copy(), np.arange(8) % 2, 2, None)
-    shard = loading.shards(dataset, parts.iid(dataset.y, 1, 0.25, rng()), [0])[0]
+    shard = loading.shards(dataset, iid(dataset.y, 1, 0.25, rng()), [0])[0]
     assert np.array_equal(np.sort(torch.cat([shard.train_x, shard.test_x]).numpy(), 0), np.sort(x, 0))
     shard.train_x.zero_()
     shard.train_y.zero_()
@@ -415,7 +416,7 @@ def test_real_datasets_carry_the_papers_largest_split(name, counts, shape, mean)
     for layout in ("cluster", "window"):
         cfg = Experiment(clients=protocol.clients, data=DataConfig(name=name, size="large", layout=layout))
         partition = papers.deal(cfg, dataset, rng())
-        assert {len(part) for part in partition.train} == {5 * protocol[5][0]}
+        assert {len(part) for part in partition.train} == {5 * protocol.sizes["large"][0]}
     shard = loading.shards(dataset, partition, [protocol.clients - 1])[0]
     assert (shard.train_x.min(), shard.train_x.max()) == (-1, 1)
     assert len(shard.train_y.unique()) == 5

@@ -9,11 +9,16 @@ from fedray.arrays.rng import Stream
 from fedray.config import DataConfig
 from fedray.data import loading
 from fedray.data import partition as parts
-from fedray.data.lognormal import CIFAR10, MNIST, SEEDS, Sizes, draw_sizes, lognormal, skipped
+from fedray.data.datasets import cifar10
+from fedray.data.partitions.lognormal import SEEDS, draw_sizes, lognormal, skipped
+from fedray.data.records import LognormalSizes
 from fedray.types import FedRayError
 
 MNIST_POOLED = (6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958)  # official train + test
-BARE = Sizes(0, (1, 1), (0, 0))  # the shares themselves
+BARE = LognormalSizes(0, (1, 1), (0, 0))  # the shares themselves
+
+MNIST = LognormalSizes()
+CIFAR10 = cifar10.DATASET.protocols["lognormal"].lognormal
 
 
 def rng(seed=0):
@@ -72,7 +77,9 @@ def test_what_is_wanted_is_dealt_until_a_class_runs_out():
 def test_a_share_is_a_lognormal_part_of_what_is_not_reserved():
     """log(share / share') ~ N(0, 2·2²), and of N·s shares of a class each is 1/(N·s) of it on average."""
     n = 10**12
-    shares = np.array([draw_sizes(np.full(10, n + 7), 100, 3, Sizes(7, (1, 1), (0, 0)), rng(i)) for i in range(200)])
+    shares = np.array(
+        [draw_sizes(np.full(10, n + 7), 100, 3, LognormalSizes(7, (1, 1), (0, 0)), rng(i)) for i in range(200)]
+    )
     assert shares.mean() == pytest.approx(n / 300, rel=0.05)
     logs = np.log(shares[:, 0, 0] / shares[:, 1, 0])  # of two classes
     assert np.abs(logs.mean()) < 4 * 8**0.5 / 200**0.5

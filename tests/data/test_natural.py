@@ -6,6 +6,7 @@ import pytest
 from fedray.config import DataConfig, Experiment
 from fedray.data import loading, papers
 from fedray.data import partition as parts
+from fedray.data.partitions.natural import natural
 from fedray.federate.plan import resolve
 from fedray.types import FedRayError
 
@@ -26,7 +27,7 @@ def of_client(users, partition):
 @pytest.mark.parametrize("alpha", [0.01, 0.5, 100.0])
 def test_as_many_clients_as_users_are_the_users(alpha):
     users = users_of(12)
-    partition = parts.natural(users, 12, alpha, 0.25, rng())
+    partition = natural(users, 12, alpha, 0.25, rng())
     assert [own.tolist() for own in of_client(users, partition)] == [[u] for u in range(12)]
     assert {len(part) for part in partition.train} == {3}
     assert {len(part) for part in partition.test} == {1}
@@ -37,7 +38,7 @@ def test_as_many_clients_as_users_are_the_users(alpha):
 @pytest.mark.parametrize(("count", "clients", "least"), [(7086, 10, 10), (101, 10, 10), (57, 10, 5), (10, 9, 1)])
 def test_a_group_is_ten_consecutive_users_at_least_and_no_user_is_left_out(count, clients, least, alpha):
     users = users_of(count, 2)
-    groups = of_client(users, parts.natural(users, clients, alpha, 0.5, rng()))
+    groups = of_client(users, natural(users, clients, alpha, 0.5, rng()))
     assert np.array_equal(np.concatenate(groups), np.arange(count))
     assert min(map(len, groups)) >= least
 
@@ -47,7 +48,7 @@ def test_group_sizes_have_the_moments_of_the_distribution():
     users, alpha, clients = np.arange(4050).repeat(2), 0.5, 5
     shares = []
     for seed in range(300):
-        groups = of_client(users, parts.natural(users, clients, alpha, 0.5, rng(seed)))
+        groups = of_client(users, natural(users, clients, alpha, 0.5, rng(seed)))
         shares.append([(len(group) - 10) / 4000 for group in groups])
     mean = 1 / clients
     assert np.allclose(np.mean(shares, axis=0), mean, atol=4 * np.std(shares) / 300**0.5)
@@ -56,13 +57,13 @@ def test_group_sizes_have_the_moments_of_the_distribution():
 
 def test_what_rounding_leaves_is_dealt_at_random():
     """Of an alpha this large, all shares come out as zero."""
-    groups = of_client(users_of(1000, 2), parts.natural(users_of(1000, 2), 5, 1e308, 0.5, rng()))
+    groups = of_client(users_of(1000, 2), natural(users_of(1000, 2), 5, 1e308, 0.5, rng()))
     assert all(150 < len(group) < 250 for group in groups)
 
 
 def test_the_generator_decides():
     users = users_of(300)
-    a, b, c = (parts.natural(users, 5, 0.5, 0.25, rng(seed)) for seed in (1, 1, 2))
+    a, b, c = (natural(users, 5, 0.5, 0.25, rng(seed)) for seed in (1, 1, 2))
     assert all(np.array_equal(x, y) for x, y in zip(a.train, b.train, strict=True))
     assert [len(x) for x in a.train] != [len(x) for x in c.train]
 
@@ -80,7 +81,7 @@ def test_the_generator_decides():
 )
 def test_what_cannot_be_dealt_is_refused(clients, each, alpha, fraction, match):
     with pytest.raises(FedRayError, match=match):
-        parts.natural(users_of(30, each), clients, alpha, fraction, rng())
+        natural(users_of(30, each), clients, alpha, fraction, rng())
 
 
 def test_datasets_without_users_are_refused():
@@ -93,7 +94,7 @@ def test_the_settings_are_passed_on():
     users = users_of(200)
     dataset = loading.Dataset(np.zeros((800, 2), np.float32), users % 2, 2, None, users)
     cfg = Experiment(clients=4, data=DataConfig(name="a.json", alpha=3.0, test_fraction=0.5))
-    got, expected = papers.deal(cfg, dataset, rng()), parts.natural(users, 4, 3.0, 0.5, rng())
+    got, expected = papers.deal(cfg, dataset, rng()), natural(users, 4, 3.0, 0.5, rng())
     assert all(np.array_equal(a, b) for a, b in zip(got.test, expected.test, strict=True))
     assert papers.describe(cfg.data) == "by user, groups of users with alpha 3"
 

@@ -5,10 +5,17 @@ import pytest
 
 from fedray.config import DataConfig, Experiment, override
 from fedray.data import loading, papers
-from fedray.data import partition as parts
-from fedray.data.lognormal import CIFAR10, MNIST, lognormal, skipped
+from fedray.data.datasets import cifar10
+from fedray.data.partitions.dirichlet import dirichlet
+from fedray.data.partitions.iid import iid
+from fedray.data.partitions.labels import label_shards
+from fedray.data.partitions.lognormal import lognormal, skipped
+from fedray.data.records import LognormalSizes, Protocol
 from fedray.federate.plan import resolve
 from fedray.types import FedRayError
+
+MNIST = LognormalSizes()
+CIFAR10 = cifar10.DATASET.protocols["lognormal"].lognormal
 
 
 def rng(seed=0):
@@ -32,14 +39,14 @@ def dataset_of(labels):
 def test_protocols_give_the_papers_numbers(name, clients, n, m):
     protocol = papers.protocol(DataConfig(name=name))
     assert (protocol.clients, protocol.clients_per_round) == (clients, 10)
-    assert protocol.model == ("vgg" if name == "cifar10" else "mlp")
-    sizes = (protocol.small, protocol.medium, protocol.large)
-    assert tuple(5 * size[0] for size in sizes if size) == n
-    assert tuple(5 * size[1] for size in sizes if size) == m
+    assert protocol.network == ("vgg" if name == "cifar10" else "mlp")
+    assert list(protocol.sizes) == ["small", "medium", "large"]
+    assert tuple(5 * train for train, _ in protocol.sizes.values()) == n
+    assert tuple(5 * test for _, test in protocol.sizes.values()) == m
 
 
 def test_files_of_ones_own_have_no_table():
-    assert papers.protocol(DataConfig(name="some/where.npz")) == papers.Protocol(10, 10, "mlp", None, None, None)
+    assert papers.protocol(DataConfig(name="some/where.npz")) == Protocol(10, 10, "mlp")
 
 
 def experiment(clients, **settings):
@@ -53,7 +60,7 @@ def test_digits_are_dealt_as_the_table_says(layout, size, train, test):
     partition = papers.deal(experiment(10, size=size, layout=layout), digits, rng())
     assert {len(part) for part in partition.train} == {5 * train}
     assert {len(part) for part in partition.test} == {5 * test}
-    expected = parts.label_shards(digits.y, 10, 5, train, test, layout, rng())
+    expected = label_shards(digits.y, 10, 5, train, test, layout, rng())
     assert all(np.array_equal(a, b) for a, b in zip(partition.train, expected.train, strict=True))
 
 
@@ -73,8 +80,8 @@ def test_npz_files_are_dealt_as_far_as_the_scarcest_class_goes():
 @pytest.mark.parametrize(
     ("settings", "build"),
     [
-        ({"partition": "dirichlet", "alpha": 2.0}, lambda y: parts.dirichlet(y, 12, 2.0, 0.4, rng())),
-        ({"partition": "iid"}, lambda y: parts.iid(y, 12, 0.4, rng())),
+        ({"partition": "dirichlet", "alpha": 2.0}, lambda y: dirichlet(y, 12, 2.0, 0.4, rng())),
+        ({"partition": "iid"}, lambda y: iid(y, 12, 0.4, rng())),
         ({"partition": "lognormal"}, lambda y: lognormal(y, 12, 3, MNIST, 0.4, False, rng())),
         ({"partition": "lognormal", "name": "mnist"}, lambda y: lognormal(y, 12, 3, MNIST, 0.4, False, rng())),
         ({"partition": "lognormal", "name": "fashion_mnist"}, lambda y: lognormal(y, 12, 2, MNIST, 0.4, False, rng())),
@@ -127,10 +134,10 @@ def test_what_one_must_know_of_a_partition_is_said():
     share = 1 / sum(map(len, partition.test))
     assert f"label-bug: 2 examples carry a wrong label, {share:.1%} of those for testing" in remark
     texts = dataset._replace(vectors=np.zeros((3, 2)))
-    (remark,) = papers.remarks(DataConfig(), texts, parts.iid(dataset.y, 4, 0.25, rng()))
+    (remark,) = papers.remarks(DataConfig(), texts, iid(dataset.y, 4, 0.25, rng()))
     assert "without --data.embedding" in remark
-    assert papers.remarks(DataConfig(embedding="v.txt"), texts, parts.iid(dataset.y, 4, 0.25, rng())) == ()
-    assert papers.remarks(DataConfig(), dataset, parts.iid(dataset.y, 4, 0.25, rng())) == ()
+    assert papers.remarks(DataConfig(embedding="v.txt"), texts, iid(dataset.y, 4, 0.25, rng())) == ()
+    assert papers.remarks(DataConfig(), dataset, iid(dataset.y, 4, 0.25, rng())) == ()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 
 from fedray.data import partition as parts
+from fedray.data.partitions.dirichlet import dirichlet
+from fedray.data.partitions.iid import iid
+from fedray.data.partitions.labels import even_size, label_shards
 from fedray.types import FedRayError
 
 MNIST_POOLED = (6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958)  # official train + test
@@ -29,10 +32,10 @@ def same(a, b):
 
 
 BUILDERS = {
-    "cluster": lambda y, r: parts.label_shards(y, 10, 5, 17, 17, "cluster", r),
-    "window": lambda y, r: parts.label_shards(y, 10, 5, 17, 17, "window", r),
-    "dirichlet": lambda y, r: parts.dirichlet(y, 10, 0.5, 0.25, r),
-    "iid": lambda y, r: parts.iid(y, 10, 0.25, r),
+    "cluster": lambda y, r: label_shards(y, 10, 5, 17, 17, "cluster", r),
+    "window": lambda y, r: label_shards(y, 10, 5, 17, 17, "window", r),
+    "dirichlet": lambda y, r: dirichlet(y, 10, 0.5, 0.25, r),
+    "iid": lambda y, r: iid(y, 10, 0.25, r),
 }
 
 
@@ -59,7 +62,7 @@ def test_every_builder_is_disjoint_and_follows_its_generator(build):
 )
 def test_label_shards_are_exact_and_stratified(layout, expected, kinds):
     labels = labels_of([180] * 10)
-    partition = parts.label_shards(labels, 10, 5, 24, 10, layout, rng())
+    partition = label_shards(labels, 10, 5, 24, 10, layout, rng())
     for client, (train, test) in enumerate(zip(partition.train, partition.test, strict=True)):
         for part, size in ((train, 24), (test, 10)):
             held, counts = np.unique(labels[part], return_counts=True)
@@ -82,14 +85,14 @@ def test_owners_count_every_label_of_every_client():
 
 def test_label_shards_draw_from_the_whole_class_at_random():
     labels = np.repeat(np.arange(2), 1000)
-    train = parts.label_shards(labels, 1, 2, 100, 100, "cluster", rng()).train[0]
+    train = label_shards(labels, 1, 2, 100, 100, "cluster", rng()).train[0]
     assert 350 < train[labels[train] == 0].mean() < 650  # the first 100 would have a mean of 50
 
 
 @pytest.mark.parametrize(("train", "test", "n"), [(50, 950, 250), (200, 800, 1000), (900, 300, 4500)])
 def test_the_papers_mnist_fits_ten_clients(train, test, n):
     for layout in ("cluster", "window"):
-        partition = parts.label_shards(labels_of(MNIST_POOLED), 10, 5, train, test, layout, rng())
+        partition = label_shards(labels_of(MNIST_POOLED), 10, 5, train, test, layout, rng())
         assert {len(part) for part in partition.train} == {n}
         assert {len(part) for part in partition.test} == {5 * test}
 
@@ -97,7 +100,7 @@ def test_the_papers_mnist_fits_ten_clients(train, test, n):
 @pytest.mark.parametrize(("train", "test", "n"), [(25, 475, 125), (100, 400, 500), (450, 150, 2250)])
 def test_the_papers_cifar_fits_twenty_clients(train, test, n):
     for layout in ("cluster", "window"):
-        partition = parts.label_shards(labels_of([6000] * 10), 20, 5, train, test, layout, rng())
+        partition = label_shards(labels_of([6000] * 10), 20, 5, train, test, layout, rng())
         assert {len(part) for part in partition.train} == {n}
         assert len(everything(partition)) == 20 * 5 * (train + test)
 
@@ -105,7 +108,7 @@ def test_the_papers_cifar_fits_twenty_clients(train, test, n):
 def test_an_infeasible_split_names_class_need_and_remedy():
     labels = labels_of(MNIST_POOLED)
     with pytest.raises(FedRayError) as refusal:
-        parts.label_shards(labels, 20, 5, 200, 800, "cluster", rng())
+        label_shards(labels, 20, 5, 200, 800, "cluster", rng())
     message = str(refusal.value)
     assert "--clients 20: class 5 has 6313 examples, its 10 owners need 10 x 1000" in message
     assert "lower --clients to at most 12" in message
@@ -118,21 +121,21 @@ def test_the_advice_of_a_refusal_is_the_largest_that_works(layout, counts):
     labels = labels_of(counts)
     for clients in range(30, 0, -1):  # the truth, by trying
         try:
-            parts.label_shards(labels, clients, 2, 6, 4, layout, rng())
+            label_shards(labels, clients, 2, 6, 4, layout, rng())
             break
         except FedRayError:
             pass
     with pytest.raises(FedRayError, match=f"lower --clients to at most {clients},") as refusal:
-        parts.label_shards(labels, 30, 2, 6, 4, layout, rng())
+        label_shards(labels, 30, 2, 6, 4, layout, rng())
     each = int(str(refusal.value).split("--data.size of at most ")[1].split()[0])
-    parts.label_shards(labels, 30, 2, each - 1, 1, layout, rng())
+    label_shards(labels, 30, 2, each - 1, 1, layout, rng())
     with pytest.raises(FedRayError):
-        parts.label_shards(labels, 30, 2, each, 1, layout, rng())
+        label_shards(labels, 30, 2, each, 1, layout, rng())
 
 
 def test_a_class_without_enough_for_one_client_gets_no_impossible_advice():
     with pytest.raises(FedRayError) as refusal:
-        parts.label_shards(labels_of([1, 50]), 1, 2, 5, 5, "cluster", rng())
+        label_shards(labels_of([1, 50]), 1, 2, 5, 5, "cluster", rng())
     assert "lower --clients" not in str(refusal.value)
     assert "--data.size" not in str(refusal.value)
     assert "dirichlet" in str(refusal.value)
@@ -149,21 +152,21 @@ def test_a_class_without_enough_for_one_client_gets_no_impossible_advice():
 )
 def test_impossible_settings_are_refused_by_name(clients, held, layout, named):
     with pytest.raises(FedRayError, match=named):
-        parts.label_shards(labels_of([50] * 10), clients, held, 1, 1, layout, rng())
+        label_shards(labels_of([50] * 10), clients, held, 1, 1, layout, rng())
 
 
 def test_sizes_without_training_or_testing_are_refused():
     for train, test in ((0, 1), (1, 0)):
         with pytest.raises(FedRayError):
-            parts.label_shards(labels_of([50] * 10), 2, 5, train, test, "cluster", rng())
+            label_shards(labels_of([50] * 10), 2, 5, train, test, "cluster", rng())
 
 
 def test_even_size_uses_up_the_class_with_the_least_room():
     of = parts.owners(4, 2, 4, "window")  # two owners for each of four classes
-    assert parts.even_size(labels_of([100, 41, 100, 100]), of, 0.25) == (15, 5)
-    assert parts.even_size(labels_of([100, 5, 100, 100]), of, 0.01) == (1, 1)
-    assert parts.even_size(labels_of([100, 1, 100, 100]), of, 0.5) == (1, 1)  # refused when dealt
-    assert parts.even_size(labels_of([100, 100, 100, 1]), parts.owners(1, 2, 4, "cluster"), 0.1) == (90, 10)
+    assert even_size(labels_of([100, 41, 100, 100]), of, 0.25) == (15, 5)
+    assert even_size(labels_of([100, 5, 100, 100]), of, 0.01) == (1, 1)
+    assert even_size(labels_of([100, 1, 100, 100]), of, 0.5) == (1, 1)  # refused when dealt
+    assert even_size(labels_of([100, 100, 100, 1]), parts.owners(1, 2, 4, "cluster"), 0.1) == (90, 10)
 
 
 @pytest.mark.parametrize("alpha", [1e-320, 1e-9, 0.01, 0.3, 10.0, 1e9, 1e308])
@@ -171,18 +174,18 @@ def test_dirichlet_ends_quickly_for_every_alpha(alpha):
     labels = labels_of([200] * 10)
     start = time.perf_counter()
     if 0.3 <= alpha <= 1e9:
-        partition = parts.dirichlet(labels, 30, alpha, 0.25, rng())
+        partition = dirichlet(labels, 30, alpha, 0.25, rng())
         assert np.array_equal(np.sort(everything(partition)), np.arange(len(labels)))
         assert min(map(len, (*partition.train, *partition.test))) >= 1
     else:
         with pytest.raises(FedRayError, match=re.escape(f"--data.alpha {alpha}: 100 draws")):
-            parts.dirichlet(labels, 30, alpha, 0.25, rng())
+            dirichlet(labels, 30, alpha, 0.25, rng())
     assert time.perf_counter() - start < 5
 
 
 def test_dirichlet_gives_every_client_two_examples_where_luck_must_help():
     for seed in range(20):
-        partition = parts.dirichlet(labels_of([30] * 3), 10, 0.3, 0.5, rng(seed))
+        partition = dirichlet(labels_of([30] * 3), 10, 0.3, 0.5, rng(seed))
         assert min(map(len, partition.train)) >= 1
         assert min(map(len, partition.test)) >= 1
 
@@ -190,7 +193,7 @@ def test_dirichlet_gives_every_client_two_examples_where_luck_must_help():
 def test_dirichlet_shares_have_the_moments_of_the_distribution():
     alpha, clients, n = 0.5, 5, 200
     labels = np.repeat(np.arange(1000), n)  # a thousand independent classes
-    partition = parts.dirichlet(labels, clients, alpha, 0.5, rng())
+    partition = dirichlet(labels, clients, alpha, 0.5, rng())
     dealt = [np.concatenate(pair) for pair in zip(partition.train, partition.test, strict=True)]
     shares = np.stack([np.bincount(labels[part], minlength=1000) for part in dealt]) / n
     mean = 1 / clients
@@ -201,7 +204,7 @@ def test_dirichlet_shares_have_the_moments_of_the_distribution():
 
 def test_the_test_set_is_drawn_from_all_classes_of_a_client():
     labels = np.repeat(np.arange(4), 1000)
-    partition = parts.dirichlet(labels, 3, 100.0, 0.25, rng())
+    partition = dirichlet(labels, 3, 100.0, 0.25, rng())
     for train, test in zip(partition.train, partition.test, strict=True):
         share = np.bincount(labels[test], minlength=4) / len(test)
         assert np.abs(share - np.bincount(labels[train], minlength=4) / len(train)).max() < 0.12  # four sd
@@ -211,7 +214,7 @@ def test_a_small_alpha_is_more_heterogeneous():
     labels = labels_of([500] * 10)
 
     def largest_share(alpha):
-        partition = parts.dirichlet(labels, 5, alpha, 0.25, rng())
+        partition = dirichlet(labels, 5, alpha, 0.25, rng())
         return np.mean([np.bincount(labels[part]).max() / len(part) for part in partition.train])
 
     assert largest_share(100) < 0.2 < largest_share(0.1)
@@ -219,7 +222,7 @@ def test_a_small_alpha_is_more_heterogeneous():
 
 def test_iid_is_balanced_in_size_and_in_class():
     labels = np.repeat(np.arange(10), 1000)
-    partition = parts.iid(labels, 7, 0.25, rng())
+    partition = iid(labels, 7, 0.25, rng())
     sizes = [len(train) + len(test) for train, test in zip(partition.train, partition.test, strict=True)]
     assert sum(sizes) == len(labels)
     assert max(sizes) - min(sizes) <= 1
@@ -231,11 +234,11 @@ def test_iid_is_balanced_in_size_and_in_class():
 
 @pytest.mark.parametrize("fraction", [0.001, 0.999])
 def test_an_extreme_test_fraction_leaves_one_example_on_either_side(fraction):
-    partition = parts.iid(labels_of([10, 10]), 10, fraction, rng())
+    partition = iid(labels_of([10, 10]), 10, fraction, rng())
     assert {len(part) for part in (*partition.train, *partition.test)} == {1}
 
 
-@pytest.mark.parametrize("build", [parts.iid, lambda y, n, f, r: parts.dirichlet(y, n, 1.0, f, r)])
+@pytest.mark.parametrize("build", [iid, lambda y, n, f, r: dirichlet(y, n, 1.0, f, r)])
 def test_too_many_clients_and_bad_fractions_are_refused(build):
     with pytest.raises(FedRayError, match=r"--clients 6: 11 examples .* at most 5"):
         build(labels_of([6, 5]), 6, 0.25, rng())
@@ -249,7 +252,7 @@ def test_too_many_clients_and_bad_fractions_are_refused(build):
 @pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf")])
 def test_an_alpha_that_is_no_concentration_is_refused(alpha):
     with pytest.raises(FedRayError, match=r"--data.alpha"):
-        parts.dirichlet(labels_of([50] * 3), 2, alpha, 0.25, rng())
+        dirichlet(labels_of([50] * 3), 2, alpha, 0.25, rng())
 
 
 @pytest.mark.parametrize(
@@ -263,7 +266,7 @@ def test_a_shared_example_is_found(train, test):
 
 
 def test_save_and_load_are_inverse_and_deterministic(tmp_path):
-    partition = parts.dirichlet(labels_of([100] * 10), 7, 0.5, 0.25, rng())
+    partition = dirichlet(labels_of([100] * 10), 7, 0.5, 0.25, rng())
     parts.save(tmp_path / "deal", partition)
     parts.save(tmp_path / "again", partition)
     loaded = parts.load(tmp_path / "deal")
@@ -275,7 +278,7 @@ def test_save_and_load_are_inverse_and_deterministic(tmp_path):
 
 def test_a_damaged_file_is_refused_by_name(tmp_path):
     path = tmp_path / "deal.npz"
-    parts.save(path, parts.iid(labels_of([100] * 10), 4, 0.25, rng()))
+    parts.save(path, iid(labels_of([100] * 10), 4, 0.25, rng()))
     whole = path.read_bytes()
     for damaged in (b"", b"nonsense", whole[:100], whole[:-30], whole[:200] + b"xxxxxxxx" + whole[208:]):
         path.write_bytes(damaged)

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 from fedray.config import DataConfig, Experiment, override
-from fedray.data import papers, skewed
+from fedray.data import papers
 from fedray.data.loading import Dataset
 from fedray.data.partition import check_disjoint
+from fedray.data.partitions.ratio import ratio
+from fedray.data.partitions.shards import dealt, shards
 from fedray.federate.plan import resolve
 from fedray.types import FedRayError
 
@@ -27,7 +29,7 @@ def counts(labels, parts, classes):
 @pytest.mark.parametrize(("clients", "majority"), [(1, 9), (2, 9), (7, 9), (10, 3), (4, 1)])
 def test_two_classes_are_one_to_r_at_every_client_in_training_and_testing(clients, majority):
     labels = labels_of(2000, 1700)
-    partition = skewed.ratio(labels, clients, majority, 0.2, rng())
+    partition = ratio(labels, clients, majority, 0.2, rng())
     check_disjoint(partition)
     for parts, share in ((partition.train, 0.8), (partition.test, 0.2)):
         found = counts(labels, parts, 2)
@@ -43,37 +45,37 @@ def test_two_classes_are_one_to_r_at_every_client_in_training_and_testing(client
 
 def test_what_is_for_testing_does_not_depend_on_the_seed_but_who_has_it_does():
     labels = labels_of(500, 500)
-    a, b = (skewed.ratio(labels, 4, 9, 0.2, rng(seed)) for seed in (1, 2))
+    a, b = (ratio(labels, 4, 9, 0.2, rng(seed)) for seed in (1, 2))
     assert not set(np.concatenate(a.test)) & set(np.concatenate(b.train))
     assert not np.array_equal(a.test[0], b.test[0])
-    again = skewed.ratio(labels, 4, 9, 0.2, rng(1))
+    again = ratio(labels, 4, 9, 0.2, rng(1))
     assert all(np.array_equal(x, y) for x, y in zip(a.train + a.test, again.train + again.test, strict=True))
 
 
 def test_too_many_clients_are_refused_with_the_largest_number():
     labels = labels_of(100, 400)  # 20 test examples of class 0: 9 + 1 for every two clients
     with pytest.raises(FedRayError, match=r"^--clients 30: classes of 100 and 400 examples serve 4 clients at 1:9"):
-        skewed.ratio(labels, 30, 9, 0.2, rng())
+        ratio(labels, 30, 9, 0.2, rng())
     with pytest.raises(FedRayError, match=r"^--clients 5: .* serve 4 clients"):
-        skewed.ratio(labels_of(100, 400), 5, 9, 0.2, rng())
-    skewed.ratio(labels, 4, 9, 0.2, rng())
+        ratio(labels_of(100, 400), 5, 9, 0.2, rng())
+    ratio(labels, 4, 9, 0.2, rng())
     with pytest.raises(FedRayError, match=r"serve 0 clients at 1:90; lower --data.majority"):
-        skewed.ratio(labels, 2, 90, 0.2, rng())
+        ratio(labels, 2, 90, 0.2, rng())
     with pytest.raises(FedRayError, match=r"^--data.partition ratio: it is for two classes, and the data have 3"):
-        skewed.ratio(labels_of(9, 9, 9), 2, 9, 0.2, rng())
+        ratio(labels_of(9, 9, 9), 2, 9, 0.2, rng())
     with pytest.raises(FedRayError, match=r"^--data.majority 0"):
-        skewed.ratio(labels, 2, 0, 0.2, rng())
+        ratio(labels, 2, 0, 0.2, rng())
 
 
 @pytest.mark.parametrize(("clients", "held", "classes"), [(27, 3, 9), (120, 3, 9), (3, 3, 9), (10, 4, 5), (9, 9, 9),
                                                           (5, 1, 5), (15, 4, 6)])  # fmt: skip
 def test_shards_of_distinct_classes_are_dealt_evenly(clients, held, classes):
     for seed in range(20):
-        hands = skewed.dealt(clients, held, classes, rng(seed))
+        hands = dealt(clients, held, classes, rng(seed))
         assert all(len(set(hand)) == held for hand in hands)
         assert (np.bincount(hands.ravel(), minlength=classes) == clients * held // classes).all()
     labels = labels_of(*(700 + 30 * c for c in range(classes)))
-    partition = skewed.shards(labels, clients, held, 1 / 7, rng(3))
+    partition = shards(labels, clients, held, 1 / 7, rng(3))
     check_disjoint(partition)
     train, test = (counts(labels, parts, classes) for parts in partition[:2])
     count = clients * held // classes
@@ -87,7 +89,7 @@ def test_shards_of_distinct_classes_are_dealt_evenly(clients, held, classes):
 
 
 def test_the_deal_depends_on_the_seed_and_favours_nobody():
-    hands = np.stack([skewed.dealt(9, 3, 9, rng(seed)) for seed in range(900)])
+    hands = np.stack([dealt(9, 3, 9, rng(seed)) for seed in range(900)])
     held = np.stack([(hands == label).any(-1) for label in range(9)]).mean(1)  # [C, K] how often, 1/3 expected
     assert (abs(held - 1 / 3) < 5 * np.sqrt(2 / 9 / 900)).all()
     together = np.mean([len(set(three.ravel())) == 9 for three in skewed_rows(300)])
@@ -95,18 +97,18 @@ def test_the_deal_depends_on_the_seed_and_favours_nobody():
 
 
 def skewed_rows(deals):
-    return [skewed.dealt(27, 3, 9, rng(seed))[:3] for seed in range(deals)]
+    return [dealt(27, 3, 9, rng(seed))[:3] for seed in range(deals)]
 
 
 def test_uneven_or_too_many_shards_are_refused():
     labels = labels_of(*[60] * 9)
     with pytest.raises(FedRayError, match=r"^--clients 28: 28 x 3 shards .* 9 classes; choose a multiple of 3"):
-        skewed.shards(labels, 28, 3, 0.2, rng())
+        shards(labels, 28, 3, 0.2, rng())
     with pytest.raises(FedRayError, match=r"^--clients 120: class 0 has 60 .* 40 shards.*lower it to at most 90"):
-        skewed.shards(labels, 120, 3, 0.2, rng())
-    skewed.shards(labels, 90, 3, 0.2, rng())
+        shards(labels, 120, 3, 0.2, rng())
+    shards(labels, 90, 3, 0.2, rng())
     with pytest.raises(FedRayError, match=r"^--data.labels-per-client 10"):
-        skewed.shards(labels, 9, 10, 0.2, rng())
+        shards(labels, 9, 10, 0.2, rng())
 
 
 def test_the_federations_of_client_selection():
@@ -115,14 +117,14 @@ def test_the_federations_of_client_selection():
     assert (cfg.data.partition, cfg.data.test_fraction) == ("ratio", 0.2)
     labels = labels_of(3000, 2800)
     two = Dataset(np.zeros((5800, 1), np.float32), labels, 2, None)
-    dealt, own = papers.deal(cfg, two, rng()), skewed.ratio(labels, 30, 9, 0.2, rng())
+    dealt, own = papers.deal(cfg, two, rng()), ratio(labels, 30, 9, 0.2, rng())
     assert all(np.array_equal(a, b) for a, b in zip(dealt.train, own.train, strict=True))
     cfg = resolve(Experiment(data=DataConfig(name="mnist", classes=9, partition="shards")))
     assert (cfg.clients, cfg.clients_per_round, cfg.model.name, cfg.data.labels_per_client) == (27, 1, "mlp", 3)
     assert cfg.data.test_fraction == 1 / 7
     labels = labels_of(*[300] * 9)
     nine = Dataset(np.zeros((2700, 1), np.float32), labels, 9, None)
-    dealt, own = papers.deal(cfg, nine, rng()), skewed.shards(labels, 27, 3, 1 / 7, rng())
+    dealt, own = papers.deal(cfg, nine, rng()), shards(labels, 27, 3, 1 / 7, rng())
     assert all(np.array_equal(a, b) for a, b in zip(dealt.test, own.test, strict=True))
     changed = override(cfg, {"data.test_fraction": 0.5, "data.labels_per_client": 1})
     assert len(papers.deal(changed, nine, rng()).test[0]) == 50

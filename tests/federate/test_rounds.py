@@ -20,9 +20,8 @@ from fedray.federate.messages import Failure, TrainReply
 from fedray.federate.plan import make_plan
 from fedray.federate.rounds import TrainingError, play_round, start
 from fedray.federate.uploads import payload_bytes, sound
-from fedray.nets import zoo
 from fedray.types import FedRayError, Selection, Stage
-from tests.helpers import ALGORITHMS, block, differing, small_plan
+from tests.helpers import ALGORITHMS, block, built, differing, small_plan
 
 
 class Packed(LocalCohort):
@@ -115,7 +114,7 @@ def test_a_run_stops_at_an_upload_that_is_not_finite_before_it_is_averaged():
 
 @pytest.mark.parametrize(("name", "size"), [("fedavg", 318_040), ("fedprox", 318_040), ("pfedbayes", 636_080)])
 def test_messages_have_the_papers_size(name, size):
-    plan = small_plan(name)._replace(model=zoo.mlp((1, 28, 28), (100,), 10))
+    plan = small_plan(name)._replace(model=built("mlp", (1, 28, 28), 10, hidden=(100,)))
     server = plan.initial_server()
     down = plan.algorithm.broadcast(plan.context, server, (0, 1, 2))
     assert payload_bytes(down, plan) == size

@@ -11,12 +11,12 @@ from torch.testing import assert_close
 
 from fedray.algorithms import pfedbayes
 from fedray.arrays.rng import Stream
-from fedray.nets import likelihood, zoo
+from fedray.nets import likelihood
 from fedray.types import FedRayError
-from tests.helpers import context
+from tests.helpers import built, context
 
 T, E, H = 7, 5, 3
-MODEL = zoo.lstm((T, E), H, 2)
+MODEL = built("lstm", (T, E), 2, lstm_hidden=H)
 
 
 def torchs(parts):
@@ -91,7 +91,7 @@ def test_layers_have_names_and_pytorchs_start():
     first, second = (MODEL.slices[f"layer{i}"] for i in (1, 2))
     assert first == slice(0, 2 * (4 * H * (E + H) + 8 * H))
     assert second.stop - second.start == 2 * (4 * H * (2 * H + H) + 8 * H)
-    wide = zoo.lstm((T, 50), 20, 2)
+    wide = built("lstm", (T, 50), 2, lstm_hidden=20)
     parts = wide.split(wide.init(Stream(0, "server")))
     for part in parts[:8]:  # by H, not by the number of inputs
         assert 0.9 / math.sqrt(20) < part.abs().max() <= 1 / math.sqrt(20)
@@ -110,4 +110,4 @@ def test_local_reparameterization_is_refused():
 @pytest.mark.parametrize("shape", [(1, 28, 28), (784,)])
 def test_inputs_that_are_no_sequences_are_refused(shape):
     with pytest.raises(FedRayError, match=r"--model.name lstm: inputs of shape .*sent140"):
-        zoo.build("lstm", (), 50, shape, 10)
+        built("lstm", shape, 10)

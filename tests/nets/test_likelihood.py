@@ -7,8 +7,8 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from fedray.arrays.rng import Stream
-from fedray.nets import likelihood, zoo
-from tests.helpers import NETS, described
+from fedray.nets import likelihood
+from tests.helpers import NETS, built, described
 
 
 def batch(model, repeats=1):
@@ -28,7 +28,7 @@ def test_the_nll_is_the_weighted_cross_entropy():
 
 # Chains that the differentiation by hand does not know.
 OTHERS = {
-    "lstm": zoo.lstm((2, 3), 2, 4),
+    "lstm": built("lstm", (2, 3), 4, lstm_hidden=2),
     "linear": described((2, 3), 4, nn.Flatten(), nn.Linear(6, 5), nn.Linear(5, 4)),
     "tanh": described((2, 3), 4, nn.Flatten(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4)),
     "late": described((2, 3), 4, nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4), nn.LeakyReLU(0.2)),

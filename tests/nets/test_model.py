@@ -9,8 +9,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from fedray.arrays.rng import Stream
-from fedray.nets import zoo
-from tests.helpers import NETS, described
+from tests.helpers import NETS, built, described
 
 
 def reference(model, theta):
@@ -57,7 +56,7 @@ def test_logits_are_those_of_torch_nn(model):
 
 
 def test_the_initial_weights_are_those_of_torch_nn():
-    model = zoo.mlp((1, 28, 28), (100,), 10)
+    model = built("mlp", (1, 28, 28), 10, hidden=(100,))
     theta = model.init(Stream(0, "server"))
     for part, fan_in in zip(model.split(theta), (784, 784, 100, 100), strict=True):
         bound = 1 / math.sqrt(fan_in)
@@ -71,7 +70,7 @@ def test_the_initial_weights_are_those_of_torch_nn():
 
 @pytest.mark.parametrize(
     "model",
-    [zoo.mlp((5,), (), 3), described((1, 4, 4), 8, nn.Conv2d(1, 2, 3, stride=2, padding=1), nn.Flatten())],
+    [built("mclr", (5,), 3), described((1, 4, 4), 8, nn.Conv2d(1, 2, 3, stride=2, padding=1), nn.Flatten())],
     ids=["linear", "conv"],
 )
 def test_one_layer_has_the_same_moments_by_local_reparameterization_and_by_weight_sampling(model):

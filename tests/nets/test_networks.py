@@ -6,8 +6,8 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from fedray.arrays.rng import Stream
-from fedray.nets import zoo
 from fedray.types import FedRayError
+from tests.helpers import built
 
 
 @pytest.mark.parametrize(
@@ -24,14 +24,14 @@ from fedray.types import FedRayError
     ],
 )
 def test_the_papers_networks_have_the_papers_size(name, shape, classes, parameters, activations):
-    model = zoo.build(name, (100,), 50, shape, classes)
+    model = built(name, shape, classes)
     assert (model.size, model.activations) == (parameters, activations)
     assert model.padded % 64 == 0
     assert 0 <= model.padded - model.size < 64
 
 
 def test_the_dnn_leaks_a_tenth_of_what_is_negative():
-    model = zoo.build("dnn", (7,), 1, (2, 3), 4)
+    model = built("dnn", (2, 3), 4, hidden=(7,))
     theta, x = model.init(Stream(0, "server")), Stream(0, "x").normal([6, 2, 3])
     w1, b1, w2, b2 = model.split(theta)
     a = x.flatten(1) @ w1 + b1
@@ -42,7 +42,7 @@ def test_the_dnn_leaks_a_tenth_of_what_is_negative():
 
 def test_the_cnn_pools_after_each_convolution():
     """The public Bayesian twin of BPFed lacks the second pooling."""
-    model = zoo.build("cnn", (), 1, (3, 32, 32), 10)
+    model = built("cnn", (3, 32, 32), 10)
     theta, x = model.init(Stream(0, "server")), Stream(0, "x").normal([2, 3, 32, 32])
     parts = iter(model.split(theta))
     for _ in range(2):
@@ -67,7 +67,7 @@ def test_convolutions_refuse_images_that_their_pooling_would_eat(name, smallest,
     channels, height, width = smallest
     for shape in ((channels, height - 1, width), (channels, height, width - 1), (height, width), (784,)):
         with pytest.raises(FedRayError, match=rf"{name}.*too small.*{height} x {width}.*mlp"):
-            zoo.build(name, (), 1, shape, 10)
-    model = zoo.build(name, (), 1, smallest, 10)
+            built(name, shape, 10)
+    model = built(name, smallest, 10)
     assert parameters in (None, model.size)
     assert model.apply(model.init(Stream(0, "server")), torch.zeros(2, *smallest)).shape == (2, 10)

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedray.config import DataConfig
 from fedray.data.readers import REPLACE, Dataset, reading
+from fedray.data.records import DatasetRecord, Protocol
 from fedray.types import FedRayError, require
 
 NAMES = ("covertype/covertype.npz", "covertype/covertype_subset.npz")
@@ -23,10 +25,12 @@ LOW = np.array([1859, 0, 0, 0, -173, 0, 0, 0, 0, 0], np.float32)
 HIGH = np.array([3858, 360, 66, 1397, 601, 7117, 254, 254, 254, 7173], np.float32)
 
 
-def load(root: Path, download: bool) -> Dataset:
+def load(cfg: DataConfig, classes: int | None = None) -> Dataset:
     """x [N, 54] in [0, 1], y 1 for class 2 and 0 for the others; raises FedRayError where the file is not usable."""
+    assert cfg.root is not None
+    root = Path(cfg.root)
     present = [root / name for name in NAMES if (root / name).exists()]
-    if not present and download:
+    if not present and cfg.download:
         present = [fetch(root)]
     remedy = "add --data.download, or point --data.root or $FEDRAY_DATA_ROOT to a folder that has it"
     require(bool(present), "data.name", "covertype", f"{root / NAMES[0]} is missing", remedy)
@@ -58,3 +62,13 @@ def fetch(root: Path) -> Path:
         remedy = "check the network and the folder, or put the file there"
         raise FedRayError(f"--data.download: covertype did not arrive in {path} ({error}); {remedy}") from error
     return path
+
+
+DATASET = DatasetRecord(
+    summary="forest cover types, class 2 against the others, 54 features",
+    load=load,
+    protocol=Protocol(
+        30, 1, "blr", scaling="feature", held_out=0.2
+    ),  # "Client Selection for Federated Bayesian Learning"
+    partition="ratio",
+)

@@ -12,11 +12,12 @@ training and test examples alike, which leaks: inputs are scaled by constants, a
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
+from fedray.config import DataConfig
 from fedray.data.partition import Partition, hold_out, owners
+from fedray.data.readers import Dataset
+from fedray.data.records import DealSettings, LognormalSizes, PartitionRecord, Protocol
 from fedray.types import require
 
 SEEDS = 10  # examples of each of its classes that every client has
@@ -25,23 +26,8 @@ SIGMA = 2.0  # sd of the logarithm of a share
 DOUBLED = 20  # clients up to whose number x is doubled
 
 
-class Sizes(NamedTuple):
-    """x = int(share)·r + e, with whole r and e drawn uniformly from their ranges, ends included.
-
-    Up to twenty clients have twice as many.
-    """
-
-    reserve: int  # examples of a class that are not shared out
-    factor: tuple[int, int]  # r
-    extra: tuple[int, int]  # e
-
-
-MNIST = Sizes(1000, (1, 10), (10, 200))  # and FashionMNIST
-CIFAR10 = Sizes(20, (1, 1), (300, 600))
-
-
 def draw_sizes(
-    available: np.ndarray, clients: int, held: int, sizes: Sizes, rng: np.random.Generator
+    available: np.ndarray, clients: int, held: int, sizes: LognormalSizes, rng: np.random.Generator
 ) -> np.ndarray:  # [N, s]
     """How many examples each client is to get for each of its slots, beside its seeds; available [C] is the supply.
 
@@ -59,7 +45,7 @@ def lognormal(
     labels: np.ndarray,
     clients: int,
     held: int,
-    sizes: Sizes,
+    sizes: LognormalSizes,
     test_fraction: float,
     label_bug: bool,
     rng: np.random.Generator,
@@ -97,7 +83,7 @@ def skipped(labels: np.ndarray, partition: Partition) -> int:
     return sum(int((np.bincount(labels[own]) == SEEDS).sum()) for own in owned)
 
 
-def _check(available: np.ndarray, clients: int, held: int, sizes: Sizes) -> None:
+def _check(available: np.ndarray, clients: int, held: int, sizes: LognormalSizes) -> None:
     counts = [len(of) for of in owners(clients, held, len(available), "window")]
     reason = f"{GROUPS} groups of clients share their draws"
     require(clients >= GROUPS, "clients", clients, reason, f"choose at least {GROUPS}, or another --data.partition")
@@ -107,3 +93,33 @@ def _check(available: np.ndarray, clients: int, held: int, sizes: Sizes) -> None
     for label, (supply, count) in enumerate(zip(available, counts, strict=True)):
         reason = f"class {label} has {supply} examples, its {count} owners get {SEEDS} each"
         require(count * SEEDS <= supply, "clients", clients, reason, "lower it")
+
+
+def deal(dataset: Dataset, settings: DealSettings, rng: np.random.Generator) -> Partition:
+    """Deal the examples of a dataset; see :func:`lognormal`."""
+    sizes = settings.protocol.lognormal
+    bug = settings.cfg.label_bug
+    return lognormal(dataset.y, settings.clients, settings.labels, sizes, settings.test_fraction, bug, rng)
+
+
+def describe(cfg: DataConfig, protocol: Protocol) -> str:
+    """The partition in words."""
+    wrong = ", seeds mislabelled as published" if cfg.label_bug else ""
+    return f"lognormal sizes, windows of {cfg.labels_per_client} labels{wrong}"
+
+
+def remarks(dataset: Dataset, partition: Partition) -> tuple[str, ...]:
+    """How many shares are missing, if any."""
+    missing = skipped(dataset.y, partition)
+    text = f"{missing} shares of a class that had run out were left out, as in the published protocol"
+    return (text,) if missing else ()
+
+
+PARTITION = PartitionRecord(
+    summary="windows of classes with lognormal sizes (pFedMe, pFedBreD)",
+    deal=deal,
+    describe=describe,
+    protocol=Protocol(100, 20, "mlp", labels=3),
+    remarks=remarks,
+    mislabels=True,
+)

@@ -1,0 +1,52 @@
+"""Shares of every class drawn from a Dirichlet distribution."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedray.config import DataConfig
+from fedray.data.partition import Partition, check_sizes, hold_out
+from fedray.data.readers import Dataset
+from fedray.data.records import DealSettings, PartitionRecord, Protocol
+from fedray.types import FedRayError, require
+
+REDRAWS = 100  # attempts at a partition that gives every client at least two examples
+
+
+def dirichlet(
+    labels: np.ndarray, clients: int, alpha: float, test_fraction: float, rng: np.random.Generator
+) -> Partition:
+    """Each class is dealt in shares ~ Dir(alpha, ..., alpha); every client holds out a random test set.
+
+    labels [N]. Raises FedRayError where no draw of ``REDRAWS`` gives every client at least two examples.
+    Source: Hsu et al., arXiv:1909.06335 (here with the shares drawn per class).
+    """
+    check_sizes(len(labels), clients)
+    require(0 < alpha < np.inf, "data.alpha", alpha, "not a concentration", "choose a positive number, e.g. 0.5")
+    available = np.bincount(labels)
+    for _ in range(REDRAWS):
+        shares = rng.dirichlet(np.full(clients, alpha), len(available))
+        cuts = np.rint(np.cumsum(shares, axis=1)[:, :-1] * available[:, None]).astype(np.int64)
+        counts = np.diff(cuts, axis=1, prepend=0, append=available[:, None])
+        if counts.sum(axis=0).min() >= 2:
+            break
+    else:
+        raise FedRayError(
+            f"--data.alpha {alpha}: {REDRAWS} draws left some of {clients} clients fewer than 2 examples; "
+            "choose an --data.alpha nearer to 1 or lower --clients"
+        )
+    pieces = [np.split(rng.permutation(np.flatnonzero(labels == c)), cut) for c, cut in enumerate(cuts)]
+    return hold_out([np.concatenate(parts) for parts in zip(*pieces, strict=True)], test_fraction, rng)
+
+
+def deal(dataset: Dataset, settings: DealSettings, rng: np.random.Generator) -> Partition:
+    """Deal the examples of a dataset; see :func:`dirichlet`."""
+    return dirichlet(dataset.y, settings.clients, settings.cfg.alpha, settings.test_fraction, rng)
+
+
+def describe(cfg: DataConfig, protocol: Protocol) -> str:
+    """The partition in words."""
+    return f"dirichlet, alpha {cfg.alpha:g}"
+
+
+PARTITION = PartitionRecord(summary="class shares of a client drawn from Dir(alpha)", deal=deal, describe=describe)

@@ -1,0 +1,53 @@
+"""Clients are the users that the dataset names, or groups of them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedray.config import DataConfig
+from fedray.data.partition import Partition, check_clients, hold_out
+from fedray.data.readers import Dataset
+from fedray.data.records import DealSettings, PartitionRecord, Protocol
+from fedray.types import require
+
+LEAST = 10  # users of a client, where there are as many
+
+
+def natural(users: np.ndarray, clients: int, alpha: float, test_fraction: float, rng: np.random.Generator) -> Partition:
+    """Users are clients; fewer clients are groups of them, with shares of the users ~ Dir(alpha, ..., alpha).
+
+    users [N] are 0..U-1. A client's users are consecutive, and ten at least (as many as there are, where U < 10 N).
+    Raises FedRayError for more clients than users, or a client with less than two examples. Source: pFedBreD's
+    Sent140, where the rest that rounding leaves is dealt at random too.
+    """
+    check_clients(clients)
+    count, remedy = int(users.max()) + 1, "choose a positive number, e.g. 0.5"
+    require(clients <= count, "clients", clients, f"the dataset has {count} users", f"lower it to at most {count}")
+    require(0 < alpha < np.inf, "data.alpha", alpha, "not a concentration", remedy)
+    least = min(LEAST, count // clients)
+    sizes = least + (rng.dirichlet(np.full(clients, alpha)) * (count - least * clients)).astype(np.int64)
+    sizes += np.bincount(rng.integers(clients, size=count - sizes.sum()), minlength=clients)
+    owner = np.repeat(np.arange(clients), sizes)[users]
+    shards = [np.flatnonzero(owner == client) for client in range(clients)]
+    poor = min(range(clients), key=lambda client: len(shards[client]))
+    reason = f"client {poor} has {len(shards[poor])} example of its {sizes[poor]} users; it needs one to test on"
+    require(len(shards[poor]) >= 2, "clients", clients, reason, "lower it, so that users are grouped")
+    return hold_out(shards, test_fraction, rng)
+
+
+def deal(dataset: Dataset, settings: DealSettings, rng: np.random.Generator) -> Partition:
+    """Deal the examples of a dataset by user; see :func:`natural`. Raises FedRayError for one without users."""
+    reason = "the dataset does not say whose its examples are"
+    require(dataset.users is not None, "data.partition", "natural", reason, "choose labels, dirichlet or iid")
+    assert dataset.users is not None
+    return natural(dataset.users, settings.clients, settings.cfg.alpha, settings.test_fraction, rng)
+
+
+def describe(cfg: DataConfig, protocol: Protocol) -> str:
+    """The partition in words."""
+    return f"by user, groups of users with alpha {cfg.alpha:g}"
+
+
+PARTITION = PartitionRecord(
+    summary="clients are users, or groups of users with sizes drawn from Dir(alpha)", deal=deal, describe=describe
+)
