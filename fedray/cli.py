@@ -1,19 +1,62 @@
-"""Command lines made of the config dataclasses: ``[ALGORITHM] [options]``, with presets."""
+"""The command lines: ``fedray COMMAND``, exit codes, and options that are made of the config dataclasses."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn, TypeVar
 
 import tyro
 
-from fedray import registry
 from fedray.config import Execution, Experiment, override
-from fedray.types import Algorithm, FedRayError
+from fedray.terminal import INTERRUPTS, interruptible, say
+from fedray.types import FedRayError, RunError
 
+if TYPE_CHECKING:
+    from fedray.types import Algorithm
+
+T = TypeVar("T")
+
+DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130  # exit codes of every command
 DEFAULT_ALGORITHM = "pfedbayes"
+
+
+def run_command(body: Callable[[], int], interrupted: str = "interrupted") -> int:
+    """Run a command and return its exit code.
+
+    The body returns DONE or FAILED. A FedRayError is printed: FAILED if a run had begun, else REFUSED. SIGINT and
+    SIGTERM stop the body with a KeyboardInterrupt: INTERRUPTED, after the given text.
+    """
+    try:
+        with interruptible():
+            return body()
+    except FedRayError as error:
+        say(f"error: {error}")
+        return FAILED if isinstance(error, RunError) else REFUSED
+    except KeyboardInterrupt:
+        say(interrupted)
+        return INTERRUPTED
+
+
+def leave(main: Callable[[], int]) -> NoReturn:
+    """Run a command as this process and leave with its exit code, which no signal changes after the command's end."""
+    for number in INTERRUPTS:
+        signal.signal(number, signal.SIG_IGN)  # what run_command restores; Python's own exit takes seconds
+    sys.exit(main())
+
+
+def read_options(kind: type[T], argv: Sequence[str], prog: str, description: str) -> T:
+    """A command line as a dataclass of options; tyro prints help and mistakes and leaves with exit code 0 or 2."""
+    return tyro.cli(
+        kind,
+        prog=prog,
+        description=description,
+        args=list(argv),
+        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.HelptextFromCommentsOff),
+    )
 
 
 class Parsed(NamedTuple):
@@ -39,6 +82,8 @@ def parse(
     tyro prints help and mistakes and leaves with its own exit code (0, 2). Raises FedRayError for an unknown
     algorithm or preset.
     """
+    from fedray import registry  # imports PyTorch, for which `fedray status` does not wait
+
     names = registry.algorithms()
     given = bool(argv) and not argv[0].startswith("-")
     usual = registry.algorithm_name(base[0].algorithm) if base else DEFAULT_ALGORITHM
@@ -58,13 +103,8 @@ def parse(
         ("preset", Annotated[str, tyro.conf.arg(help=_preset_help(record))], ""),
         *more,
     ]
-    parsed: Any = tyro.cli(
-        dataclasses.make_dataclass("Options", fields, frozen=True),
-        prog=f"{prog} {name}" if given else prog,
-        description=describe(names, name),
-        args=list(argv),
-        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.HelptextFromCommentsOff),
-    )
+    options: type[Any] = dataclasses.make_dataclass("Options", fields, frozen=True)
+    parsed = read_options(options, argv, f"{prog} {name}" if given else prog, describe(names, name))
     experiment = dataclasses.replace(parsed.experiment, algorithm=parsed.algorithm)
     return Parsed(experiment, parsed.execution, parsed.preset, parsed)
 
@@ -95,6 +135,8 @@ def listed(names: Mapping[str, Algorithm]) -> str:
 
 def command(experiment: Experiment) -> str:
     """The launch command of an experiment: every setting that is not a default, floats to the last bit."""
+    from fedray import registry
+
     name = registry.algorithm_name(experiment.algorithm)
     record = registry.algorithms()[name]
     default = override(Experiment(algorithm=record.config()), dict(record.defaults))

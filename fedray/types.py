@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch import Tensor
+if TYPE_CHECKING:  # an error must not cost the seconds that PyTorch takes to import
+    from torch import Tensor
 
 BINS = 10  # equal confidence bins (l/10, (l+1)/10], as in BPFed's calibration tables
 

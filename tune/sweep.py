@@ -22,6 +22,7 @@ from fedray.federate.plan import make_plan
 from fedray.run.mlflow_store import resolve, shown
 from fedray.run.runfolder import write_json
 from fedray.run.tracking import MLflowTracker, NullTracker, Tracker
+from fedray.terminal import same_handlers
 from fedray.types import FedRayError
 from tune import outcome, search
 from tune.options import Sweep, complete
@@ -81,7 +82,8 @@ def play(request: Request, resume: bool, say: Callable[[str], object], heard: Ca
 
     Raises FedRayError, before any trial, for what the cluster cannot hold or a store that is down.
     """
-    own = connect(request.execution.address)
+    with same_handlers():
+        own = connect(request.execution.address)
     try:
         sweep, execution = request.sweep, request.execution
         clients = make_plan(request.base).clients

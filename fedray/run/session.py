@@ -25,7 +25,7 @@ from fedray.run.progress import Status
 from fedray.run.runfolder import Note
 from fedray.run.tracking import Tracker
 from fedray.run.writer import Writer
-from fedray.terminal import accuracies, bar, check_packages, say
+from fedray.terminal import accuracies, bar, check_packages, same_handlers, say
 
 RECENT_ROUNDS = 10  # whose mean time tells how long the rest will take
 
@@ -212,7 +212,8 @@ def open_federation(plan: Plan, execution: Execution, name: str, store: Store, b
         return LocalFederation(plan, execution.backend, "cpu", store, begun, execution.on_failure == "skip")
     from actors.federation import RayFederation, announce
 
-    federation = RayFederation(plan, dataclasses.replace(execution, name=name), store, begun)
+    with same_handlers():
+        federation = RayFederation(plan, dataclasses.replace(execution, name=name), store, begun)
     announce(federation.layout, plan.clients)
     return federation
 
