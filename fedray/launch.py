@@ -12,7 +12,7 @@ from fedray import cli
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from fedray.run.session import Outcome, Request
+    from fedray.run.session import Request, RunResult
     from fedray.types import Algorithm
 
 
@@ -55,7 +55,7 @@ def _description(names: Mapping[str, Algorithm], chosen: str) -> str:
     )
 
 
-def show(outcome: Outcome) -> None:
+def show(outcome: RunResult) -> None:
     """Print what a run found, what went wrong, and what to type next."""
     from rich.console import Console
 
@@ -71,7 +71,7 @@ def show(outcome: Outcome) -> None:
     )
 
 
-def _failures(outcome: Outcome) -> Table:
+def _failures(outcome: RunResult) -> Table:
     """The table of what went wrong and what was made of it."""
     from rich.table import Table
 
