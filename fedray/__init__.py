@@ -4,18 +4,45 @@
     model = fedray.load("runs/my-run")
     model.predict(x, client=3).mutual_information
 
-A federation in a notebook, in this process and without Ray: see docs/design.md, "As a library".
+The names below are the public ones. docs/design.md, "As a library", runs a federation in a notebook, without Ray.
 """
 
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedray.run.predictor import load
+    from fedray.config import CheckpointConfig as CheckpointConfig
+    from fedray.config import DataConfig as DataConfig
+    from fedray.config import Execution as Execution
+    from fedray.config import Experiment as Experiment
+    from fedray.config import ModelConfig as ModelConfig
+    from fedray.config import TrackingConfig as TrackingConfig
+    from fedray.federate.in_process import LocalFederation as LocalFederation
+    from fedray.federate.plan import make_plan as make_plan
+    from fedray.run.predictor import load as load
+    from fedray.run.session import run_experiment as run_experiment
+    from fedray.types import FedRayError as FedRayError
+    from fedray.types import RunError as RunError
 
-__all__ = ["load"]
+__version__ = "0.1.0"
+
+MODULES = {  # PyTorch takes seconds to import: a name is imported when it is first used
+    "CheckpointConfig": "fedray.config",
+    "DataConfig": "fedray.config",
+    "Execution": "fedray.config",
+    "Experiment": "fedray.config",
+    "FedRayError": "fedray.types",
+    "LocalFederation": "fedray.federate.in_process",
+    "ModelConfig": "fedray.config",
+    "RunError": "fedray.types",
+    "TrackingConfig": "fedray.config",
+    "load": "fedray.run.predictor",
+    "make_plan": "fedray.federate.plan",
+    "run_experiment": "fedray.run.session",
+}
 
 # Without it, MKL may sum a product of small matrices in another order when it is one of a stack (seen on AMD). MKL
 # reads it at its first product, hence here, before PyTorch is imported.
@@ -23,9 +50,10 @@ os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 
 def __getattr__(name: str) -> Any:
-    # PyTorch takes seconds to import: `import fedray` alone, as every `python -m fedray.…` does, should not.
-    if name in __all__:
-        from fedray.run import predictor
-
-        return getattr(predictor, name)
+    if name in MODULES:
+        return getattr(import_module(MODULES[name]), name)
     raise AttributeError(f"module 'fedray' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *MODULES])

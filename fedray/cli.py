@@ -1,19 +1,120 @@
-"""Command lines made of the config dataclasses: ``[ALGORITHM] [options]``, with presets."""
+"""The command lines: ``fedray COMMAND``, exit codes, and options that are made of the config dataclasses."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn, TypeVar
 
 import tyro
 
-from fedray import registry
+import fedray
 from fedray.config import Execution, Experiment, override
-from fedray.types import Algorithm, FedRayError
+from fedray.terminal import INTERRUPTS, interruptible, say
+from fedray.types import FedRayError, RunError
 
+if TYPE_CHECKING:
+    from fedray.types import Algorithm
+
+T = TypeVar("T")
+
+DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130  # exit codes of every command
 DEFAULT_ALGORITHM = "pfedbayes"
+
+
+class Door(NamedTuple):
+    """A command: the module with its ``main(argv) -> exit code``, and what --help says of it."""
+
+    module: str
+    summary: str
+
+
+DOORS = {
+    "launch": Door("fedray.launch", "run one federation, track it, and keep its result"),
+    "tune": Door("tune.__main__", "search the settings of a federation, with Ray Tune"),
+    "compare": Door("fedray.compare.comparison", "make tables and figures of finished runs"),
+    "studies": Door("fedray.studies.study", "run all experiments behind a table"),
+    "status": Door("fedray.status", "show how far the runs are"),
+    "newcomers": Door("fedray.newcomers", "adapt a finished run to clients that it has never met"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``fedray COMMAND [options]``: run a command and return its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    name = words[0] if words else "--help"
+    if name == "--version":
+        print(f"fedray {fedray.__version__}")
+        return DONE
+    if name in ("-h", "--help"):
+        print(_help())
+        return DONE
+
+    def body() -> int:
+        if name not in DOORS:
+            raise FedRayError(f"{name}: not a command; choose from {', '.join(DOORS)}, --help or --version")
+        return import_module(DOORS[name].module).main(words[1:])
+
+    return run_command(body)
+
+
+def console() -> NoReturn:
+    """The ``fedray`` command of the terminal."""
+    leave(main)
+
+
+def _help() -> str:
+    commands = "\n".join(f"  {name:<10} {door.summary}" for name, door in DOORS.items())
+    return (
+        "usage: fedray COMMAND [options]\n\n"
+        "Personalized Bayesian federated learning on Ray. COMMAND is one of\n\n"
+        f"{commands}\n\n"
+        "A first session:\n\n"
+        "  fedray launch --rounds 5                 train the default algorithm on the digits of scikit-learn\n"
+        "  fedray launch fedavg --lr 0.1            another algorithm\n"
+        "  fedray compare                           compare the runs so far\n\n"
+        "fedray COMMAND --help lists the options of a command, fedray --version prints the version. Every command\n"
+        "also runs as a module: python -m fedray.launch, python -m tune, and so on."
+    )
+
+
+def run_command(body: Callable[[], int], interrupted: str = "interrupted") -> int:
+    """Run a command and return its exit code.
+
+    The body returns DONE or FAILED. A FedRayError is printed: FAILED if a run had begun, else REFUSED. SIGINT and
+    SIGTERM stop the body with a KeyboardInterrupt: INTERRUPTED, after the given text.
+    """
+    try:
+        with interruptible():
+            return body()
+    except FedRayError as error:
+        say(f"error: {error}")
+        return FAILED if isinstance(error, RunError) else REFUSED
+    except KeyboardInterrupt:
+        say(interrupted)
+        return INTERRUPTED
+
+
+def leave(main: Callable[[], int]) -> NoReturn:
+    """Run a command as this process and leave with its exit code, which no signal changes after the command's end."""
+    for number in INTERRUPTS:
+        signal.signal(number, signal.SIG_IGN)  # what run_command restores; Python's own exit takes seconds
+    sys.exit(main())
+
+
+def read_options(kind: type[T], argv: Sequence[str], prog: str, description: str) -> T:
+    """A command line as a dataclass of options; tyro prints help and mistakes and leaves with exit code 0 or 2."""
+    return tyro.cli(
+        kind,
+        prog=prog,
+        description=description,
+        args=list(argv),
+        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.HelptextFromCommentsOff),
+    )
 
 
 class Parsed(NamedTuple):
@@ -39,6 +140,8 @@ def parse(
     tyro prints help and mistakes and leaves with its own exit code (0, 2). Raises FedRayError for an unknown
     algorithm or preset.
     """
+    from fedray import registry  # imports PyTorch, for which `fedray status` does not wait
+
     names = registry.algorithms()
     given = bool(argv) and not argv[0].startswith("-")
     usual = registry.algorithm_name(base[0].algorithm) if base else DEFAULT_ALGORITHM
@@ -58,13 +161,8 @@ def parse(
         ("preset", Annotated[str, tyro.conf.arg(help=_preset_help(record))], ""),
         *more,
     ]
-    parsed: Any = tyro.cli(
-        dataclasses.make_dataclass("Options", fields, frozen=True),
-        prog=f"{prog} {name}" if given else prog,
-        description=describe(names, name),
-        args=list(argv),
-        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.HelptextFromCommentsOff),
-    )
+    options: type[Any] = dataclasses.make_dataclass("Options", fields, frozen=True)
+    parsed = read_options(options, argv, f"{prog} {name}" if given else prog, describe(names, name))
     experiment = dataclasses.replace(parsed.experiment, algorithm=parsed.algorithm)
     return Parsed(experiment, parsed.execution, parsed.preset, parsed)
 
@@ -95,6 +193,8 @@ def listed(names: Mapping[str, Algorithm]) -> str:
 
 def command(experiment: Experiment) -> str:
     """The launch command of an experiment: every setting that is not a default, floats to the last bit."""
+    from fedray import registry
+
     name = registry.algorithm_name(experiment.algorithm)
     record = registry.algorithms()[name]
     default = override(Experiment(algorithm=record.config()), dict(record.defaults))

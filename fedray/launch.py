@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from fedray.terminal import say
+from fedray import cli
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from fedray.run.session import Outcome, Request
+    from fedray.run.session import Request, RunResult
     from fedray.types import Algorithm
 
 
@@ -29,7 +27,6 @@ def parse(argv: Sequence[str]) -> Command:
     """What a command line asks for; tyro prints help and mistakes and leaves with its own exit code (0, 2)."""
     import tyro
 
-    from fedray import cli
     from fedray.run import runfolder
     from fedray.run.session import Request
 
@@ -47,8 +44,6 @@ def parse(argv: Sequence[str]) -> Command:
 
 
 def _description(names: Mapping[str, Algorithm], chosen: str) -> str:
-    from fedray import cli
-
     return (
         "Run one federation: every client a Ray actor, the result under runs/, the numbers in MLflow.\n\n"
         f"ALGORITHM, the first argument, is one of\n{cli.listed(names)}\n\n"
@@ -60,7 +55,7 @@ def _description(names: Mapping[str, Algorithm], chosen: str) -> str:
     )
 
 
-def show(outcome: Outcome) -> None:
+def show(outcome: RunResult) -> None:
     """Print what a run found, what went wrong, and what to type next."""
     from rich.console import Console
 
@@ -76,7 +71,7 @@ def show(outcome: Outcome) -> None:
     )
 
 
-def _failures(outcome: Outcome) -> Table:
+def _failures(outcome: RunResult) -> Table:
     """The table of what went wrong and what was made of it."""
     from rich.table import Table
 
@@ -89,32 +84,22 @@ def _failures(outcome: Outcome) -> Table:
     return shown
 
 
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; 0 done, 1 training failed, 2 the request was at fault, 130 interrupted."""
-    from fedray.run import session
-    from fedray.types import FedRayError, RunError
 
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _interrupt)  # a terminated run cleans up like an interrupted one
-    try:
+    def body() -> int:
+        from fedray.run import session
+
         command = parse(sys.argv[1:] if argv is None else argv)
         outcome = session.run(command.request)
-    except FedRayError as error:
-        say(f"error: {error}")
-        return 1 if isinstance(error, RunError) else 2
-    except KeyboardInterrupt:
-        say("interrupted: the actors are stopped, the rounds so far are in the tracking store")
-        return 130
-    if command.json:
-        print(json.dumps(outcome.summary))
-    else:
-        show(outcome)
-    return 0
+        if command.json:
+            print(json.dumps(outcome.summary))
+        else:
+            show(outcome)
+        return cli.DONE
+
+    return cli.run_command(body, "interrupted: the actors are stopped, the rounds so far are in the tracking store")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.leave(main)

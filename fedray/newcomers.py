@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from fedray import registry
+from fedray import cli, registry
 from fedray.arrays.rng import Stream
 from fedray.config import DataConfig, override
 from fedray.data import loading
@@ -31,8 +31,8 @@ from fedray.federate.rounds import Snapshot, State, play_round
 from fedray.run import predictor
 from fedray.run.predictor import Predictor
 from fedray.run.writer import Writer
-from fedray.terminal import bar, say
-from fedray.types import FedRayError, require
+from fedray.terminal import bar
+from fedray.types import require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,30 +130,32 @@ def play(options: Options) -> tuple[dict[str, Any], Path]:
         writer.discard()
 
 
+def show(options: Options, summary: dict[str, Any], folder: Path) -> None:
+    """Print how well the newcomers are served, and where their models are."""
+    found = summary[report.NOVEL]
+    print(
+        f"{options.clients} newcomers after {options.rounds} rounds on {summary['train_examples']} examples: "
+        f"accuracy {found['accuracy']:.2%}, NLL {found['nll']:.3f} nats, ECE {found['ece']:.2%}\n"
+        f"result   {folder}\n"
+        f'use it   python -c "import fedray; print(fedray.load({str(folder)!r}))"'
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; 0 done, 2 the request was at fault, 130 interrupted."""
-    config = (tyro.conf.FlagCreatePairsOff, tyro.conf.HelptextFromCommentsOff)
-    options = tyro.cli(Options, prog="python -m fedray.newcomers", description=__doc__, args=argv, config=config)
-    try:
+
+    def body() -> int:
+        given = sys.argv[1:] if argv is None else argv
+        options = cli.read_options(Options, given, "python -m fedray.newcomers", __doc__ or "")
         summary, folder = play(options)
-    except FedRayError as error:
-        say(f"error: {error}")
-        return 2
-    except KeyboardInterrupt:
-        say("interrupted: nothing was written")
-        return 130
-    if options.json:
-        print(json.dumps(summary))
-    else:
-        found = summary[report.NOVEL]
-        print(
-            f"{options.clients} newcomers after {options.rounds} rounds on {summary['train_examples']} examples: "
-            f"accuracy {found['accuracy']:.2%}, NLL {found['nll']:.3f} nats, ECE {found['ece']:.2%}\n"
-            f"result   {folder}\n"
-            f'use it   python -c "import fedray; print(fedray.load({str(folder)!r}))"'
-        )
-    return 0
+        if options.json:
+            print(json.dumps(summary))
+        else:
+            show(options, summary, folder)
+        return cli.DONE
+
+    return cli.run_command(body, "interrupted: nothing was written")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.leave(main)

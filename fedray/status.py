@@ -11,8 +11,10 @@ from pathlib import Path
 
 import tyro
 
+from fedray import cli
 from fedray.run.progress import RUNS, entry, line, read, unfinished
 from fedray.terminal import say
+from fedray.types import require
 
 REFRESH_SECONDS = 2.0
 
@@ -30,7 +32,7 @@ class Options:
 
 
 def show(options: Options) -> None:
-    """Print the statuses once; raises ValueError for a folder without one."""
+    """Print the statuses once; raises FedRayError for a folder without one."""
     folders = options.folders or unfinished()
     found = {folder: read(folder) for folder in folders}
     if options.json:
@@ -62,28 +64,25 @@ def watch(options: Options) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; 0 done, 2 the request was at fault, 130 interrupted."""
-    options = tyro.cli(
-        Options,
-        prog="python -m fedray.status",
-        description="One line per federation: round, accuracies, seconds per round, time left, failures, last "
-        "checkpoint, and when its driver last wrote. It reads files only and disturbs no run.\n\n"
-        "  python -m fedray.status                  every run below runs/ that is not finished\n"
-        "  python -m fedray.status runs/NAME        one run, finished or not\n"
-        "  python -m fedray.status --watch          again every two seconds",
-        args=list(sys.argv[1:] if argv is None else argv),
-        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.HelptextFromCommentsOff),
-    )
-    try:
-        if options.watch and options.json:
-            raise ValueError("--watch --json: a list that grows is not JSON; choose one of them")
+
+    def body() -> int:
+        options = cli.read_options(
+            Options,
+            sys.argv[1:] if argv is None else argv,
+            "python -m fedray.status",
+            "One line per federation: round, accuracies, seconds per round, time left, failures, last checkpoint, and "
+            "when its driver last wrote. It reads files only and disturbs no run.\n\n"
+            "  python -m fedray.status                  every run below runs/ that is not finished\n"
+            "  python -m fedray.status runs/NAME        one run, finished or not\n"
+            "  python -m fedray.status --watch          again every two seconds",
+        )
+        both = options.watch and options.json
+        require(not both, "watch", "--json", "a list that grows is not JSON", "choose one of them")
         (watch if options.watch else show)(options)
-    except ValueError as error:
-        say(f"error: {error}")
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    return 0
+        return cli.DONE
+
+    return cli.run_command(body)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.leave(main)

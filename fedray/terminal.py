@@ -4,14 +4,68 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
+
+from fedray.types import FedRayError
+
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
 
 def say(text: str) -> None:
     """A line on stderr."""
     print(text, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Raise KeyboardInterrupt at the first SIGINT or SIGTERM, and ignore later ones: nothing cuts the clean-up short.
+
+    Outside of the main thread, where Python handles no signals, this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    stopping = False
+
+    def interrupt(*_: object) -> None:
+        nonlocal stopping
+        if stopping:
+            os.write(2, b"still stopping: this takes a few seconds\n")  # print() may be what was interrupted
+            return
+        stopping = True
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in INTERRUPTS}
+    try:
+        yield
+    finally:
+        _restore(before)
+
+
+@contextlib.contextmanager
+def same_handlers() -> Iterator[None]:
+    """Undo what the code inside does to the handlers of SIGINT and SIGTERM: ``ray.init`` installs its own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in INTERRUPTS}
+    try:
+        yield
+    except SystemExit as leaving:  # raised by Ray's handler
+        raise (KeyboardInterrupt if leaving.code == signal.SIGTERM else leaving) from None
+    finally:
+        _restore(before)
+
+
+def _restore(handlers: Mapping[signal.Signals, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 @contextlib.contextmanager
@@ -34,8 +88,6 @@ def bar(unit: str, total: int, note: str) -> Iterator[Callable[[int, str], None]
 
 def check_packages() -> None:
     """Refuse to start where another package of the name ``actors`` or ``tune`` shadows ours."""
-    from fedray.types import FedRayError  # here, because it imports torch
-
     home = Path(__file__).resolve().parent.parent
     for name in ("actors", "tune"):
         spec = importlib.util.find_spec(name)

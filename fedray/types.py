@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
-from torch import Tensor
+if TYPE_CHECKING:  # an error must not cost the seconds that PyTorch takes to import
+    from torch import Tensor
 
-if TYPE_CHECKING:
     from fedray.arrays.rng import Stream
     from fedray.nets.model import Model
 

@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from fedray import cli
 from fedray.types import Algorithm, FedRayError
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ NOTE = "sweep.json"
 
 def describe(names: Mapping[str, Algorithm], chosen: str) -> str:
     """The text above the options of --help."""
-    from fedray import cli
-
     return (
         "Search the settings of a federation with Ray Tune: every trial is a whole federation, every trial a child run "
         f"in MLflow.\n\nALGORITHM, the first argument, is one of\n{cli.listed(names)}\n\n"
@@ -38,7 +37,7 @@ def read(argv: Sequence[str]) -> tuple[Any, bool]:
     """(request, whether to resume) of a command line; raises FedRayError for what could not run."""
     import tyro
 
-    from fedray import cli, registry
+    from fedray import registry
     from fedray.config import differences
     from tune.options import Sweep
     from tune.sweep import check, identity
@@ -97,25 +96,31 @@ def _more_than_resume(argv: Sequence[str]) -> bool:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; 0 done, 1 no trial succeeded, 2 the request was at fault, 130 interrupted."""
+    given = sys.argv[1:] if argv is None else argv
+    return cli.run_command(lambda: _sweep(given))
+
+
+def _sweep(argv: Sequence[str]) -> int:
+    """Run the sweep of a command line and show what it found."""
     from rich.console import Console
 
     from fedray import terminal
 
-    argv = sys.argv[1:] if argv is None else argv
-    try:
-        terminal.check_packages()
-        request, resume = read(argv)
-        from fedray.run.mlflow_store import shown
-        from fedray.run.runfolder import write_json
-        from tune import results, sweep
+    terminal.check_packages()
+    request, resume = read(argv)
+    from fedray.run.mlflow_store import shown
+    from fedray.run.runfolder import write_json
+    from tune import results, sweep
 
-        if not resume:
-            write_json(request.folder / NOTE, {"name": request.name, "argv": [shown(word) for word in argv]})
+    if not resume:
+        write_json(request.folder / NOTE, {"name": request.name, "argv": [shown(word) for word in argv]})
+    go_on = f"go on    python -m tune --resume {request.folder}"
+    try:
         with terminal.bar("trial", request.trials, "starting the first trials") as move:
             found = sweep.play(request, resume, terminal.say, move)
-    except FedRayError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    except KeyboardInterrupt:
+        terminal.say(go_on)
+        raise
     console = Console()
     console.print(results.show(found.table, request.sweep.metric, found.best))
     console.print(f"result   {request.folder / 'result'}\ntracked  {found.hint}", soft_wrap=True)
@@ -123,10 +128,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if found.best:
         console.print(f"best     {found.command}", soft_wrap=True, markup=False)
     if found.interrupted:
-        console.print(f"go on    python -m tune --resume {request.folder}", soft_wrap=True, markup=False)
-        return 130
-    return 0 if found.best else 1
+        console.print(go_on, soft_wrap=True, markup=False)
+        return cli.INTERRUPTED
+    return cli.DONE if found.best else cli.FAILED
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.leave(main)

@@ -23,6 +23,7 @@ from fedray.federate.plan import make_plan
 from fedray.run.mlflow_store import resolve, shown
 from fedray.run.runfolder import write_json
 from fedray.run.tracking import MLflowTracker, NullTracker, Tracker
+from fedray.terminal import same_handlers
 from fedray.types import require
 from tune import results, search
 from tune.options import Sweep, complete
@@ -90,7 +91,8 @@ def play(
 
     Raises FedRayError, before any trial, for what the cluster cannot hold or a store that is down.
     """
-    own = connect(request.execution.address)
+    with same_handlers():
+        own = connect(request.execution.address)
     try:
         sweep, execution = request.sweep, request.execution
         clients = make_plan(request.base).clients

@@ -1,8 +1,7 @@
 """python -m fedray.compare."""
 
-import sys
-
+from fedray import cli
 from fedray.compare.comparison import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.leave(main)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedray.terminal import accuracies
+from fedray.types import FedRayError
 
 FILE = "status.json"
 RUNS = Path("runs")
@@ -62,21 +63,21 @@ def write(folder: Path, status: Status) -> bool:
 
 def end(folder: Path, state: str) -> None:
     """Say that a run ended, and how; nothing where it had not begun."""
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(FedRayError):
         write(folder, read(folder)._replace(state=state, updated=0.0))
 
 
 def read(folder: Path) -> Status:
     """The status of a run; its state is 'stopped' where it was running and its process on this machine is gone.
 
-    Raises ValueError for a folder without one. Not FedRayError, whose import would cost a second for PyTorch.
+    Raises FedRayError for a folder without one.
     """
     try:
         status = Status(**json.loads((folder / FILE).read_text(encoding="utf-8")))
         _ = line(status)  # values of another type are found here, not while they are shown
     except (OSError, ValueError, TypeError, AttributeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise ValueError(
+        raise FedRayError(
             f"{folder}: holds no status of a run ({why}); give a folder below runs/ that fedray.launch made"
         ) from None
     gone = status.state == "running" and status.host == socket.gethostname() and not _alive(status)
@@ -140,7 +141,7 @@ def unfinished(root: Path = RUNS) -> list[Path]:
     found = []
     # No deeper: copies of results lie below runs/artifacts.
     for path in sorted([*root.glob(f"*/{FILE}"), *root.glob(f"*/*/{FILE}")]):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(FedRayError):
             found += [path.parent] if read(path.parent).state != "finished" else []
     return found
 

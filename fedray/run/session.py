@@ -26,7 +26,7 @@ from fedray.run.progress import Status
 from fedray.run.runfolder import Note
 from fedray.run.tracking import Tracker
 from fedray.run.writer import Writer
-from fedray.terminal import accuracies, bar, check_packages, say
+from fedray.terminal import accuracies, bar, check_packages, same_handlers, say
 
 RECENT_ROUNDS = 10  # whose mean time tells how long the rest will take
 
@@ -56,7 +56,7 @@ class Run(NamedTuple):
         return self.writer.destination
 
 
-class Outcome(NamedTuple):
+class RunResult(NamedTuple):
     """What a finished run has to say."""
 
     plan: Plan
@@ -66,7 +66,12 @@ class Outcome(NamedTuple):
     failures: tuple[Failure, ...] = ()
 
 
-def run(request: Request, tags: Mapping[str, str] | None = None) -> Outcome:
+def run_experiment(experiment: Experiment, execution: Execution | None = None) -> RunResult:
+    """Run an experiment from Python, as ``fedray launch`` does; raises FedRayError and RunError as :func:`run`."""
+    return run(Request(experiment, execution or Execution()))
+
+
+def run(request: Request, tags: Mapping[str, str] | None = None) -> RunResult:
     """Run the request, with more tags in the store.
 
     Raises FedRayError before any actor starts where it cannot run, and RunError where it must stop.
@@ -92,7 +97,7 @@ def run(request: Request, tags: Mapping[str, str] | None = None) -> Outcome:
             writer.discard()
 
 
-def _guarded(run: Run) -> Outcome:
+def _guarded(run: Run) -> RunResult:
     """Play; where that ends early, say so in the store and tell the user how to go on."""
     try:
         return _finish_again(run) if (run.folder / runfolder.FINISHED).exists() else _play(run)
@@ -105,7 +110,7 @@ def _guarded(run: Run) -> Outcome:
         raise
 
 
-def _play(run: Run) -> Outcome:
+def _play(run: Run) -> RunResult:
     """Play the rounds that are left, write the result, and hand it to the tracker."""
     plan, request, tracker = run.plan, run.request, run.tracker
     execution = runfolder.absolute(request.execution, tracker.uri)
@@ -146,7 +151,7 @@ def _play(run: Run) -> Outcome:
     summary = report.summarize(plan, history.rows, tracker.run_id, seconds)
     _write(run, summary, snapshot, history, evaluated, failures)
     tracker.finish("FINISHED", run.folder)
-    return Outcome(plan, summary, run.folder, tracker.hint(), tuple(failures))
+    return RunResult(plan, summary, run.folder, tracker.hint(), tuple(failures))
 
 
 def _news(run: Run, last: Status, metrics: RoundMetrics, values: Mapping[str, float], times: Sequence[float]) -> Status:
@@ -194,7 +199,7 @@ def _write(
     runfolder.clear(run.folder, run.store)
 
 
-def _finish_again(run: Run) -> Outcome:
+def _finish_again(run: Run) -> RunResult:
     """A run that was interrupted after its result was written: only the tracker has to know."""
     say(f"{run.folder} is finished; its result goes to the tracking store again")
     with (run.folder / "metrics.csv").open(newline="") as file:
@@ -204,7 +209,7 @@ def _finish_again(run: Run) -> Outcome:
     progress.end(run.folder, "finished")
     run.tracker.finish("FINISHED", run.folder)
     summary = json.loads((run.folder / "summary.json").read_text())
-    return Outcome(run.plan, summary, run.folder, run.tracker.hint())
+    return RunResult(run.plan, summary, run.folder, run.tracker.hint())
 
 
 def open_federation(
@@ -215,7 +220,8 @@ def open_federation(
         return LocalFederation(plan, execution.backend, "cpu", store, begun)
     from actors.federation import RayFederation, announce
 
-    federation = RayFederation(plan, dataclasses.replace(execution, name=name), store, begun)
+    with same_handlers():
+        federation = RayFederation(plan, dataclasses.replace(execution, name=name), store, begun)
     announce(federation.layout, plan.clients)
     return federation
 

@@ -1,8 +1,7 @@
 """python -m fedray.studies."""
 
-import sys
-
+from fedray import cli
 from fedray.studies.study import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.leave(main)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-import signal
 import sys
-import threading
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,7 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import tyro
 
-from fedray import registry
+from fedray import cli, registry
 from fedray.compare import comparison
 from fedray.compare.runs import finished
 from fedray.config import Execution, TrackingConfig, fingerprint, override
@@ -81,15 +79,12 @@ def parse(argv: Sequence[str]) -> tuple[str, Options]:
     elif "-h" not in argv and "--help" not in argv:
         raise FedRayError(f"no study is given; choose from {', '.join(STUDIES)}")
     listed = "\n".join(f"  {name:<16}  {(study.__doc__ or '').splitlines()[0]}" for name, study in STUDIES.items())
-    options = tyro.cli(
+    options = cli.read_options(
         Options,
-        prog=f"python -m fedray.studies {argv[0] if given else 'STUDY'}",
-        description=(
-            "Run a study, skipping the cells that the tracking store holds. Results go to folders in --output, by "
-            f"default runs/STUDY. STUDY is one of\n\n{listed}"
-        ),
-        args=list(argv[1:] if given else argv),
-        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.HelptextFromCommentsOff),
+        argv[1:] if given else argv,
+        f"python -m fedray.studies {argv[0] if given else 'STUDY'}",
+        "Run a study, skipping the cells that the tracking store holds. Results go to folders in --output, by "
+        f"default runs/STUDY. STUDY is one of\n\n{listed}",
     )
     return argv[0], options
 
@@ -210,26 +205,17 @@ def _compare(study: str, options: Options) -> None:
         say(f"no table: {error}")
 
 
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt  # not the signal: a shell may have had background jobs ignore that
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; 0 done, 1 some cell failed, 2 the request was at fault, 130 interrupted."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _interrupt)  # a terminated study cleans up like an interrupted one
-    try:
+
+    def body() -> int:
         check_packages()
         study, options = parse(sys.argv[1:] if argv is None else argv)
         if options.list:
             show(study, options)
-            return 0
+            return cli.DONE
         tally = run(study, options)
-    except FedRayError as error:
-        say(f"error: {error}")
-        return 2
-    except KeyboardInterrupt:
-        say("interrupted: finished cells are kept, the same command goes on with the next")
-        return 130
-    conclude(study, options, tally)
-    return 1 if tally.failed else 0
+        conclude(study, options, tally)
+        return cli.FAILED if tally.failed else cli.DONE
+
+    return cli.run_command(body, "interrupted: finished cells are kept, the same command goes on with the next")

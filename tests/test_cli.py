@@ -1,0 +1,157 @@
+"""The public names, and what all commands have in common: `fedray COMMAND`, exit codes, and what signals do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import fedray
+from fedray import cli
+from fedray.types import FedRayError, RunError
+
+
+def imported(code: str) -> set[str]:
+    """The heavy packages that a fresh interpreter has imported after some code."""
+    heavy = ("torch", "ray", "mlflow", "numpy", "tyro")
+    script = f"import sys\n{code}\nprint('IMPORTED', *(name for name in {heavy} if name in sys.modules))"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(run.stdout.partition("IMPORTED")[2].split())
+
+
+def test_every_public_name_is_there_and_none_is_imported_before_it_is_used():
+    assert imported("import fedray; fedray.__version__; dir(fedray)") == set()
+    for name in fedray.MODULES:
+        assert getattr(fedray, name).__name__ == name
+    assert set(fedray.MODULES) <= set(dir(fedray))
+    with pytest.raises(AttributeError, match="nosuch"):
+        fedray.nosuch  # noqa: B018
+
+
+def test_a_run_from_python_is_that_of_the_command_line(tmp_path, monkeypatch):
+    from fedray.algorithms.fedavg import FedAvg
+
+    monkeypatch.chdir(tmp_path)
+    experiment = fedray.Experiment(algorithm=FedAvg(), rounds=2, local_steps=2)
+    execution = fedray.Execution(runtime="local", tracking=fedray.TrackingConfig(uri="none"))
+    found = fedray.run_experiment(experiment, execution)
+    assert found.summary["rounds"] == 2
+    assert "fedavg" in repr(fedray.load(found.folder))
+
+
+def test_help_teaches_every_command(capsys):
+    assert cli.main(["--help"]) == cli.main([]) == 0
+    text = capsys.readouterr().out
+    assert all(f"\n  {name} " in text for name in ("launch", "tune", "compare", "studies", "status", "newcomers"))
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"fedray {fedray.__version__}\n"
+
+
+@pytest.mark.parametrize("name", cli.DOORS)
+def test_every_command_is_reached_by_its_name(name, capsys):
+    try:
+        code = cli.main([name, "--help"])
+    except SystemExit as leaving:  # tyro prints help and leaves
+        code = leaving.code
+    assert code == 0
+    assert capsys.readouterr().out.startswith("usage: python -m")
+
+
+def test_an_unknown_command_is_refused(capsys):
+    assert cli.main(["lunch"]) == 2
+    assert "lunch: not a command; choose from launch" in capsys.readouterr().err
+
+
+def test_status_does_not_wait_for_pytorch(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert imported("from fedray import cli; assert cli.main(['status']) == 0") <= {"tyro"}
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(None, 0), (FedRayError("wrong"), 2), (RunError("broken"), 1), (KeyboardInterrupt(), 130)]
+)
+def test_exit_codes(error, code, capsys):
+    def body():
+        if error:
+            raise error
+        return cli.DONE
+
+    assert cli.run_command(body, "interrupted: on purpose") == code
+    shown = {0: "", 1: "error: broken\n", 2: "error: wrong\n", 130: "interrupted: on purpose\n"}
+    assert capsys.readouterr().err == shown[code]
+
+
+def test_a_mistake_of_ours_is_not_hidden():
+    with pytest.raises(ZeroDivisionError):
+        cli.run_command(lambda: 1 // 0)
+
+
+SLOW = """
+import sys, time
+from fedray import cli
+
+def body():
+    try:
+        print("begun", flush=True)
+        time.sleep({work})
+    finally:
+        time.sleep({cleanup})
+        print("clean", flush=True)
+    return cli.DONE
+
+def main():
+    return cli.run_command(body)
+
+class LastSeconds:
+    def __del__(self):  # while the interpreter ends
+        print("ending", flush=True)
+        time.sleep(1)
+
+keep = LastSeconds()
+cli.leave(main)
+"""
+
+
+def process(work: float, cleanup: float) -> subprocess.Popen[str]:
+    script = SLOW.format(work=work, cleanup=cleanup)
+    return subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(running: subprocess.Popen[str], word: str) -> None:
+    assert running.stdout is not None
+    assert any(line.strip() == word for line in running.stdout), f"it ended without {word!r}"
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_does_not_cut_the_clean_up_short(first, second):
+    running = process(work=60, cleanup=1)
+    wait_for(running, "begun")
+    os.kill(running.pid, first)
+    time.sleep(0.5)
+    os.kill(running.pid, second)
+    out, err = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert out.splitlines()[0] == "clean"
+    assert "still stopping" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_after_the_end_changes_nothing(number):
+    running = process(work=0, cleanup=0)
+    wait_for(running, "ending")
+    os.kill(running.pid, number)
+    _, err = running.communicate(timeout=60)
+    assert running.returncode == 0
+    assert err == ""
+
+
+def test_handlers_of_the_caller_are_restored():
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    assert cli.run_command(lambda: cli.DONE) == 0
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
