@@ -36,8 +36,8 @@ class Door(NamedTuple):
 DOORS = {
     "launch": Door("fedray.launch", "run one federation, track it, and keep its result"),
     "tune": Door("tune.__main__", "search the settings of a federation, with Ray Tune"),
-    "compare": Door("fedray.compare.comparison", "make tables and figures of finished runs"),
-    "studies": Door("fedray.studies.study", "run all experiments behind a table"),
+    "compare": Door("fedray.compare.__main__", "make tables and figures of finished runs"),
+    "studies": Door("fedray.studies.__main__", "run all experiments behind a table"),
     "status": Door("fedray.status", "show how far the runs are"),
     "newcomers": Door("fedray.newcomers", "adapt a finished run to clients that it has never met"),
 }

@@ -20,7 +20,7 @@ from fedray.config import Execution, Experiment, TrackingConfig, flatten, overri
 from fedray.data import loading
 from fedray.federate.failures import failure_policy
 from fedray.federate.plan import make_plan
-from fedray.run.mlflow_store import resolve, shown
+from fedray.run.mlflow_store import locate, shown
 from fedray.run.runfolder import write_json
 from fedray.run.tracking import MLflowTracker, NullTracker, Tracker
 from fedray.terminal import same_handlers
@@ -161,7 +161,7 @@ def _records(request: SweepRequest) -> tuple[Tracker, ParentRun | None]:
     note = request.folder / "parent.json"
     if where.uri == "none":
         return NullTracker(), None
-    known = json.loads(note.read_text()) if note.exists() else {"uri": resolve(where.uri)[0], "run_id": None}
+    known = json.loads(note.read_text()) if note.exists() else {"uri": locate(where.uri)[0], "run_id": None}
     algorithm = registry.algorithm_name(request.base.algorithm)
     tags = {"fedray.kind": "sweep", "sweep": request.name, "algorithm": algorithm, "dataset": request.base.data.name}
     space = {f"space.{name}": show(domain) for name, domain in request.space.items()}
@@ -169,7 +169,7 @@ def _records(request: SweepRequest) -> tuple[Tracker, ParentRun | None]:
     params = {"algorithm.name": algorithm} | flatten(to_dict(request.base)) | space
     params |= {f"sweep.{name}": value for name, value in options.items()}
     run_id = known["run_id"]
-    given = resolve(where.uri)[0]
+    given = locate(where.uri)[0]
     uri = given if known["uri"] == shown(given) else known["uri"]  # a password is not noted, but given again
     tracker = MLflowTracker(uri, where.experiment, request.name, {} if run_id else params, tags, run_id=run_id)
     write_json(note, {"uri": shown(uri), "run_id": tracker.run_id})

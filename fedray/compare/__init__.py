@@ -1,1 +1,1 @@
-"""Tables and figures of finished runs, beside the published figures: python -m fedray.compare."""
+"""Tables and figures of finished runs, beside published results: python -m fedray.compare."""

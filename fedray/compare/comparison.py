@@ -1,10 +1,9 @@
-"""python -m fedray.compare [options]: tables and figures of the finished runs in a tracking store."""
+"""A comparison of finished runs: what to compare, and the tables, figures and report that it writes."""
 
 from __future__ import annotations
 
 import itertools
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +12,15 @@ from typing import Annotated
 import tyro
 
 from fedray.compare import figures as figures_module
-from fedray.compare import groups, html, tables
-from fedray.compare.groups import Row
-from fedray.compare.runs import Store
+from fedray.compare import groups as groups_module
+from fedray.compare import html, tables
+from fedray.compare.figures import Series
+from fedray.compare.groups import History, RunGroup
+from fedray.compare.runs import FinishedRun, RunStore
 from fedray.terminal import say
 from fedray.types import FedRayError
 
-Histories = Mapping[str, Sequence[Mapping[str, float]]]  # the rounds of each run, by its id
-Figures = dict[str, list[Path]]  # by the title of their block
+Histories = Mapping[str, History]  # by the id of a run
 
 FORMATS = {"md": "table.md", "latex": "table.tex", "csv": "table.csv", "html": "report.html"}
 METRICS = "personal/accuracy,global/accuracy,personal/ece,personal/nll,novel/accuracy"
@@ -28,131 +28,131 @@ METRICS = "personal/accuracy,global/accuracy,personal/ece,personal/nll,novel/acc
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Which runs to compare, by what, and where to put it."""
+    """Which runs to compare, by which settings and metrics, and where to write the result."""
 
     experiment: str = "fedray"
-    """MLflow experiment that the runs belong to."""
+    """MLflow experiment of the runs."""
     by: str = "algorithm,data.name,data.size"
-    """Settings or tags that name a row, with commas between; others in which rows differ are added by themselves."""
+    """Settings or tags that identify a row, separated by commas; other settings that differ are added automatically."""
     metrics: str = METRICS
-    """Metrics, with commas between, as MLflow names them; of the default those that a run has."""
+    """Metrics, separated by commas, under their MLflow names; of the default only those that some run has."""
     format: str = "md,latex,csv,html"
-    """What to write, of md, latex, csv and html, with commas between; the first that is text is also printed."""
+    """Formats to write, separated by commas: md, latex, csv, html; the first one that is text is also printed."""
     study: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """Only the runs of this study."""
     sweeps: bool = False
-    """Also the runs of sweeps, each a row of its own settings."""
+    """Include the trials of sweeps, each in a row of its own settings."""
     uri: str = ""
     """MLflow tracking URI; by default the SQLite file runs/mlflow.db."""
     output: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("runs/compare")
-    """Folder for the tables, the figures and the report; files of an earlier comparison are replaced."""
+    """Folder for tables, figures and report; those of an earlier comparison are overwritten."""
+
+
+def listed(option: str, text: str) -> list[str]:
+    """The parts of an option that lists names with commas; raises FedRayError if there are none."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        raise FedRayError(f"--{option} {text!r}: names nothing; leave it out for the default")
+    return list(dict.fromkeys(parts))
 
 
 def compare(options: Options) -> str:
     """Write the comparison and return the table to print; raises FedRayError for what cannot be compared."""
-    by, metrics, formats = (_listed(options, name) for name in ("by", "metrics", "format"))
+    by = listed("by", options.by)
+    formats = _formats(options)
+    store = RunStore(options.uri)
+    found = store.find(options.experiment, options.study, options.sweeps)
+    metrics = _metrics(options, found)
+    arranged = groups_module.arrange(found, by)
+    histories = {run.id: store.rounds(run, metrics) for group in arranged for run in group.runs}
+    groups = [groups_module.with_estimates(group, histories, metrics) for group in arranged]
+    older = len(found) - len(histories)
+    if older:
+        say(f"left out {older} older {'run' if older == 1 else 'runs'}: a newer one has the same settings and seed")
+    _make_folder(options.output)
+    figures = _draw(options.output, store, groups, histories, by)
+    table = tables.build(groups, by, metrics)
+    facts = {"experiment": options.experiment, "study": options.study or "any", "store": store.where}
+    texts = {
+        "md": tables.markdown(table),
+        "latex": tables.latex(table),
+        "csv": tables.plain(groups, by, metrics),
+        "html": html.page(table, groups, figures, facts),
+    }
+    for name in formats:
+        (options.output / FORMATS[name]).write_text(texts[name], encoding="utf-8")
+    printed = next((name for name in formats if name != "html"), "md")
+    return texts[printed]
+
+
+def _formats(options: Options) -> list[str]:
+    formats = listed("format", options.format)
     for name in formats:
         if name not in FORMATS:
             raise FedRayError(f"--format {name}: not a format; choose from {', '.join(FORMATS)}")
-    store = Store(options.uri)
-    found = store.find(options.experiment, options.study, options.sweeps)
-    known = sorted({name for run in found for name in groups.measurable(run)})
-    if options.metrics == METRICS:  # methods without personal models can be compared too
+    return formats
+
+
+def _metrics(options: Options, runs: Sequence[FinishedRun]) -> list[str]:
+    metrics = listed("metrics", options.metrics)
+    known = sorted({name for run in runs for name in groups_module.measurable(run)})
+    if options.metrics == METRICS:  # a method without personal models can be compared too
         metrics = [name for name in metrics if name in known] or metrics
     for name in metrics:
         if name not in known:
             raise FedRayError(f"--metrics {name}: no run has it; choose from {', '.join(known) or 'none'}")
-    rows = groups.arrange(found, by)
-    histories = {run.id: store.rounds(run, metrics) for row in rows for run in row.runs}
-    rows = [groups.measure(row, histories, metrics) for row in rows]
-    if len(found) > len(histories):
-        say(f"{len(found) - len(histories)} older runs with the settings and seed of a newer one are left out")
-    table = tables.table(rows, by, metrics)
-    texts = {"md": tables.markdown(table), "latex": tables.latex(table), "csv": tables.plain(rows, by, metrics)}
-    figures = _draw(_folder(options.output), store, rows, histories, by)
-    facts = {"experiment": options.experiment, "study": options.study or "any", "store": store.where}
-    for name in formats:
-        text = texts[name] if name in texts else html.page(table, rows, figures, facts)
-        (options.output / FORMATS[name]).write_text(text, encoding="utf-8")
-    return next((texts[name] for name in formats if name in texts), texts["md"])
+    return metrics
 
 
-def _listed(options: Options, name: str) -> list[str]:
-    """The parts of an option with commas."""
-    parts = [part.strip() for part in getattr(options, name).split(",") if part.strip()]
-    if not parts:
-        raise FedRayError(f"--{name} {getattr(options, name)!r}: names nothing; leave it out for the default")
-    return list(dict.fromkeys(parts))
-
-
-def _folder(output: Path) -> Path:
+def _make_folder(output: Path) -> None:
     try:
         (output / "figures").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FedRayError(
             f"--output {output}: cannot be written ({error.strerror}); choose a folder that you may write to"
         ) from None
-    return output
 
 
-def _draw(folder: Path, store: Store, rows: Sequence[Row], histories: Histories, by: Sequence[str]) -> Figures:
-    """The figures of each block of rows, by its title."""
+def _draw(
+    folder: Path, store: RunStore, groups: Sequence[RunGroup], histories: Histories, by: Sequence[str]
+) -> dict[str, list[Path]]:
+    """The figures of each block of groups, by the block's title."""
     figures = {}
-    for title, block in _blocks(rows).items():
-        series = [_series(store, row, histories, row.name(by)) for row in block]
+    for title, block in _blocks(groups).items():
+        series = [_series(store, group, histories, group.name(by)) for group in block]
         if len(block) > figures_module.ROWS_MAX:
             say(f"{title}: the figures show the first {figures_module.ROWS_MAX} of {len(block)} rows")
         figures[title] = figures_module.draw(folder, re.sub(r"[^\w.]+", "-", title), series)
     return figures
 
 
-def _blocks(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """The rows by the data that they were measured on, under names that tell these apart."""
-    blocks = [list(group) for _, group in itertools.groupby(rows, key=lambda row: row.block)]
+def _blocks(groups: Sequence[RunGroup]) -> dict[str, list[RunGroup]]:
+    """The groups by the data that they were measured on.
+
+    A title is the dataset and its size, followed by the settings that distinguish it from other blocks of the same
+    dataset and size.
+    """
+    blocks = [list(members) for _, members in itertools.groupby(groups, key=lambda group: group.block)]
     details = [dict(block[0].block) for block in blocks]
     titles = {}
     for block, data in zip(blocks, details, strict=True):
-        alike = [other for other in details if all(other.get(key) == data.get(key) for key in groups.DATA)]
-        telling = [key for key in data if len({other.get(key) for other in alike}) > 1]
+        alike = [other for other in details if all(other.get(key) == data.get(key) for key in groups_module.DATA)]
+        differing = [key for key in data if len({other.get(key) for other in alike}) > 1]
         words = [Path(data.get("data.name", "data")).stem, data.get("data.size", "")]
-        words += [f"{key.removeprefix('data.')}={data[key]}" for key in telling]
+        words += [f"{key.removeprefix('data.')}={data[key]}" for key in differing]
         titles[", ".join(filter(None, words))] = block
     return titles
 
 
-def _series(store: Store, row: Row, histories: Histories, name: str) -> figures_module.Series:
-    calibration, clients, deviation = (
-        [store.table(run, f"{kind}.csv") for run in row.runs] for kind in ("calibration", "clients", "loss_deviation")
-    )
-    missing = sum(not table for table in clients)
+def _series(store: RunStore, group: RunGroup, histories: Histories, name: str) -> Series:
+    clients = [store.csv_rows(run, "clients.csv") for run in group.runs]
+    missing = sum(not rows for rows in clients)
     if missing:
-        say(f"{name}: {missing} of {len(row.runs)} runs left no clients.csv; those figures are without them")
-    return figures_module.Series(name, [histories[run.id] for run in row.runs], calibration, clients, deviation)
-
-
-def parse(argv: Sequence[str]) -> Options:
-    """The options of a command line; tyro prints help and mistakes and leaves with its own exit code (0, 2)."""
-    return tyro.cli(
-        Options,
-        prog="python -m fedray.compare",
-        description="Tables and figures of finished runs: mean and standard deviation over seeds, the best in bold, "
-        "the published figure beside it where there is one.",
-        args=list(argv),
-        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.HelptextFromCommentsOff),
+        say(f"{name}: {missing} of {len(group.runs)} runs have no clients.csv; the figures of clients leave them out")
+    return Series(
+        name=name,
+        histories=[histories[run.id] for run in group.runs],
+        calibration=[store.csv_rows(run, "calibration.csv") for run in group.runs],
+        clients=clients,
+        deviation=[store.csv_rows(run, "loss_deviation.csv") for run in group.runs],
     )
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; 0 done, 2 the request was at fault, 130 interrupted."""
-    try:
-        options = parse(sys.argv[1:] if argv is None else argv)
-        print(compare(options), end="")
-    except FedRayError as error:
-        say(f"error: {error}")
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    for name in _listed(options, "format"):
-        say(f"{name:<8} {options.output / FORMATS[name]}")
-    say(f"figures  {options.output / 'figures'}")
-    return 0

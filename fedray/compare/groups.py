@@ -1,4 +1,4 @@
-"""Which runs a comparison averages: those that differ in nothing but their seed."""
+"""Which runs a comparison averages: runs whose settings differ only in the seed."""
 
 from __future__ import annotations
 
@@ -9,94 +9,108 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedray.compare.runs import Run
+from fedray.compare.runs import FinishedRun
 from fedray.federate import report
 from fedray.types import FedRayError
 
 ALIASES = {"algorithm": "algorithm.name", "dataset": "data.name"}
 DATA = ("data.name", "data.size")
-STABILITY = "stability"  # of a model: not logged, made of its accuracies
-# Where and on which machine a run was played is no setting of it; the seed is what is averaged over.
+SIZES = ("small", "medium", "large")
+STABILITY = "stability"  # computed here from the accuracies of a model; runs do not log it
+# The seed is averaged over. The others say where a run was executed, which does not change its results.
 NOT_SETTINGS = {"seed", "runtime", "data.root", "data.download"}
 
+History = Sequence[Mapping[str, float]]  # the rounds of a run
 
-class Cell(NamedTuple):
-    """A metric over the seeds of a row, in its stored unit."""
+
+class Estimate(NamedTuple):
+    """Mean and spread of a metric over seeds, in the unit that runs log."""
 
     mean: float
-    sd: float | None  # sample standard deviation; None of a single run
+    sd: float | None  # sample standard deviation; None for a single run
     n: int
 
 
-class Row(NamedTuple):
-    """Runs of one setting, one per seed."""
+class RunGroup(NamedTuple):
+    """Runs with equal settings, one per seed: a row of the table."""
 
     values: tuple[str, ...]  # of the keys that the user compares by
-    label: str  # the further settings in which it differs from its neighbours
-    runs: tuple[Run, ...]
-    cells: Mapping[str, Cell] = MappingProxyType({})  # by metric; none where none of its runs has it
+    label: str  # further settings, where they differ from those of similar groups
+    runs: tuple[FinishedRun, ...]
+    estimates: Mapping[str, Estimate] = MappingProxyType({})  # by metric; without those that no run has
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """Those of any of its runs; not the seed, nor where it was played."""
+        """The settings that all runs share."""
         return settings(self.runs[0])
 
     @property
     def block(self) -> tuple[tuple[str, str], ...]:
-        """The data that it was measured on, in every detail: only rows of one block compete."""
+        """Every setting of the data. Only groups with the same data compete."""
         return tuple(sorted((key, value) for key, value in self.settings.items() if key.startswith("data.")))
 
     def name(self, by: Sequence[str]) -> str:
-        """What tells the row from others on the same data, for a legend."""
+        """The group's name in a legend; it leaves out the dataset, which the whole figure shares."""
         values = [value for key, value in zip(by, self.values, strict=True) if ALIASES.get(key, key) not in DATA]
         return ", ".join(filter(None, [*values, self.label])) or "all runs"
 
 
-def settings(run: Run) -> Mapping[str, str]:
-    """The settings that decide what a run measures."""
+def settings(run: FinishedRun) -> Mapping[str, str]:
+    """The settings that determine what a run measures, without its seed."""
     return {key: value for key, value in run.settings.items() if key not in NOT_SETTINGS}
 
 
-def arrange(runs: Sequence[Run], by: Sequence[str]) -> list[Row]:
-    """One row per value of ``by`` and distinct setting; of runs with the same seed in a row the newest counts.
+def arrange(runs: Sequence[FinishedRun], by: Sequence[str]) -> list[RunGroup]:
+    """Runs grouped by the values of ``by`` and by all other settings, in the order of the table.
 
-    Raises FedRayError for a key that no run has.
+    If two runs of a group have the same seed, the newer one counts. Raises FedRayError for a key that no run has.
     """
+    _check_keys(runs, by)
+    seeds_of: dict[tuple, dict[str, FinishedRun]] = {}
+    for run in sorted(runs, key=lambda run: run.started, reverse=True):
+        values = tuple(run.value(ALIASES.get(key, key)) or "–" for key in by)
+        seeds = seeds_of.setdefault((values, frozenset(settings(run).items())), {})
+        seeds.setdefault(run.settings.get("seed", ""), run)
+    unlabelled = []
+    for (values, _), seeds in seeds_of.items():
+        ordered = tuple(seeds[seed] for seed in sorted(seeds, key=_natural))
+        unlabelled.append(RunGroup(values, "", ordered))
+    return sorted((group._replace(label=_label(group, unlabelled, by)) for group in unlabelled), key=_order)
+
+
+def _check_keys(runs: Sequence[FinishedRun], by: Sequence[str]) -> None:
     for key in by:
         if all(run.value(ALIASES.get(key, key)) is None for run in runs):
             known = sorted({name for run in runs for name in (*run.settings, *run.tags)})
             raise FedRayError(f"--by {key}: no run has such a setting or tag; choose from {', '.join(known)}")
-    grouped: dict[tuple, dict[str, Run]] = {}
-    for run in sorted(runs, key=lambda run: run.started, reverse=True):
-        values = tuple(run.value(ALIASES.get(key, key)) or "–" for key in by)
-        seeds = grouped.setdefault((values, frozenset(settings(run).items())), {})
-        seeds.setdefault(run.settings.get("seed", ""), run)
-    bare = [
-        Row(values, "", tuple(seeds[seed] for seed in sorted(seeds, key=_natural)))
-        for (values, _), seeds in grouped.items()
-    ]
-    return sorted((row._replace(label=_label(row, bare, by)) for row in bare), key=_order)
 
 
-def _label(row: Row, rows: Sequence[Row], by: Sequence[str]) -> str:
-    """The settings, beside ``by``, that tell a row from its neighbours."""
+def _label(group: RunGroup, groups: Sequence[RunGroup], by: Sequence[str]) -> str:
+    """The settings outside ``by`` that distinguish a group from similar ones, as name=value."""
     named = {ALIASES.get(key, key) for key in by}
-    keys = dict.fromkeys(key for each in rows for key in each.settings if key not in named)
-    telling = [key for key in keys if len({each.settings.get(key) for each in _neighbours(row, rows, key)}) > 1]
-    return ", ".join(f"{_short(key)}={_brief(row.settings.get(key, '–'))}" for key in telling)
+    keys = dict.fromkeys(key for each in groups for key in each.settings if key not in named)
+    parts = []
+    for key in keys:
+        values = {each.settings.get(key) for each in _similar(group, groups, key)}
+        if len(values) > 1:
+            parts.append(f"{_short(key)}={_brief(group.settings.get(key, '–'))}")
+    return ", ".join(parts)
 
 
-def _neighbours(row: Row, rows: Sequence[Row], key: str) -> list[Row]:
-    """The rows among which a setting matters: hyperparameters of one method, and the protocol on one dataset."""
-    group = [each for each in rows if each.values == row.values]
+def _similar(group: RunGroup, groups: Sequence[RunGroup], key: str) -> list[RunGroup]:
+    """The groups to compare a setting with.
+
+    A hyperparameter is compared within one method, a setting of the protocol within one dataset.
+    """
+    same_values = [each for each in groups if each.values == group.values]
     if key in ("algorithm.name", *DATA):
-        return group
+        return same_values
     if key.startswith("algorithm."):
-        return [each for each in group if _same(each, row, ["algorithm.name"])]
-    return [each for each in rows if _same(each, row, DATA)]
+        return [each for each in same_values if _agree(each, group, ["algorithm.name"])]
+    return [each for each in groups if _agree(each, group, DATA)]
 
 
-def _same(a: Row, b: Row, keys: Sequence[str]) -> bool:
+def _agree(a: RunGroup, b: RunGroup, keys: Sequence[str]) -> bool:
     return all(a.settings.get(key) == b.settings.get(key) for key in keys)
 
 
@@ -105,65 +119,73 @@ def _short(key: str) -> str:
 
 
 def _brief(value: str) -> str:
-    """A number without the digits that only its binary form has."""
-    if not _number(value):
+    """A number in six digits if these are all it has, such as 10 for 10.0."""
+    if not _is_number(value):
         return value
     brief = f"{float(value):g}"
     return brief if math.isclose(float(brief), float(value), rel_tol=1e-12) else value
 
 
-def _order(row: Row) -> tuple:
-    sizes = ("small", "medium", "large")
-    size = row.settings.get("data.size", "")
-    place = sizes.index(size) if size in sizes else len(sizes)
-    return row.settings.get("data.name", ""), place, row.block, tuple(map(_natural, (*row.values, row.label)))
+def _order(group: RunGroup) -> tuple:
+    """Sort key: by dataset, by size, by the other settings of the data, then by what the row says."""
+    size = group.settings.get("data.size", "")
+    rank = SIZES.index(size) if size in SIZES else len(SIZES)
+    words = tuple(_natural(text) for text in (*group.values, group.label))
+    return group.settings.get("data.name", ""), rank, group.block, words
 
 
 def _natural(text: str) -> list[tuple[int, float, str]]:
-    """A key that sorts 2 before 10."""
+    """Sort key that puts 2 before 10."""
     parts = text.replace("=", " ").replace(",", " ").split()
-    return [(0, float(part), "") if _number(part) else (1, 0.0, part) for part in parts]
+    return [(0, float(part), "") if _is_number(part) else (1, 0.0, part) for part in parts]
 
 
-def _number(text: str) -> bool:
+def _is_number(text: str) -> bool:
     try:
         return math.isfinite(float(text))
     except ValueError:
         return False
 
 
-def measurable(run: Run) -> set[str]:
-    """The metrics of which a run has a figure."""
-    return {
-        *run.measured,
-        *(f"{name.partition('/')[0]}/{STABILITY}" for name in report.EVALUATED if name in run.measured),
-    }
+def measurable(run: FinishedRun) -> set[str]:
+    """The metrics that :func:`run_value` can give for a run."""
+    evaluated = [name.partition("/")[0] for name in report.EVALUATED if name in run.measured]
+    return {*run.measured, *(f"{kind}/{STABILITY}" for kind in evaluated)}
 
 
-def figure(rounds: Sequence[Mapping[str, float]], metric: str) -> float | None:
-    """A run's figure, None where it was not measured: the mean over the window of its summary.json.
+def run_value(rounds: History, metric: str) -> float | None:
+    """The one number that a run contributes to a comparison; None if it has no such metric.
 
-    Bytes are added up over all rounds, and what a policy reports of its choices is averaged over all; stability is
-    the standard deviation of the accuracy over the last ten evaluations. Newcomers are evaluated after the others.
+    Measures of a model: the mean over the last tenth of the evaluations, at most ten, as in summary.json; newcomers
+    are evaluated after the others and have evaluations of their own. Stability: the standard deviation of the
+    accuracy over the last ten evaluations. Bytes: the sum over all rounds. Selection scores: the mean over all rounds.
     """
-    group, _, name = metric.partition("/")
+    kind, _, name = metric.partition("/")
     if name == STABILITY:
-        return report.stability(rounds, group)
-    chosen = report.window(rounds, (metric,)) if group == report.NOVEL else report.window(rounds)
-    values = [row[metric] for row in (rounds if group in ("comm", "selection") else chosen) if metric in row]
-    return sum(values) / (1 if group == "comm" else len(values)) if values else None
-
-
-def measure(row: Row, histories: Mapping[str, Sequence[Mapping[str, float]]], metrics: Sequence[str]) -> Row:
-    """The row with its cells, from the rounds of its runs by their ids."""
-    found = {metric: cell([histories[run.id] for run in row.runs], metric) for metric in metrics}
-    return row._replace(cells={metric: value for metric, value in found.items() if value})
-
-
-def cell(histories: Sequence[Sequence[Mapping[str, float]]], metric: str) -> Cell | None:
-    """Mean and sample standard deviation of the figures of runs; None where none has the metric."""
-    figures = [value for value in (figure(rounds, metric) for rounds in histories) if value is not None]
-    if not figures:
+        return report.stability(rounds, kind)
+    if kind in ("comm", "selection"):
+        chosen = rounds
+    elif kind == report.NOVEL:
+        chosen = report.window(rounds, (metric,))
+    else:
+        chosen = report.window(rounds)
+    values = [row[metric] for row in chosen if metric in row]
+    if not values:
         return None
-    sd = float(np.std(figures, ddof=1)) if len(figures) > 1 else None
-    return Cell(float(np.mean(figures)), sd, len(figures))
+    return sum(values) if kind == "comm" else sum(values) / len(values)
+
+
+def estimate(histories: Sequence[History], metric: str) -> Estimate | None:
+    """Mean and sample standard deviation over runs; None if no run has the metric."""
+    values = [value for value in (run_value(rounds, metric) for rounds in histories) if value is not None]
+    if not values:
+        return None
+    sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    return Estimate(float(np.mean(values)), sd, len(values))
+
+
+def with_estimates(group: RunGroup, histories: Mapping[str, History], metrics: Sequence[str]) -> RunGroup:
+    """The group with an estimate of each metric; ``histories`` are the rounds of each run, by its id."""
+    rounds = [histories[run.id] for run in group.runs]
+    found = {metric: estimate(rounds, metric) for metric in metrics}
+    return group._replace(estimates={metric: value for metric, value in found.items() if value})

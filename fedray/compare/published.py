@@ -1,9 +1,9 @@
-"""The figures that papers printed, to stand beside one's own: published.csv.
+"""Results that papers published, to stand beside one's own: published.csv.
 
-A line holds for the runs of its algorithm (spelt as in the paper), dataset and size whose settings agree with all of
-its ``settings``; accuracy and calibration error are in %, as printed. Of pFedBayes, Table 1 is at the authors' best
-hyperparameters and holds for any; Tables 2 and 3 are for the hyperparameters that they name. "logs" and "predictions"
-of BPFed's code are one seed, in place of a table that the text of that paper lost.
+A line applies to runs of its algorithm (in the paper's spelling), dataset and size that also have all of its
+``settings``. Accuracy and calibration error are in %, as printed. Table 1 of pFedBayes gives the authors' best
+hyperparameters and applies to any; Tables 2 and 3 apply only to the hyperparameters that they name. "logs" and
+"predictions" come from BPFed's code and are of one seed; the text of that paper lacks the table.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 
 class Published(NamedTuple):
-    """A figure in units of the stored metric: a share where the paper prints %."""
+    """A published result in the unit that runs log: a share where the paper prints %."""
 
     mean: float
     sd: float | None
@@ -26,17 +26,16 @@ class Published(NamedTuple):
 class _Line(NamedTuple):
     key: tuple[str, str, str, str]  # algorithm, dataset, size, metric
     settings: Mapping[str, str]
-    figure: Published
+    result: Published
 
 
 def find(settings: Mapping[str, str], metric: str) -> list[Published]:
-    """The figures for a metric of a run with these settings: those for the most particular settings that it meets."""
-    names = ("algorithm.name", "data.name", "data.size")
-    algorithm, data, size = (settings.get(name, "") for name in names)
-    key = (_plain(algorithm), data, size, metric)
-    met = [line for line in _lines() if line.key == key and _agree(line.settings, settings)]
-    most = max((len(line.settings) for line in met), default=0)
-    return [line.figure for line in met if len(line.settings) == most]
+    """The published results for a metric of a run with these settings; the most specific lines that apply win."""
+    algorithm = _plain(settings.get("algorithm.name", ""))
+    key = (algorithm, settings.get("data.name", ""), settings.get("data.size", ""), metric)
+    lines = [line for line in _lines() if line.key == key and _agree(line.settings, settings)]
+    most_specific = max((len(line.settings) for line in lines), default=0)
+    return [line.result for line in lines if len(line.settings) == most_specific]
 
 
 @functools.cache
@@ -46,13 +45,17 @@ def _lines() -> list[_Line]:
         for row in csv.DictReader(file):
             key = (_plain(row["algorithm"]), row["data.name"], row["data.size"], row["metric"])
             settings = dict(pair.split("=", 1) for pair in row["settings"].split())
-            mean, sd = (round(float(row[name]) / 100, 6) if row[name] else None for name in ("mean", "sd"))
-            assert mean is not None
-            lines.append(_Line(key, settings, Published(mean, sd, row["source"])))
+            sd = _share(row["sd"]) if row["sd"] else None
+            lines.append(_Line(key, settings, Published(_share(row["mean"]), sd, row["source"])))
     return lines
 
 
+def _share(percent: str) -> float:
+    return round(float(percent) / 100, 6)
+
+
 def _plain(algorithm: str) -> str:
+    """A name without case and punctuation: papers write pFedMe and BPFed."""
     return "".join(letter for letter in algorithm.lower() if letter.isalnum())
 
 

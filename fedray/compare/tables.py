@@ -1,20 +1,23 @@
-"""A comparison as a table: Markdown, LaTeX (booktabs), CSV and HTML, all from the same entries."""
+"""A comparison as a table in Markdown, LaTeX (booktabs) and CSV; html.py puts the same entries on a page."""
 
 from __future__ import annotations
 
 import csv
-import html
 import io
 import itertools
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
+import jinja2
+
 from fedray.compare import published
-from fedray.compare.groups import Row
+from fedray.compare.groups import Estimate, RunGroup
 from fedray.compare.published import Published
 
-LONG = 1e5  # numbers from which on decimals hide the size
+LONG = 1e5  # larger numbers are shown in scientific notation
+MISSING = "–"
 
 
 class Style(NamedTuple):
@@ -23,7 +26,7 @@ class Style(NamedTuple):
     label: str
     scale: float = 1.0
     digits: int = 3
-    better: int = 0  # +1: more is better; -1: less is; 0: neither
+    better: int = 0  # +1: higher is better; -1: lower is better; 0: neither
 
 
 STYLES = {
@@ -49,102 +52,117 @@ ARROWS = {+1: " ↑", -1: " ↓", 0: ""}
 
 
 class Entry(NamedTuple):
-    """What stands in one cell."""
+    """The content of one table cell."""
 
     text: str
     bold: bool = False
-    note: str = ""  # the published figures
+    note: str = ""  # the published results
 
 
 class Table(NamedTuple):
     """A comparison, ready to be written in any format."""
 
     header: list[str]
-    blocks: list[list[list[Entry]]]  # rows of the same data stand together
-    left: int  # columns that hold words
+    blocks: list[list[list[Entry]]]  # one block of rows per dataset
+    left: int  # number of columns that hold words; they come first and are left-aligned
     caption: str
 
 
 def style(metric: str) -> Style:
-    """How to show a metric; one that is not a measure of a model is shown as it is stored."""
+    """How to show a metric; a metric that FedRay does not know is shown as it was logged."""
     kind, _, name = metric.partition("/")
     if kind in WHOSE and name in STYLES:
         return STYLES[name]._replace(label=f"{WHOSE[kind]} {STYLES[name].label}")
     return OTHERS.get(metric, Style(metric))
 
 
-def table(rows: Sequence[Row], by: Sequence[str], metrics: Sequence[str]) -> Table:
-    """The entries of a comparison; the best of each column among the rows of the same data is bold."""
-    labelled = any(row.label for row in rows)
+def build(groups: Sequence[RunGroup], by: Sequence[str], metrics: Sequence[str]) -> Table:
+    """The table of a comparison. In each block, the best entry of a column is bold."""
+    labelled = any(group.label for group in groups)
     styles = [style(metric) for metric in metrics]
     header = [*by, *(["settings"] if labelled else []), "n", *(s.label + ARROWS[s.better] for s in styles)]
     blocks = []
-    for _, group in itertools.groupby(rows, key=lambda row: row.block):
-        block = list(group)
-        columns = [_column(block, metric) for metric in metrics]
-        heads = [[*row.values, *([row.label] if labelled else []), str(len(row.runs))] for row in block]
-        entries = zip(heads, zip(*columns, strict=True), strict=True)
-        blocks.append([[*map(Entry, head), *numbers] for head, numbers in entries])
+    for _, members in itertools.groupby(groups, key=lambda group: group.block):
+        blocks.append(_block(list(members), metrics, labelled))
     return Table(header, blocks, len(by) + labelled, _caption(blocks, metrics))
 
 
-def _caption(blocks: Sequence[Sequence[Sequence[Entry]]], metrics: Sequence[str]) -> str:
-    text = (
-        "Mean ± sample standard deviation over n seeds of each run's mean over its last tenth of evaluations, at most "
-        "ten. Bold: the best on the same data."
-    )
-    if any(metric.startswith("comm/") for metric in metrics):
-        text += " Bytes are those of the whole run."
-    if any(metric.startswith("selection/") for metric in metrics):
-        text += " What a policy reports of its choices is averaged over all rounds."
-    if any(entry.note for block in blocks for row in block for entry in row):
-        text += " In brackets: published figures; papers report the best round on test data, after 700 to 800 rounds."
-    return text
+def _block(groups: Sequence[RunGroup], metrics: Sequence[str], labelled: bool) -> list[list[Entry]]:
+    """The rows of groups that were measured on the same data."""
+    columns = [_column(groups, metric) for metric in metrics]
+    rows = []
+    for index, group in enumerate(groups):
+        words = [*group.values, *([group.label] if labelled else []), str(len(group.runs))]
+        rows.append([*(Entry(word) for word in words), *(column[index] for column in columns)])
+    return rows
 
 
-def _column(block: Sequence[Row], metric: str) -> list[Entry]:
+def _column(groups: Sequence[RunGroup], metric: str) -> list[Entry]:
     shown = style(metric)
-    best = _best([row.cells[metric].mean for row in block if metric in row.cells], shown)
-    entries = []
-    for row in block:
-        cell = row.cells.get(metric)
-        note = "; ".join(_cite(figure, shown) for figure in published.find(row.settings, metric))
-        if cell is None:
-            entries.append(Entry("–", note=note))
-            continue
-        seeds = f" (n={cell.n})" if cell.n != len(row.runs) else ""
-        entries.append(Entry(_number(cell.mean, cell.sd, shown) + seeds, _round(cell.mean, shown) == best, note))
-    return entries
+    best = _best([group.estimates[metric].mean for group in groups if metric in group.estimates], shown)
+    return [_entry(group, metric, shown, best) for group in groups]
+
+
+def _entry(group: RunGroup, metric: str, shown: Style, best: float | None) -> Entry:
+    note = "; ".join(_cite(result, shown) for result in published.find(group.settings, metric))
+    found = group.estimates.get(metric)
+    if found is None:
+        return Entry(MISSING, note=note)
+    some_seeds = f" (n={found.n})" if found.n != len(group.runs) else ""
+    return Entry(_number(found, shown) + some_seeds, _as_printed(found.mean, shown) == best, note)
 
 
 def _best(means: Sequence[float], shown: Style) -> float | None:
-    """The best mean as printed, so that what looks equal is treated so; None where nothing competes."""
-    finite = [_round(mean, shown) for mean in means if math.isfinite(mean)]
+    """The best mean; None if there is nothing to compete with.
+
+    Means are compared as they are printed, so that entries which look equal are both bold.
+    """
+    finite = [_as_printed(mean, shown) for mean in means if math.isfinite(mean)]
     if len(means) < 2 or not finite or not shown.better:
         return None
     return max(finite) if shown.better > 0 else min(finite)
 
 
-def _round(mean: float, shown: Style) -> float:
-    return float(_number(mean, None, shown))
+def _as_printed(mean: float, shown: Style) -> float:
+    return float(_number(Estimate(mean, None, 1), shown))
 
 
-def _number(mean: float, sd: float | None, shown: Style) -> str:
-    """With fixed decimals; scientific where only scores and bytes get to."""
-    form = f".{shown.digits}f" if abs(mean * shown.scale) < LONG else ".2e"
-    return " ± ".join(f"{value * shown.scale:{form}}" for value in (mean, sd) if value is not None)
+def _number(value: Estimate | Published, shown: Style) -> str:
+    """Mean ± sd, with the decimals of its style; bytes and scores can be large and are then scientific."""
+    form = f".{shown.digits}f" if abs(value.mean * shown.scale) < LONG else ".2e"
+    mean = f"{value.mean * shown.scale:{form}}"
+    return mean if value.sd is None else f"{mean} ± {value.sd * shown.scale:{form}}"
 
 
-def _cite(figure: Published, shown: Style) -> str:
-    return f"{_number(figure.mean, figure.sd, shown)} [{figure.source}]"
+def _cite(result: Published, shown: Style) -> str:
+    return f"{_number(result, shown)} [{result.source}]"
+
+
+def _caption(blocks: Sequence[Sequence[Sequence[Entry]]], metrics: Sequence[str]) -> str:
+    """What the numbers mean, as far as the table has them."""
+    entries = [entry for block in blocks for row in block for entry in row]
+    text = (
+        "Mean ± sample standard deviation over n seeds. Each run counts with its mean over the last tenth of its "
+        "evaluations, at most ten. Bold: the best result on the same data."
+    )
+    if any(entry.text == MISSING for entry in entries):
+        text += " A dash: not available."
+    if any(metric.startswith("comm/") for metric in metrics):
+        text += " Bytes are totals of the whole run."
+    if any(metric.startswith("selection/") for metric in metrics):
+        text += " Selection scores are means over all rounds."
+    if any(entry.note for entry in entries):
+        text += " In brackets: published results; papers report the best round on test data, out of 700 to 800 rounds."
+    return text
 
 
 def markdown(table: Table) -> str:
-    """Pipes, with the columns of words to the left and those of numbers to the right."""
+    """A pipe table; columns of words are left-aligned, columns of numbers right-aligned."""
 
     def show(entry: Entry) -> str:
-        text = entry.text.replace("|", r"\|")
-        return (f"**{text}**" if entry.bold else text) + (f" ({entry.note})" if entry.note else "")
+        text = entry.text.replace("|", r"\|").replace("\n", " ")
+        text = f"**{text}**" if entry.bold else text
+        return f"{text} ({entry.note})" if entry.note else text
 
     ruler = [":--" if i < table.left else "--:" for i in range(len(table.header))]
     rows = [[show(entry) for entry in row] for block in table.blocks for row in block]
@@ -157,84 +175,52 @@ _LATEX = {
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "\\": r"\textbackslash{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
     "±": r"$\pm$",
     "–": "--",
     "↑": r"$\uparrow$",
     "↓": r"$\downarrow$",
+    "\n": " ",
 }
 
 
-def _latex(text: str) -> str:
-    return "".join(_LATEX.get(letter, letter) for letter in text)
+def _escape_latex(value: object) -> str:
+    return "".join(_LATEX.get(letter, letter) for letter in str(value))
 
 
 def latex(table: Table) -> str:
-    """A table environment for the package booktabs."""
-
-    def show(entry: Entry) -> str:
-        text = rf"\textbf{{{_latex(entry.text)}}}" if entry.bold else _latex(entry.text)
-        return text + (f" ({_latex(entry.note)})" if entry.note else "")
-
-    def line(texts: Sequence[str]) -> str:
-        return " & ".join(texts) + r" \\"
-
-    columns = "l" * table.left + "r" * (len(table.header) - table.left)
-    body = "\n\\midrule\n".join(
-        "\n".join(line([show(entry) for entry in row]) for row in block) for block in table.blocks
+    """A table environment for the package booktabs, from table.tex.jinja; every value is escaped."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        finalize=_escape_latex,
+        undefined=jinja2.StrictUndefined,
+        # LaTeX itself uses braces and percent signs.
+        block_start_string="<%",
+        block_end_string="%>",
+        variable_start_string="<<",
+        variable_end_string=">>",
+        comment_start_string="<#",
+        comment_end_string="#>",
+        trim_blocks=True,
+        keep_trailing_newline=True,
     )
-    return "\n".join(
-        [
-            r"\begin{table}",
-            r"\centering",
-            rf"\caption{{{_latex(table.caption)}}}",
-            rf"\begin{{tabular}}{{{columns}}}",
-            r"\toprule",
-            line([_latex(text) for text in table.header]),
-            r"\midrule",
-            body,
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
-            "",
-        ]
-    )
+    return environment.get_template("table.tex.jinja").render(table=table)
 
 
-def webpage(table: Table) -> str:
-    """A table element with one body per block."""
-
-    def show(entry: Entry) -> str:
-        text = f"<strong>{html.escape(entry.text)}</strong>" if entry.bold else html.escape(entry.text)
-        return text + (f"<small>{html.escape(entry.note)}</small>" if entry.note else "")
-
-    def line(tag: str, texts: Sequence[str]) -> str:
-        sides = ["" if i < table.left else ' class="number"' for i in range(len(texts))]
-        return (
-            "<tr>" + "".join(f"<{tag}{side}>{text}</{tag}>" for side, text in zip(sides, texts, strict=True)) + "</tr>"
-        )
-
-    head = line("th", [html.escape(text) for text in table.header])
-    bodies = ["\n".join(line("td", [show(entry) for entry in row]) for row in block) for block in table.blocks]
-    return "\n".join(
-        [
-            f"<table>\n<caption>{html.escape(table.caption)}</caption>\n<thead>{head}</thead>",
-            *(f"<tbody>\n{body}\n</tbody>" for body in bodies),
-            "</table>",
-        ]
-    )
-
-
-def plain(rows: Sequence[Row], by: Sequence[str], metrics: Sequence[str]) -> str:
-    """CSV with numbers in stored units to the last bit: shares instead of %, empty where there is none."""
+def plain(groups: Sequence[RunGroup], by: Sequence[str], metrics: Sequence[str]) -> str:
+    """CSV in the units that runs log (shares instead of %), exact to the last bit; empty where nothing was measured."""
     parts = ("mean", "sd", "n", "published_mean", "published_sd", "published_source")
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*by, "settings", "runs", *(f"{metric} {part}" for metric in metrics for part in parts)])
-    for row in rows:
-        values: list[object] = [*row.values, row.label, " ".join(run.id for run in row.runs)]
+    for group in groups:
+        values: list[object] = [*group.values, group.label, " ".join(run.id for run in group.runs)]
         for metric in metrics:
-            cell, figures = row.cells.get(metric), published.find(row.settings, metric)
-            values += [cell.mean, cell.sd, cell.n] if cell else [None, None, 0]
-            values += [figures[0].mean, figures[0].sd, figures[0].source] if figures else [None, None, None]
+            found = group.estimates.get(metric)
+            values += [found.mean, found.sd, found.n] if found else [None, None, 0]
+            results = published.find(group.settings, metric)
+            values += results[0] if results else [None, None, None]
         writer.writerow(values)
     return out.getvalue()

@@ -1,4 +1,4 @@
-"""The address of a tracking store: what it means, how the store is opened, and what is said where it fails."""
+"""An MLflow tracking store: what its address means, how to open and search it, and how to explain its errors."""
 
 from __future__ import annotations
 
@@ -6,67 +6,77 @@ import contextlib
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedray.types import FedRayError, first_line
 
 if TYPE_CHECKING:
+    from mlflow.entities import Run
     from mlflow.tracking import MlflowClient
 
-LOCK_SECONDS = 60.0  # another process may be creating the tables: 1-8 s measured
+LOCK_SECONDS = 60.0  # another process may be creating the tables, which took 1 to 8 s when measured
+PAGE = 500  # runs per request
 
-# Read by MLflow at each request; its own defaults retry for minutes. What the user has set stays.
+# MLflow reads these variables at each request. Its own defaults retry for minutes. Variables that are set already win.
 ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-    "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # failures are reported here, in one line
+    "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # FedRay reports failures itself, in one line
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 
 
-def resolve(uri: str) -> tuple[str, str | None, Path | None]:
-    """(absolute tracking URI, artifact location for a new experiment, SQLite file) of what the user wrote.
+class Address(NamedTuple):
+    """Where a tracking store is."""
 
-    '' means runs/mlflow.db below the current folder; artifacts go beside a SQLite file, a server places them
-    itself. Raises FedRayError for what is not the address of a database or server.
+    uri: str  # absolute
+    artifacts: str | None  # artifact location for a new experiment; None where a server chooses it
+    database: Path | None  # the file of a SQLite store
+
+
+def locate(uri: str) -> Address:
+    """The address that a user wrote, made absolute.
+
+    The empty string means runs/mlflow.db below the current folder. Artifacts go beside a SQLite file. Raises
+    FedRayError unless ``uri`` is the address of a database or an MLflow server.
     """
     uri = uri or "sqlite:///runs/mlflow.db"
     scheme, _, rest = uri.partition("://")
     if scheme == "sqlite" and rest.startswith("/") and rest not in ("/", "/:memory:"):
         database = Path(rest[1:]).expanduser().absolute()
-        return f"sqlite:///{database}", (database.parent / "artifacts").as_uri(), database
+        return Address(f"sqlite:///{database}", (database.parent / "artifacts").as_uri(), database)
     if scheme in ("http", "https") and rest:
-        return uri.rstrip("/"), None, None
+        return Address(uri.rstrip("/"), None, None)
     if re.fullmatch(r"(postgresql|mysql|mssql)(\+\w+)?", scheme) and rest:
-        return uri, Path("runs/artifacts").absolute().as_uri(), None
+        return Address(uri, Path("runs/artifacts").absolute().as_uri(), None)
     raise FedRayError(
-        f"--tracking.uri {shown(uri)}: not the address of a database or MLflow server, and MLflow 3 keeps "
-        "no runs in plain folders; give sqlite:///FILE.db, http://HOST:PORT, or none to switch tracking off"
+        f"--tracking.uri {shown(uri)}: not the address of a database or MLflow server (MLflow 3 cannot store runs in "
+        "plain folders); give sqlite:///FILE.db, http://HOST:PORT, or none to switch tracking off"
     )
 
 
 def locked(database: Path | None) -> contextlib.AbstractContextManager[Any]:
-    """Hold a SQLite file that another process may be creating."""
+    """Lock a SQLite file while its tables may be created; a store without a file needs no lock."""
     if database is None:
         return contextlib.nullcontext()
     from filelock import FileLock
 
     database.parent.mkdir(parents=True, exist_ok=True)
-    # Two processes that create the tables of a fresh file at once crash.
+    # MLflow crashes when two processes create the tables of a new file at the same time.
     return FileLock(f"{database}.lock", timeout=LOCK_SECONDS)
 
 
 def connect(uri: str) -> MlflowClient:
-    """A client of an existing or empty store; fails in seconds where it is down."""
+    """A client of a store; fails within seconds if the store is down."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if not uri.startswith("http"):
         import sqlalchemy
 
-        # One try of our own: MLflow retries a database that it cannot open for 101 s.
+        # Try once here: MLflow keeps retrying a database that it cannot open for 101 s.
         engine = sqlalchemy.create_engine(uri)
         engine.connect().close()
         engine.dispose()
@@ -75,26 +85,38 @@ def connect(uri: str) -> MlflowClient:
     return MlflowClient(uri)
 
 
+def search(client: MlflowClient, experiment_id: str, query: str, order_by: list[str] | None = None) -> list[Run]:
+    """All runs of an experiment that match an MLflow query, page by page."""
+    runs: list[Run] = []
+    token: str | None = None
+    while True:
+        page = client.search_runs([experiment_id], query, max_results=PAGE, order_by=order_by, page_token=token)
+        runs += page
+        token = page.token
+        if not token:
+            return runs
+
+
 def shown(text: str) -> str:
-    """An address, or a text with addresses, without their passwords."""
-    text = re.sub(r"(://[^:/@\s]*):\S*@", r"\1:***@", text)  # up to the last @: a password may hold any sign
+    """A text with the passwords of its addresses replaced by ***."""
+    text = re.sub(r"(://[^:/@\s]*):\S*@", r"\1:***@", text)  # up to the last @: a password may contain any character
     return re.sub(r"(?i)([?&;]\w*(?:password|passwd|token)=)[^&;\s]*", r"\1***", text)
 
 
 def reason(err: Exception) -> str:
-    """What a store's error says, in one line."""
+    """The message of a store's error, in one line and without passwords."""
     text = first_line(err)
-    # The last of four nested network errors says it.
+    # Network errors are nested four deep; only the innermost one says what is wrong.
     cause = re.search(r"Caused by .*?['\"](?:.*: )?(.*?)['\"]\)+$", text)
     return shown(cause.group(1) if cause else text)[:300]
 
 
 def remedy(uri: str) -> str:
-    """What to do about a store that fails."""
+    """What a user can do about a store that fails."""
     cure = "Start the database (and install its Python driver)"
     if uri.startswith("sqlite"):
         cure = "Choose a file that you can write"
     elif uri.startswith("http"):
-        login = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD where it asks for them"
+        login = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD if it asks for a login"
         cure = f"Start the server (mlflow server --host HOST --port PORT), {login}"
     return f"{cure}, or --tracking.uri none"

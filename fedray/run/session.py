@@ -241,7 +241,8 @@ def open_tracker(
         "git_commit": tracking.git_commit() or "unknown",
     }
     where = execution.tracking
-    run_id = note.run_id if note and note.execution.tracking.uri == mlflow_store.shown(where.uri) else None
+    address = mlflow_store.shown(mlflow_store.locate(where.uri).uri)
+    run_id = note.run_id if note and note.execution.tracking.uri == address else None
     params = {"algorithm.name": algorithm} | flatten(to_dict(plan.cfg)) | {"runtime": execution.runtime}
     kept, warn = {} if run_id else params, lambda text: say(f"warning: {text}")
     return tracking.MLflowTracker(where.uri, where.experiment, name, kept, tags, warn, run_id)

@@ -101,7 +101,7 @@ class MLflowTracker:
         warn: Callable[[str], object] = warnings.warn,
         run_id: str | None = None,
     ) -> None:
-        self._uri, artifacts, database = mlflow_store.resolve(uri)
+        self._uri, artifacts, database = mlflow_store.locate(uri)
         self._held: set[tuple[str, int]] = set()  # (metric, step) that a continued run holds already
         self._where = mlflow_store.shown(self._uri)
         self._warn, self._warned = warn, False

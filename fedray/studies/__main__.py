@@ -1,7 +1,53 @@
-"""python -m fedray.studies."""
+"""python -m fedray.studies STUDY [options]: run the experiments behind a table, one after the other."""
 
-from fedray import cli
-from fedray.studies.study import main
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from fedray import cli, registry
+from fedray.studies.named import STUDIES
+from fedray.studies.study import Options, conclude, progress, run
+from fedray.terminal import check_packages
+from fedray.types import FedRayError
+
+
+def parse(argv: Sequence[str]) -> tuple[str, Options]:
+    """The name of a study and its options."""
+    named = bool(argv) and not argv[0].startswith("-")
+    if named:
+        registry.pick(STUDIES, "study", argv[0])
+    elif "-h" not in argv and "--help" not in argv:
+        raise FedRayError(f"no study is given; choose from {', '.join(STUDIES)}")
+    studies = "\n".join(f"  {name:<16}  {(study.__doc__ or '').splitlines()[0]}" for name, study in STUDIES.items())
+    options = cli.read_options(
+        Options,
+        argv[1:] if named else argv,
+        f"python -m fedray.studies {argv[0] if named else 'STUDY'}",
+        "Run a study. Runs that the tracking store holds as finished are skipped. Results go to folders in --output, "
+        f"by default runs/STUDY. STUDY is one of\n\n{studies}",
+    )
+    return argv[0], options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line. Exit codes: 0 done, 1 some run failed, 2 invalid request, 130 interrupted."""
+
+    def body() -> int:
+        check_packages()
+        study, options = parse(sys.argv[1:] if argv is None else argv)
+        if options.list:
+            for name, done in progress(study, options).items():
+                print(f"{'finished' if done else 'to run':<8}  {name}")
+            return cli.DONE
+        tally = run(study, options)
+        conclude(study, options, tally)
+        return cli.FAILED if tally.failed else cli.DONE
+
+    return cli.run_command(
+        body, "interrupted: finished runs are kept; the same command continues where this one stopped"
+    )
+
 
 if __name__ == "__main__":
     cli.leave(main)

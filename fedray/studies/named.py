@@ -1,4 +1,4 @@
-"""Named studies: each is a function that returns the cells of a table, to be run once per seed."""
+"""The named studies. Each is a function that returns the cells of a table; a cell is run once per seed."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any, NamedTuple
 from fedray import registry
 from fedray.config import Experiment, override
 
-ROUNDS = 800  # the paper reports the best of 700 to 800
+ROUNDS = 800  # the paper reports the best of rounds 700 to 800
 SIZES = ("small", "medium", "large")
-# pFedBayes, section 5.2; an algorithm without an entry keeps its own defaults.
+# Settings of pFedBayes's paper, section 5.2. An algorithm without an entry keeps its defaults.
 TUNED: Mapping[str, Mapping[str, Any]] = {
     "fedavg": {"lr": 0.01},
     "fedprox": {"lr": 0.01, "mu": 0.001},
     "pfedbayes": {"zeta": 10.0, "rho_init": -2.5, "lr_personal": 0.001, "lr_global": 0.001},
 }
 
-
 POLICIES = ("round_robin", "uniform", "ksd", "hip")  # the methods of "Client Selection for Federated Bayesian Learning"
-CHOICE = {
+# Options of the comparison of policies: these metrics matter there.
+POLICY_TABLE = {
     "by": "data.name,selection",
     "metrics": "global/accuracy,global/nll,global/ece,global/mce,global/stability,selection/effective,"
     "selection/chosen,selection/average,comm/bytes_up,comm/bytes_down",
@@ -27,43 +27,39 @@ CHOICE = {
 
 
 class Cell(NamedTuple):
-    """One entry of a study's table."""
+    """One entry of a study's table: an experiment without its seed."""
 
-    name: str  # of its runs, before the seed; a plain file name
-    axes: tuple[str, ...]  # what --only may name: the rows that it belongs to
+    name: str  # its runs are called <name>-s<seed>; a plain file name
+    rows: tuple[str, ...]  # the rows of the table that it belongs to, which --only can select
     experiment: Experiment
-    seeds: int = 2  # runs of it, where nobody says how many
+    seeds: int = 2  # default number of runs
 
 
 def base(algorithm: str, dataset: str, size: str = "medium", rounds: int = ROUNDS) -> Experiment:
-    """An algorithm as tuned in pFedBayes's comparison, on a dataset of that paper."""
+    """An algorithm as pFedBayes's paper compares it, on one of its datasets."""
     record = registry.algorithms()[algorithm]
     tuned = {f"algorithm.{name}": value for name, value in TUNED.get(algorithm, {}).items()}
-    own = {"data.name": dataset, "data.size": size, "rounds": rounds}
-    return override(Experiment(algorithm=record.config()), dict(record.defaults) | tuned | own)
+    protocol = {"data.name": dataset, "data.size": size, "rounds": rounds}
+    return override(Experiment(algorithm=record.config()), dict(record.defaults) | tuned | protocol)
 
 
 def table2() -> list[Cell]:
     """pFedBayes on MNIST medium: ζ, ρ and the two learning rates, the 18 rows of the paper's Table 2."""
     start = base("pfedbayes", "mnist")
 
-    def cell(*axes: str, **settings: float) -> Cell:
+    def cell(*rows: str, **settings: float) -> Cell:
         name = ",".join(f"{key}={value:g}" for key, value in settings.items())
         changed = override(start, {f"algorithm.{key}": value for key, value in settings.items()})
-        return Cell(name, axes, changed)
+        return Cell(name, rows, changed)
 
-    rates = [(0.001, 0.005), (0.005, 0.001), (0.005, 0.005)]
-    return [
-        Cell("base", ("zeta", "rho_init"), start),
-        *(cell("zeta", zeta=zeta) for zeta in (0.5, 1.0, 5.0, 20.0)),
-        *(cell("rho_init", "lr", rho_init=rho) for rho in (-1.0, -2.0, -3.0)),
-        cell("rho_init", rho_init=-1.5),
-        *(
-            cell("lr", rho_init=rho, lr_personal=personal, lr_global=global_)
-            for rho in (-1.0, -2.0, -3.0)
-            for personal, global_ in rates
-        ),
-    ]
+    cells = [Cell("base", ("zeta", "rho_init"), start)]
+    cells += [cell("zeta", zeta=zeta) for zeta in (0.5, 1.0, 5.0, 20.0)]
+    cells += [cell("rho_init", "lr", rho_init=rho) for rho in (-1.0, -2.0, -3.0)]
+    cells += [cell("rho_init", rho_init=-1.5)]
+    for rho in (-1.0, -2.0, -3.0):
+        for lr_personal, lr_global in ((0.001, 0.005), (0.005, 0.001), (0.005, 0.005)):
+            cells.append(cell("lr", rho_init=rho, lr_personal=lr_personal, lr_global=lr_global))
+    return cells
 
 
 def table1_mnist() -> list[Cell]:
@@ -95,28 +91,52 @@ def quick() -> list[Cell]:
 
 
 def selection() -> list[Cell]:
-    """Serial DSVGD by four ways to choose a client: logistic regression, Covertype 1:9, 30 clients (10 CPU minutes)."""
-    data = {"data.name": "covertype", "model.name": "blr", "clients": 30, "algorithm.prior": "gamma"}
-    return _selection(data | {"algorithm.particles": 6, "algorithm.lr": 0.02})
+    """Serial DSVGD with four selection policies: logistic regression, Covertype 1:9, 30 clients (10 CPU minutes)."""
+    return _selection(
+        {
+            "data.name": "covertype",
+            "model.name": "blr",
+            "clients": 30,
+            "algorithm.prior": "gamma",
+            "algorithm.particles": 6,
+            "algorithm.lr": 0.02,
+        }
+    )
 
 
 def selection_digits() -> list[Cell]:
     """The same on scikit-learn's digits with a network: 30 clients with Dirichlet label shares, no download."""
-    data = {"data.name": "digits", "data.partition": "dirichlet", "clients": 30}
-    return _selection(data | {"algorithm.particles": 6, "algorithm.lr": 0.01})
+    return _selection(
+        {
+            "data.name": "digits",
+            "data.partition": "dirichlet",
+            "clients": 30,
+            "algorithm.particles": 6,
+            "algorithm.lr": 0.01,
+        }
+    )
 
 
 def selection_mnist() -> list[Cell]:
     """The same on MNIST's digits 0-8 with a network: 27 clients of three digits, 20 particles (an hour)."""
-    data = {"data.name": "mnist", "data.classes": 9, "data.partition": "shards", "clients": 27}
-    network = {"algorithm.sites": "particle", "algorithm.score_examples": 200}
-    return _selection(data | network | {"algorithm.particles": 20, "algorithm.lr": 0.003})
+    return _selection(
+        {
+            "data.name": "mnist",
+            "data.classes": 9,
+            "data.partition": "shards",
+            "clients": 27,
+            "algorithm.sites": "particle",
+            "algorithm.score_examples": 200,
+            "algorithm.particles": 20,
+            "algorithm.lr": 0.003,
+        }
+    )
 
 
-def _selection(federation: Mapping[str, Any]) -> list[Cell]:
-    """Four policies over five seeds, one client a round, which takes the paper's L = 10 steps."""
-    ours = {"algorithm.mode": "serial", "clients_per_round": 1, "rounds": 100, "local_steps": 10, "eval_every": 2}
-    start = override(Experiment(algorithm=registry.algorithms()["dsvgd"].config()), ours | dict(federation))
+def _selection(settings: Mapping[str, Any]) -> list[Cell]:
+    """Four policies and five seeds. Each round trains one client for the paper's L = 10 steps."""
+    protocol = {"algorithm.mode": "serial", "clients_per_round": 1, "rounds": 100, "local_steps": 10, "eval_every": 2}
+    start = override(Experiment(algorithm=registry.algorithms()["dsvgd"].config()), protocol | dict(settings))
     return [Cell(name, (name,), override(start, {"selection": name}), seeds=5) for name in POLICIES]
 
 
@@ -130,5 +150,9 @@ STUDIES: Mapping[str, Callable[[], list[Cell]]] = {
     "selection-digits": selection_digits,
     "selection-mnist": selection_mnist,
 }
-# How a study's table differs from the default of a comparison.
-TABLES: Mapping[str, Mapping[str, str]] = dict.fromkeys(("selection", "selection-digits", "selection-mnist"), CHOICE)
+# Options of a study's comparison, where they differ from the defaults.
+TABLES: Mapping[str, Mapping[str, str]] = {
+    "selection": POLICY_TABLE,
+    "selection-digits": POLICY_TABLE,
+    "selection-mnist": POLICY_TABLE,
+}

@@ -1,41 +1,40 @@
-"""python -m fedray.studies STUDY [options]: run the experiments behind a table, one after the other.
+"""A study: many runs behind one table, one after the other.
 
-A run carries its study's name and the fingerprint of its settings into the tracking store: a study that is started
-again skips what is finished there. What the studies are is in cells.py.
+Each run stores the name of its study and the fingerprint of its settings with its MLflow run. A study that is started
+again skips the runs that are finished there and resumes the one that was interrupted. named.py lists the studies.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import shlex
-import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import tyro
 
-from fedray import cli, registry
+from fedray import registry
 from fedray.compare import comparison
 from fedray.compare.runs import finished
-from fedray.config import Execution, TrackingConfig, fingerprint, override
+from fedray.config import Execution, Experiment, TrackingConfig, fingerprint, override
 from fedray.federate.plan import make_plan, resolve
 from fedray.run import mlflow_store, runfolder, session
 from fedray.studies.named import STUDIES, TABLES, Cell
-from fedray.terminal import check_packages, say
+from fedray.terminal import say
 from fedray.types import FedRayError, check_choices, require
 
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """Where the datasets are."""
+    """Where the datasets are, and whether to download them."""
 
     root: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
-    """Folder that holds the dataset in torchvision's layout; by default $FEDRAY_DATA_ROOT or ~/.cache/fedray."""
+    """Folder of the datasets, in torchvision's layout; by default $FEDRAY_DATA_ROOT or ~/.cache/fedray."""
     download: bool = False
-    """Let torchvision download the dataset into the root when it is missing."""
+    """Let torchvision download a missing dataset into the root."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,21 +42,21 @@ class Options:
     """How much of a study to run, and where."""
 
     seeds: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """Runs per cell, with seeds that follow each other; by default the study's (2; 5 where it compares selections)."""
+    """Runs per cell, with consecutive seeds; by default 2, or 5 in the selection studies."""
     seed_start: int = 0
     """The first seed."""
     rounds: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """Communication rounds; by default the study's (800 for the paper's tables)."""
+    """Communication rounds; by default those of the study (800 for the paper's tables)."""
     eval_every: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """Evaluate after every k-th round (and after the last); by default the study's."""
+    """Evaluate after every k-th round and after the last; by default as the study does."""
     only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="ROW ...")] = ()
-    """Cells of these rows, such as zeta, rho_init or lr of table2, or an algorithm of table1-mnist."""
+    """Only the cells of these rows, such as zeta, rho_init or lr of table2, or an algorithm of table1-mnist."""
     size: Literal["small", "medium", "large", "all"] = "all"
-    """Cells of this size of the data."""
+    """Only the cells with this size of the data."""
     limit: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    """Run at most N of the cells that are not finished yet."""
+    """Run at most N of the runs that are not finished yet."""
     list: bool = False
-    """Show the cells and which are finished, and run none."""
+    """List the runs and which of them are finished, without running any."""
     data: Data = field(default_factory=Data)
     execution: Annotated[Execution, tyro.conf.arg(name="")] = field(default_factory=Execution)
 
@@ -66,156 +65,175 @@ class Options:
         for name in ("seeds", "limit"):
             value = getattr(self, name)
             require(value is None or value >= 1, name, value, "at least one is needed", "leave it out")
-        require(self.execution.name is None, "name", self.execution.name, "a study names its runs", "use --output")
+        require(self.seed_start >= 0, "seed_start", self.seed_start, "must be at least zero", "leave it out")
+        require(
+            self.execution.name is None,
+            "name",
+            self.execution.name,
+            "a study names its runs itself",
+            "choose their folder with --output",
+        )
         uri = self.execution.tracking.uri
-        require(uri != "none", "tracking.uri", uri, "the store knows what is finished", "give sqlite:///FILE.db")
+        require(
+            uri != "none",
+            "tracking.uri",
+            uri,
+            "a study needs a store to know which runs are finished",
+            "give sqlite:///FILE.db",
+        )
 
 
-def parse(argv: Sequence[str]) -> tuple[str, Options]:
-    """The study's name and options of a command line; tyro prints help and mistakes and leaves (exit code 0, 2)."""
-    given = bool(argv) and not argv[0].startswith("-")
-    if given:
-        registry.pick(STUDIES, "study", argv[0])
-    elif "-h" not in argv and "--help" not in argv:
-        raise FedRayError(f"no study is given; choose from {', '.join(STUDIES)}")
-    listed = "\n".join(f"  {name:<16}  {(study.__doc__ or '').splitlines()[0]}" for name, study in STUDIES.items())
-    options = cli.read_options(
-        Options,
-        argv[1:] if given else argv,
-        f"python -m fedray.studies {argv[0] if given else 'STUDY'}",
-        "Run a study, skipping the cells that the tracking store holds. Results go to folders in --output, by "
-        f"default runs/STUDY. STUDY is one of\n\n{listed}",
-    )
-    return argv[0], options
+class PlannedRun(NamedTuple):
+    """A cell with a seed."""
+
+    name: str  # <cell>-s<seed>
+    experiment: Experiment
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint under which the tracking store holds the run."""
+        return fingerprint(resolve(self.experiment))
 
 
-def runs(name: str, options: Options) -> list[Cell]:
-    """The cells of a study that the options select, once per seed; raises FedRayError where there are none."""
-    cells = STUDIES[name]()
-    known = dict.fromkeys(axis for cell in cells for axis in cell.axes)
-    for word in options.only:
-        require(word in known, "only", word, f"no row of {name}", f"choose from {', '.join(known)}")
+def plan_runs(study: str, options: Options) -> list[PlannedRun]:
+    """The selected cells of a study, once per seed: all cells with the first seed, then all with the next.
+
+    Raises FedRayError if the options select no cell.
+    """
+    cells = _select(study, options)
+    settings: dict[str, Any] = {f"data.{key}": value for key, value in vars(options.data).items()}
+    if options.rounds is not None:
+        settings["rounds"] = options.rounds
+    if options.eval_every is not None:
+        settings["eval_every"] = options.eval_every
+    runs = []
+    for number in range(max(_seeds(cell, options) for cell in cells)):
+        seed = options.seed_start + number
+        for cell in cells:
+            if number < _seeds(cell, options):
+                experiment = override(cell.experiment, settings | {"seed": seed})
+                runs.append(PlannedRun(f"{cell.name}-s{seed}", experiment))
+    return runs
+
+
+def _select(study: str, options: Options) -> list[Cell]:
+    """The cells of a study that --only and --size select."""
+    cells = STUDIES[study]()
+    rows = dict.fromkeys(row for cell in cells for row in cell.rows)
+    for row in options.only:
+        require(row in rows, "only", row, f"no row of {study}", f"choose from {', '.join(rows)}")
     sizes = dict.fromkeys(cell.experiment.data.size for cell in cells)
-    right = options.size == "all" or options.size in sizes
-    require(right, "size", options.size, f"{name} has no such cell", f"choose from {', '.join(sizes)}")
-    chosen = [cell for cell in cells if options.size in ("all", cell.experiment.data.size)]
-    chosen = [cell for cell in chosen if not options.only or set(options.only) & set(cell.axes)]
-    settings = {f"data.{key}": value for key, value in vars(options.data).items()}
-    settings |= {key: value for key in ("rounds", "eval_every") if (value := getattr(options, key)) is not None}
-    return [
-        cell._replace(name=f"{cell.name}-s{seed}", experiment=override(cell.experiment, settings | {"seed": seed}))
-        for seed in range(options.seed_start, options.seed_start + max(_seeds(cell, options) for cell in chosen))
-        for cell in chosen
-        if seed < options.seed_start + _seeds(cell, options)
-    ]
+    known = options.size == "all" or options.size in sizes
+    require(known, "size", options.size, f"{study} has no such cell", f"choose from {', '.join(sizes)}")
+    if options.size != "all":
+        cells = [cell for cell in cells if cell.experiment.data.size == options.size]
+    if options.only:
+        cells = [cell for cell in cells if set(options.only) & set(cell.rows)]
+    return cells
 
 
 def _seeds(cell: Cell, options: Options) -> int:
     return cell.seeds if options.seeds is None else options.seeds
 
 
+def progress(study: str, options: Options) -> dict[str, bool]:
+    """Whether each run of a study is finished, by its name."""
+    tracking = options.execution.tracking
+    done = finished(study, tracking.uri, tracking.experiment)
+    return {run.name: run.fingerprint in done for run in plan_runs(study, options)}
+
+
 class Tally(NamedTuple):
     """How a study went."""
 
     ran: int
-    skipped: int
-    failed: tuple[str, ...]  # names of cells
+    skipped: int  # finished before
+    failed: tuple[str, ...]  # names of runs
 
 
 def run(study: str, options: Options) -> Tally:
-    """Run the cells that the store lacks, one after the other; a cell that fails is reported and passed over.
+    """Run what the tracking store lacks of a study, one run after the other; a failed run is reported and skipped.
 
-    Raises FedRayError before the first cell where the store or the data are at fault.
+    Raises FedRayError before the first run if the store or the data cannot be used.
     """
-    cells, track = runs(study, options), options.execution.tracking
-    done = finished(study, track.uri, track.experiment)
-    todo = [cell for cell in cells if identity(cell) not in done]
+    runs = plan_runs(study, options)
+    tracking = options.execution.tracking
+    done = finished(study, tracking.uri, tracking.experiment)
+    todo = [each for each in runs if each.fingerprint not in done]
+    skipped = len(runs) - len(todo)
     chosen = todo[: options.limit]
-    say(f"{study}: {len(cells)} cells, {len(cells) - len(todo)} finished before, {len(chosen)} to run now")
+    say(f"{study}: {len(runs)} in all, {skipped} finished before, {len(chosen)} to run now")
     if chosen:
         make_plan(chosen[0].experiment)
-    ran, failed = 0, []
-    for number, cell in enumerate(chosen, 1):
-        say(f"[{number}/{len(chosen)}] {cell.name}")
+    ran = 0
+    failed = []
+    for number, each in enumerate(chosen, 1):
+        say(f"[{number}/{len(chosen)}] {each.name}")
         try:
-            say(f"  {_line(session.run(request(study, cell, options), {'study': study}).summary)}")
-            ran += 1
-        except Exception as error:  # one bad cell must not cost the night
+            outcome = session.run(request(study, each, options), {"study": study})
+        except Exception as error:  # one bad run must not cost a whole night
             if not isinstance(error, FedRayError):
                 traceback.print_exc()
             say(f"  failed: {error}")
-            failed.append(cell.name)
-    return Tally(ran, len(cells) - len(todo), tuple(failed))
-
-
-def identity(cell: Cell) -> str:
-    """The fingerprint under which a run of the cell is stored."""
-    return fingerprint(resolve(cell.experiment))
+            failed.append(each.name)
+            continue
+        say(f"  {_line(outcome.summary)}")
+        ran += 1
+    return Tally(ran, skipped, tuple(failed))
 
 
 def _folder(study: str, options: Options) -> Path:
     return options.execution.output or Path("runs") / study
 
 
-def request(study: str, cell: Cell, options: Options) -> session.Request:
-    """What launch is to run for a cell; its result goes to a folder that no other settings share."""
-    output = _folder(study, options) / f"{cell.name}-{identity(cell)[:6]}"
-    begun = str(output) if (output / runfolder.NOTE).exists() else ""  # and was interrupted
-    method = registry.algorithm_of(cell.experiment.algorithm)
-    deviation = options.execution.loss_deviation and method.predict_personal is not None  # of the cells that have one
-    execution = dataclasses.replace(options.execution, name=cell.name, output=output, loss_deviation=deviation)
-    return session.Request(cell.experiment, execution, resume=begun)
+def request(study: str, planned: PlannedRun, options: Options) -> session.Request:
+    """The request of one run. Its folder is named after its settings, so that no other run uses it.
+
+    If the folder holds an interrupted run, the request resumes it.
+    """
+    output = _folder(study, options) / f"{planned.name}-{planned.fingerprint[:6]}"
+    interrupted = (output / runfolder.NOTE).exists()
+    # The loss deviation is about personal models; a study may also have methods without them.
+    method = registry.algorithm_of(planned.experiment.algorithm)
+    deviation = options.execution.loss_deviation and method.predict_personal is not None
+    execution = dataclasses.replace(options.execution, name=planned.name, output=output, loss_deviation=deviation)
+    return session.Request(planned.experiment, execution, resume=str(output) if interrupted else "")
 
 
-def _line(summary: dict[str, Any]) -> str:
+def _line(summary: Mapping[str, Any]) -> str:
     shown = [f"{kind} {summary[kind]['accuracy']:.2%}" for kind in ("personal", "global") if summary[kind]]
     return f"{'  '.join(shown)}  {summary['seconds']:.0f} s"
 
 
-def show(study: str, options: Options) -> None:
-    """Print the cells and whether the store holds them."""
-    track = options.execution.tracking
-    done = finished(study, track.uri, track.experiment)
-    for cell in runs(study, options):
-        print(f"{'finished' if identity(cell) in done else 'to run':<8}  {cell.name}")
-
-
 def conclude(study: str, options: Options, tally: Tally) -> None:
-    """Say how it went and what to type next; of a study that is complete, print the table and write its figures."""
+    """Say how a study went and what to type next. If it is complete, also print its table and write its figures."""
     say(f"{study}: {tally.ran} run, {tally.skipped} finished before, {len(tally.failed)} failed")
     if tally.failed:
-        say(f"failed, tried again by the same command: {', '.join(tally.failed)}")
-    track, default = options.execution.tracking, TrackingConfig()
-    words = ["python", "-m", "fedray.compare", "--study", study]
-    words += ["--uri", mlflow_store.shown(track.uri)] if track.uri != default.uri else []
-    words += ["--experiment", track.experiment] if track.experiment != default.experiment else []
-    words += [word for name, value in TABLES.get(study, {}).items() for word in (f"--{name}", value)]
-    say(f"compare  {shlex.join(words)}")
-    if tally.ran + tally.skipped == len(runs(study, options)):
+        say(f"failed: {', '.join(tally.failed)}; the same command tries them again")
+    say(f"compare  {_compare_command(study, options)}")
+    if tally.ran + tally.skipped == len(plan_runs(study, options)):
         _compare(study, options)
 
 
+def _compare_command(study: str, options: Options) -> str:
+    tracking = options.execution.tracking
+    default = TrackingConfig()
+    words = ["python", "-m", "fedray.compare", "--study", study]
+    if tracking.uri != default.uri:
+        words += ["--uri", mlflow_store.shown(tracking.uri)]
+    if tracking.experiment != default.experiment:
+        words += ["--experiment", tracking.experiment]
+    for name, value in TABLES.get(study, {}).items():
+        words += [f"--{name}", value]
+    return shlex.join(words)
+
+
 def _compare(study: str, options: Options) -> None:
-    track, output = options.execution.tracking, _folder(study, options) / "comparison"
-    wanted = comparison.Options(study=study, uri=track.uri, experiment=track.experiment, output=output)
+    tracking = options.execution.tracking
+    output = _folder(study, options) / "comparison"
+    wanted = comparison.Options(study=study, uri=tracking.uri, experiment=tracking.experiment, output=output)
     try:
         print(comparison.compare(override(wanted, TABLES.get(study, {}))), end="")
         say(f"figures and report.html in {output}")
-    except FedRayError as error:  # as where --only left out all that has a metric
+    except FedRayError as error:  # for example, no selected run has one of the study's metrics
         say(f"no table: {error}")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; 0 done, 1 some cell failed, 2 the request was at fault, 130 interrupted."""
-
-    def body() -> int:
-        check_packages()
-        study, options = parse(sys.argv[1:] if argv is None else argv)
-        if options.list:
-            show(study, options)
-            return cli.DONE
-        tally = run(study, options)
-        conclude(study, options, tally)
-        return cli.FAILED if tally.failed else cli.DONE
-
-    return cli.run_command(body, "interrupted: finished cells are kept, the same command goes on with the next")

@@ -12,7 +12,9 @@ from html.parser import HTMLParser
 import pytest
 
 from fedray import launch
-from fedray.compare import comparison
+from fedray.compare.__main__ import main
+from fedray.compare.runs import finished
+from fedray.run import mlflow_store
 from fedray.run.tracking import MLflowTracker
 
 PAPER = {
@@ -29,8 +31,9 @@ ZETA_10 = {seed: 0.90 + 0.02 * seed for seed in range(3)}  # the accuracy at the
 
 def log(uri, algorithm, accuracy, seed=0, status="FINISHED", tags=None, experiment="fedray", **settings):
     params = {"algorithm.name": algorithm} | PAPER | {"seed": seed}
+    tags = {"config": f"{algorithm}-{seed}"} | (tags or {})
     params |= {f"algorithm.{name}": value for name, value in settings.items()}
-    tracker = MLflowTracker(uri, experiment, f"{algorithm}-s{seed}", params, tags or {})
+    tracker = MLflowTracker(uri, experiment, f"{algorithm}-s{seed}", params, tags)
     tracker._next_flush = math.inf
     for step in (1, 2):
         tracker.log(step, {"global/accuracy": accuracy - 0.1 * (2 - step), "time/round_seconds": 1.0})
@@ -62,7 +65,7 @@ def store(tmp_path_factory):
 
 
 def run(store, output, *words):
-    return comparison.main(["--uri", store[0], "--output", str(output), *words])
+    return main(["--uri", store[0], "--output", str(output), *words])
 
 
 def table(folder):
@@ -85,7 +88,7 @@ def test_seeds_are_averaged_and_other_settings_are_not(store, tmp_path, capsys):
     row = "| pfedbayes | mnist | medium | zeta=10 | 3 | **92.00 ± 2.00** (92.33 ± 0.76 [pFedBayes, Table 1]) |"
     assert row in printed.out
     assert "| fedavg | mnist | medium |  | 1 | 91.00 (90.60 ± 0.19 [pFedBayes, Table 1]) |" in printed.out
-    assert "1 older run" in printed.err
+    assert "left out 1 older run:" in printed.err
     assert str(tmp_path / "report.html") in printed.err
 
 
@@ -140,6 +143,15 @@ def test_sweeps_and_studies_are_chosen(store, tmp_path):
     assert float(rows["fedprox", ""]["global/accuracy mean"]) == 0.93  # the child, not the parent
     assert run(store, tmp_path / "study", "--study", "zetas", "--format", "csv") == 0  # has no personal models
     assert set(table(tmp_path / "study")) == {("pfedbayes", "")}
+
+
+def test_a_store_is_read_to_its_last_page(store, tmp_path, monkeypatch):
+    metric = ("--metrics", "global/accuracy", "--format", "csv")
+    assert run(store, tmp_path / "whole", *metric) == 0
+    monkeypatch.setattr(mlflow_store, "PAGE", 2)
+    assert run(store, tmp_path / "paged", *metric) == 0
+    assert table(tmp_path / "paged") == table(tmp_path / "whole")
+    assert len(finished("zetas", store[0], "fedray")) == len(ZETA_10)
 
 
 def test_the_formats_asked_for_are_written_and_the_first_is_printed(store, tmp_path, capsys):
@@ -210,11 +222,11 @@ def test_a_store_that_does_not_exist_is_not_made(tmp_path, capsys):
     connection.close()
     before = other.read_bytes()
     for file, reason in ((missing, "no such file"), (text, "not a database"), (other, "not a store of MLflow")):
-        assert comparison.main(["--uri", f"sqlite:///{file}", "--output", str(tmp_path / "out")]) == 2
+        assert main(["--uri", f"sqlite:///{file}", "--output", str(tmp_path / "out")]) == 2
         assert reason in capsys.readouterr().err
     assert not missing.exists()
     assert other.read_bytes() == before
-    assert comparison.main(["--uri", "none"]) == 2
+    assert main(["--uri", "none"]) == 2
     assert "sqlite:///FILE.db" in capsys.readouterr().err
 
 

@@ -8,7 +8,7 @@ import statistics
 import pytest
 
 from fedray.compare import groups
-from fedray.compare.runs import Run
+from fedray.compare.runs import FinishedRun
 from fedray.types import FedRayError
 
 BY = ("algorithm", "data.name", "data.size")
@@ -18,7 +18,7 @@ def run(id="r", started=0, tags=None, **settings):
     """Settings are written with __ for the dot."""
     base = {"algorithm.name": "pfedbayes", "data.name": "mnist", "data.size": "medium", "rounds": "20", "seed": "0"}
     changed = {name.replace("__", "."): str(value) for name, value in settings.items()}
-    return Run(id, f"name-{id}", started, base | changed, tags or {}, frozenset())
+    return FinishedRun(id, f"name-{id}", started, base | changed, tags or {}, frozenset())
 
 
 def ids(rows):
@@ -89,12 +89,12 @@ def test_a_key_that_nothing_has_is_refused():
         groups.arrange([run()], ["zetta"])
 
 
-def test_a_figure_is_the_mean_of_the_last_tenth():
-    assert groups.figure(evaluations([0.5] * 23 + [0.6, 0.8]), "global/accuracy") == pytest.approx(
+def test_a_run_counts_with_the_mean_of_the_last_tenth():
+    assert groups.run_value(evaluations([0.5] * 23 + [0.6, 0.8]), "global/accuracy") == pytest.approx(
         (0.5 + 0.6 + 0.8) / 3
     )
-    assert groups.figure(evaluations([0.1] * 150 + [0.9] * 10), "global/accuracy") == pytest.approx(0.9)
-    assert groups.figure(evaluations([0.5]), "personal/accuracy") is None
+    assert groups.run_value(evaluations([0.1] * 150 + [0.9] * 10), "global/accuracy") == pytest.approx(0.9)
+    assert groups.run_value(evaluations([0.5]), "personal/accuracy") is None
 
 
 def test_stability_is_the_sd_of_the_last_ten_evaluations():
@@ -102,9 +102,9 @@ def test_stability_is_the_sd_of_the_last_ten_evaluations():
     rows = evaluations([0.1] * 30 + late)
     rows[35]["global/nll"] = rows[0]["global/nll"] = 1.0
     rows.append({"round": 41, "comm/bytes_up": 8.0})  # was not evaluated
-    assert groups.figure(rows, "global/stability") == pytest.approx(statistics.stdev(late))
-    assert groups.figure(rows, "personal/stability") is None
-    assert groups.figure(rows[:1], "global/stability") is None
+    assert groups.run_value(rows, "global/stability") == pytest.approx(statistics.stdev(late))
+    assert groups.run_value(rows, "personal/stability") is None
+    assert groups.run_value(rows[:1], "global/stability") is None
     assert groups.measurable(run()._replace(measured=frozenset({"personal/accuracy", "train/nll"}))) == {
         "personal/accuracy", "personal/stability", "train/nll"
     }  # fmt: skip
@@ -113,17 +113,17 @@ def test_stability_is_the_sd_of_the_last_ten_evaluations():
 def test_bytes_add_up_and_choices_average_over_all_rounds():
     rows = evaluations([10.0] * 99 + [30.0], "comm/bytes_up")
     rows = [row | {"selection/chosen": row["round"], "global/accuracy": 0.5} for row in rows]
-    assert groups.figure(rows, "comm/bytes_up") == 1020.0
-    assert groups.figure(rows, "selection/chosen") == 50.5
-    assert groups.figure(rows, "comm/bytes_down") is None
+    assert groups.run_value(rows, "comm/bytes_up") == 1020.0
+    assert groups.run_value(rows, "selection/chosen") == 50.5
+    assert groups.run_value(rows, "comm/bytes_down") is None
 
 
 def test_mean_and_sample_sd_over_seeds():
     histories = [evaluations([0.9]), evaluations([0.92]), evaluations([0.97])]
-    cell = groups.cell(histories, "global/accuracy")
-    assert cell is not None
-    assert cell.mean == pytest.approx(0.93)
-    assert cell.sd == pytest.approx(statistics.stdev([0.9, 0.92, 0.97]))  # by hand: sqrt(0.0026/2)
-    assert cell.sd == pytest.approx(math.sqrt(0.0013))
-    assert groups.cell(histories[:1], "global/accuracy") == (0.9, None, 1)
-    assert groups.cell(histories, "personal/ece") is None
+    found = groups.estimate(histories, "global/accuracy")
+    assert found is not None
+    assert found.mean == pytest.approx(0.93)
+    assert found.sd == pytest.approx(statistics.stdev([0.9, 0.92, 0.97]))  # by hand: sqrt(0.0026/2)
+    assert found.sd == pytest.approx(math.sqrt(0.0013))
+    assert groups.estimate(histories[:1], "global/accuracy") == (0.9, None, 1)
+    assert groups.estimate(histories, "personal/ece") is None

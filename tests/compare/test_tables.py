@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import io
 
-from fedray.compare import groups, tables
-from fedray.compare.groups import Cell, Row
-from fedray.compare.runs import Run
+from fedray.compare import groups, html, tables
+from fedray.compare.groups import Estimate, RunGroup
+from fedray.compare.runs import FinishedRun
 
 PAPER = {
     "data.partition": "labels",
@@ -21,12 +21,12 @@ ACC, NLL = "global/accuracy", "global/nll"
 
 def row(algorithm, accuracy, nll=None, size="medium", label="", data="mnist", **more):
     settings = PAPER | {"algorithm.name": algorithm, "data.name": data, "data.size": size} | more
-    runs = tuple(Run(f"id{i}", "name", 0, settings, {}, frozenset()) for i in range(accuracy.n))
-    return Row((algorithm,), label, runs, {ACC: accuracy, NLL: nll or Cell(0.5, None, 1)})
+    runs = tuple(FinishedRun(f"id{i}", "name", 0, settings, {}, frozenset()) for i in range(accuracy.n))
+    return RunGroup((algorithm,), label, runs, {ACC: accuracy, NLL: nll or Estimate(0.5, None, 1)})
 
 
 def build(*rows):
-    return tables.table(rows, ["algorithm"], [ACC, NLL])
+    return tables.build(rows, ["algorithm"], [ACC, NLL])
 
 
 def texts(table):
@@ -37,8 +37,8 @@ def bold(table):
     return [[entry.text for entry in line if entry.bold] for block in table.blocks for line in block]
 
 
-A = row("fedavg", Cell(0.9012, 0.0034, 3), Cell(0.31, 0.02, 3))
-B = row("fedprox", Cell(0.8, None, 1), Cell(0.25, None, 1))
+A = row("fedavg", Estimate(0.9012, 0.0034, 3), Estimate(0.31, 0.02, 3))
+B = row("fedprox", Estimate(0.8, None, 1), Estimate(0.25, None, 1))
 
 
 def test_percent_for_shares_and_no_sd_for_one_seed():
@@ -49,7 +49,8 @@ def test_percent_for_shares_and_no_sd_for_one_seed():
 
 def test_large_numbers_are_scientific_and_compete_as_they_are_printed():
     few, many = (
-        row(name, Cell(0.9, None, 1), Cell(value, 2.5e6, 2)) for name, value in (("a", 1.234e7), ("b", 1.2342e7))
+        row(name, Estimate(0.9, None, 1), Estimate(value, 2.5e6, 2))
+        for name, value in (("a", 1.234e7), ("b", 1.2342e7))
     )
     assert texts(build(few, many)) == [["a", "1", "90.00", "1.23e+07 ± 2.50e+06 (n=2)"],
                                        ["b", "1", "90.00", "1.23e+07 ± 2.50e+06 (n=2)"]]  # fmt: skip
@@ -61,16 +62,16 @@ def test_the_best_is_bold_by_the_direction_of_the_metric():
 
 
 def test_what_prints_equal_ties_and_nothing_competes_alone_or_on_other_data():
-    tie = row("other", Cell(0.90123, None, 1), Cell(0.4, None, 1))
+    tie = row("other", Estimate(0.90123, None, 1), Estimate(0.4, None, 1))
     assert bold(build(A, tie)) == [["90.12 ± 0.34", "0.310 ± 0.020"], ["90.12"]]
-    assert bold(build(A, row("fedprox", Cell(0.95, None, 1), size="small"))) == [[], []]
-    nan = row("other", Cell(float("nan"), None, 1))
+    assert bold(build(A, row("fedprox", Estimate(0.95, None, 1), size="small"))) == [[], []]
+    nan = row("other", Estimate(float("nan"), None, 1))
     assert bold(build(A, nan))[1] == []
 
 
 def test_a_metric_that_some_seeds_lack_says_how_many_have_it():
-    some = row("fedavg", Cell(0.9, 0.1, 3), Cell(0.3, None, 1))
-    none = some._replace(cells={ACC: Cell(0.9, 0.1, 3)})
+    some = row("fedavg", Estimate(0.9, 0.1, 3), Estimate(0.3, None, 1))
+    none = some._replace(estimates={ACC: Estimate(0.9, 0.1, 3)})
     assert texts(build(some))[0][3] == "0.300 (n=1)"
     assert texts(build(none))[0][3] == "–"
 
@@ -84,17 +85,38 @@ def test_markdown_has_the_published_figure_beside_the_cell():
         r"| fedprox | mu=0.1\|x | 1 | 80.00 (90.66 ± 0.17 [pFedBayes, Table 1]) | **0.250** |",
     ]
     assert "700 to 800 rounds" in lines[-1]
-    assert "700" not in tables.markdown(build(row("fedavg", Cell(0.9, None, 1), data="digits")))
+    assert "700" not in tables.markdown(build(row("fedavg", Estimate(0.9, None, 1), data="digits")))
 
 
 def test_latex_is_escaped_and_ruled_between_datasets():
-    text = tables.latex(build(row("fed_avg", Cell(0.9, 0.01, 2)), row("fedprox", Cell(0.8, None, 1), size="small")))
+    text = tables.latex(
+        build(row("fed_avg", Estimate(0.9, 0.01, 2)), row("fedprox", Estimate(0.8, None, 1), size="small"))
+    )
     assert r"\begin{tabular}{lrrr}" in text
     assert r"algorithm & n & global accuracy (\%) $\uparrow$ & global NLL (nats) $\downarrow$ \\" in text
     assert r"fed\_avg & 2 & 90.00 $\pm$ 1.00" in text
     assert [text.count(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule")] == [1, 2, 1]
     assert text.count("{") == text.count("}")
     assert text.isascii()
+
+
+HOSTILE = r"<script>&|#%$_^~{\end{table}"
+
+
+def test_latex_shows_a_hostile_name_as_text():
+    text = tables.latex(build(row(HOSTILE, Estimate(0.9, None, 1)), B))
+    assert r"\textless{}script\textgreater{}\&\textbar{}\#\%\$\_\textasciicircum{}" in text
+    assert r"\textasciitilde{}\{\textbackslash{}end\{table\}" in text
+    assert text.count(r"\end{table}") == 1
+
+
+def test_html_shows_hostile_names_as_text():
+    group = row(HOSTILE, Estimate(0.9, None, 1), label=HOSTILE)
+    runs = tuple(run._replace(name=HOSTILE, id=HOSTILE, tags={"git_commit": HOSTILE}) for run in group.runs)
+    group = group._replace(runs=runs)
+    text = html.page(build(group, B), [group], {HOSTILE: []}, {"study": HOSTILE})
+    assert "<script" not in text
+    assert text.count("&lt;script&gt;&amp;|") == 8  # two cells of the table, a fact, and five in the list of runs
 
 
 def test_csv_is_plain_numbers_to_the_last_bit():
@@ -109,7 +131,7 @@ def test_csv_is_plain_numbers_to_the_last_bit():
 
 
 def test_html_is_escaped():
-    text = tables.webpage(build(A, row("<b>", Cell(0.1, None, 1))))
+    text = html.page(build(A, row("<b>", Estimate(0.1, None, 1))), [], {}, {})
     assert "<td>&lt;b&gt;</td>" in text
     assert (
         '<td class="number"><strong>90.12 ± 0.34</strong><small>90.60 ± 0.19 [pFedBayes, Table 1]</small></td>' in text
@@ -118,14 +140,14 @@ def test_html_is_escaped():
 
 def test_a_metric_that_is_no_measure_is_shown_as_stored():
     assert tables.style("train/nll") == tables.Style("train/nll")
-    assert groups.cell([[{"round": 1, ACC: 0.5, "train/nll": 0.3}]], "train/nll") == (0.3, None, 1)
+    assert groups.estimate([[{"round": 1, ACC: 0.5, "train/nll": 0.3}]], "train/nll") == (0.3, None, 1)
 
 
 def test_traffic_is_in_megabytes_of_the_whole_run():
-    cheap = A._replace(cells={"comm/bytes_up": Cell(2.5e6, 0.5e6, 3)})
-    dear = B._replace(cells={"comm/bytes_up": Cell(7.1e8, None, 1)})
-    table = tables.table([cheap, dear], ["algorithm"], ["comm/bytes_up"])
+    cheap = A._replace(estimates={"comm/bytes_up": Estimate(2.5e6, 0.5e6, 3)})
+    dear = B._replace(estimates={"comm/bytes_up": Estimate(7.1e8, None, 1)})
+    table = tables.build([cheap, dear], ["algorithm"], ["comm/bytes_up"])
     assert table.header[-1] == "MB up ↓"
     assert [line[-1].text for line in table.blocks[0]] == ["2.5 ± 0.5", "710.0"]
-    assert "Bytes are those of the whole run" in table.caption
+    assert "Bytes are totals of the whole run" in table.caption
     assert "Bytes" not in build(A, B).caption

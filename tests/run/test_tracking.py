@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from fedray.run import mlflow_store, tracking
-from fedray.run.mlflow_store import resolve
+from fedray.run.mlflow_store import locate
 from fedray.run.tracking import MLflowTracker, NullTracker, Tracker, git_commit
 from fedray.types import FedRayError
 
@@ -229,10 +229,10 @@ def test_what_is_not_a_store_is_refused(uri):
 def test_relative_addresses_become_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     runs = tmp_path / "runs"
-    assert resolve("") == (f"sqlite:///{runs}/mlflow.db", f"file://{runs}/artifacts", runs / "mlflow.db")
-    assert resolve("sqlite:///a/b.db")[0] == f"sqlite:///{tmp_path}/a/b.db"
-    assert resolve("sqlite:////a/b.db") == ("sqlite:////a/b.db", "file:///a/artifacts", Path("/a/b.db"))
-    assert resolve("http://host:5000/") == ("http://host:5000", None, None)
+    assert locate("") == (f"sqlite:///{runs}/mlflow.db", f"file://{runs}/artifacts", runs / "mlflow.db")
+    assert locate("sqlite:///a/b.db")[0] == f"sqlite:///{tmp_path}/a/b.db"
+    assert locate("sqlite:////a/b.db") == ("sqlite:////a/b.db", "file:///a/artifacts", Path("/a/b.db"))
+    assert locate("http://host:5000/") == ("http://host:5000", None, None)
 
 
 def test_a_deleted_experiment_is_explained(store):

@@ -12,8 +12,9 @@ from fedray.config import Experiment, fingerprint, flatten, override, to_dict
 from fedray.federate.plan import resolve
 from fedray.run import session
 from fedray.studies import study as study_module
+from fedray.studies.__main__ import main, parse
 from fedray.studies.named import STUDIES, Cell, base, quick
-from fedray.studies.study import main
+from fedray.studies.study import plan_runs
 
 pytestmark = pytest.mark.usefixtures("unpainted")
 FAST = ["--rounds", "1", "--runtime", "local"]
@@ -47,7 +48,7 @@ def test_table2_holds_the_rows_of_the_paper() -> None:
 
 @pytest.mark.parametrize(("axis", "size"), [("zeta", 5), ("rho_init", 5)])
 def test_a_series_of_table2_changes_one_setting_of_the_base(axis: str, size: int) -> None:
-    cells = [cell for cell in STUDIES["table2"]() if axis in cell.axes]
+    cells = [cell for cell in STUDIES["table2"]() if axis in cell.rows]
     start = settings(cells[0].experiment)
     assert cells[0].name == "base"
     assert (start["data.name"], start["data.size"], start["rounds"]) == ("mnist", "medium", 800)
@@ -111,7 +112,7 @@ def test_a_study_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, capfd
     err = capfd.readouterr().err
     assert "[1/1] pfedbayes-s0" in err
     assert "fedavg-s0" not in err
-    assert "4 cells, 1 finished before, 1 to run now" in err
+    assert "4 in all, 1 finished before, 1 to run now" in err
     assert "python -m fedray.compare --study quick" in err
     assert main([*command, "--list"]) == 0
     assert capfd.readouterr().out.split() == [
@@ -167,11 +168,45 @@ def test_ctrl_c_ends_the_study(monkeypatch: pytest.MonkeyPatch, capfd: pytest.Ca
 
     monkeypatch.setattr(session, "run", run)
     assert main(["quick", *FAST]) == 130
-    assert "the same command goes on" in capfd.readouterr().err
+    assert "the same command continues" in capfd.readouterr().err
+
+
+def stored(name: str) -> tuple[str, str, dict[int, float]]:
+    """Id and status of the only run of that name in the store, and the seconds that each of its rounds took."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{Path.cwd()}/runs/mlflow.db")
+    (run,) = client.search_runs(["1"], f"attributes.run_name = '{name}'")
+    seconds = client.get_metric_history(run.info.run_id, "time/round_seconds")
+    return run.info.run_id, run.info.status, {entry.step: entry.value for entry in seconds}
+
+
+def test_an_interrupted_run_of_a_study_is_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedray.run.tracking import MLflowTracker
+
+    log = MLflowTracker.log
+
+    def log_three_rounds(self: MLflowTracker, step: int, values: dict[str, float]) -> None:
+        log(self, step, values)
+        if step == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(study_module, "STUDIES", {"quick": lambda: short()[1:]})
+    command = ["quick", "--rounds", "5", "--runtime", "local", "--seeds", "1"]
+    with monkeypatch.context() as patched:
+        patched.setattr(MLflowTracker, "log", log_three_rounds)
+        assert main(command) == 130
+    run_id, status, before = stored("pfedbayes-s0")
+    assert (status, sorted(before)) == ("KILLED", [1, 2, 3])
+    assert main(command) == 0
+    resumed_id, status, after = stored("pfedbayes-s0")
+    assert (resumed_id, status, sorted(after)) == (run_id, "FINISHED", [1, 2, 3, 4, 5])
+    # The first rounds were not run again, or they would have taken another time.
+    assert {step: after[step] for step in before} == before
 
 
 def names(*argv: str) -> list[str]:
-    return [cell.name for cell in study_module.runs(*study_module.parse(argv))]
+    return [cell.name for cell in plan_runs(*parse(argv))]
 
 
 def test_parts_of_a_study() -> None:
@@ -183,15 +218,15 @@ def test_parts_of_a_study() -> None:
         "fedprox-small-s0",
     ]
     asked = ["table2", "--seeds", "1", "--rounds", "7", "--eval-every", "5", "--data.root", "mine"]
-    study, options = study_module.parse(asked)
-    cell = study_module.runs(study, options)[0]
+    study, options = parse(asked)
+    cell = plan_runs(study, options)[0]
     cfg = cell.experiment
     assert (cfg.rounds, cfg.eval_every, cfg.data.root, cfg.seed) == (7, 5, Path("mine"), 0)
     # Other settings, another folder: a longer study does not meet the results of a shorter one.
     longer = cell._replace(experiment=override(cfg, {"rounds": 8}))
     # FedAvg has no personal models, and does not stand in the way of the other cells.
-    _, deviating = study_module.parse(["table1-mnist", "--loss-deviation"])
-    both = {cell.name.split("-")[0]: cell for cell in study_module.runs("table1-mnist", deviating)}
+    _, deviating = parse(["table1-mnist", "--loss-deviation"])
+    both = {cell.name.split("-")[0]: cell for cell in plan_runs("table1-mnist", deviating)}
     asked = {name: study_module.request("s", c, deviating).execution.loss_deviation for name, c in both.items()}
     assert (asked["fedavg"], asked["pfedbayes"]) == (False, True)
     folders = [study_module.request(study, c, options).execution.output for c in (cell, longer)]
@@ -203,7 +238,7 @@ BAD = {
     "study": (["tabel2"], ["tabel2", "quick, table2"]),
     "limit": (["quick", "--limit", "0"], ["--limit 0", "at least one"]),
     "seeds": (["quick", "--seeds", "0"], ["--seeds 0", "at least one"]),
-    "seed": (["quick", "--seed-start", "-1"], ["--seed -1"]),
+    "seed": (["quick", "--seed-start", "-1"], ["--seed-start -1", "at least zero"]),
     "rounds": (["quick", "--rounds", "0"], ["--rounds 0", "at least one"]),
     "row": (["table2", "--only", "zetta"], ["--only zetta", "zeta, rho_init, lr"]),
     "size": (["table2", "--size", "large"], ["--size large", "choose from medium"]),
@@ -211,7 +246,7 @@ BAD = {
     "data": (["table2", "--data.root", "nowhere"], ["nowhere", "is missing", "--data.download"]),
     "no store": (
         ["quick", "--tracking.uri", "none"],
-        ["--tracking.uri none", "knows what is finished", "sqlite:///FILE.db"],
+        ["--tracking.uri none", "which runs are finished", "sqlite:///FILE.db"],
     ),
     "store": (["quick", "--tracking.uri", "http://127.0.0.1:9"], ["http://127.0.0.1:9", "Start the server"]),
 }
