@@ -22,6 +22,8 @@ import pytest
 import fedray.config
 from fedray import registry
 from fedray.config import Experiment, override
+from fedray.federate.in_process import LocalFederation
+from fedray.federate.plan import make_plan
 
 ROOT = Path(__file__).parents[1]
 METHODS = ROOT / "docs" / "methods"
@@ -46,7 +48,12 @@ def rows(page: str, *header: str) -> list[list[str]]:
     head = "| " + " | ".join(header) + " |\n"
     _, found = text(page).split(head)
     lines = found.split("\n\n")[0].splitlines()[1:]
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    return [cells(line) for line in lines]
+
+
+def cells(line: str) -> list[str]:
+    """The cells of a row of a table."""
+    return [cell.strip() for cell in line.split("|")[1:-1]]
 
 
 def quoted(cell: str) -> list[str]:
@@ -100,11 +107,44 @@ def test_every_algorithm_and_policy_has_exactly_one_page():
     assert Counter(name for page in PAGES for name in front(page)) == Counter(KNOWN)
 
 
+def index() -> dict[str, list[str]]:
+    """The cells of the index after the name, by algorithm."""
+    table = [cells(line) for line in text("README.md").splitlines() if line.startswith("| `")]
+    return {name: rest for first, *rest in table for name in quoted(first)}
+
+
 def test_the_index_names_every_algorithm_and_links_every_page():
-    index = text("README.md")
-    table = [line for line in index.splitlines() if line.startswith("| `")]
-    assert sorted(name for line in table for name in quoted(line.split("|")[1])) == sorted(registry.algorithms())
-    assert {page for page in PAGES if f"({page})" not in index} == set()
+    assert set(index()) == set(registry.algorithms())
+    assert {page for page in PAGES if f"({page})" not in text("README.md")} == set()
+
+
+@pytest.mark.parametrize("algorithm", sorted(registry.algorithms()))
+def test_the_index_says_what_a_method_offers_and_sends(algorithm):
+    config = registry.algorithms()[algorithm].config
+    clients, particles, few = 2, 4, 6
+    cfg = config(particles=particles) if hasattr(config, "particles") else config()
+    plan = make_plan(Experiment(algorithm=cfg, rounds=1, clients=clients, local_steps=5, batch_size=8))
+    with LocalFederation(plan) as federation:
+        (metrics,) = federation
+    _, personal, overall, newcomers, floats = index()[algorithm]
+    assert (personal == "yes") == (plan.algorithm.predict_personal is not None)
+    assert (overall == "yes") == (plan.algorithm.predict_global is not None)
+    assert (newcomers == "yes") == (plan.algorithm.adapt is not None)
+    whole = plan.model.size
+    shared = len(plan.model.rest(getattr(cfg, "personal", ())))
+    meaning = {
+        "P": whole,
+        "d_s": shared,
+        "2 P": 2 * whole,
+        "2 d_s": 2 * shared,
+        "M P": particles * whole,
+        "(M + 2) P": (particles + 2) * whole,
+        "(M/S) P": particles // clients * whole,
+    }
+    down, up = floats.split(", ")
+    # A few numbers more, such as the damping, are not worth a column.
+    assert 0 <= metrics.bytes_down / (4 * clients) - meaning[down] <= few
+    assert 0 <= metrics.bytes_up / (4 * clients) - meaning[up] <= few
 
 
 @pytest.mark.parametrize("page", PAGES)
