@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.test_layers import DOORS, MAY_IMPORT
+
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ids = {"ids": lambda path: str(path.relative_to(ROOT))}
@@ -58,6 +60,19 @@ def test_every_python_module_that_a_command_names_exists(path):
     commands = "\n".join(re.findall(r"```bash\n(.*?)```", path.read_text(), re.DOTALL))
     for name in re.findall(r"python -m ((?:fedray|tune|tests)[\w.]*)", commands):
         assert importlib.util.find_spec(name), f"{path.name}: {name}"
+
+
+def test_the_design_lists_the_rooms_in_the_order_of_the_import_test():
+    table = re.findall(
+        r"^\| `(?:fedray/)?(\w+)(?:\.py|/)`.*\|$", (ROOT / "docs" / "design.md").read_text(), re.MULTILINE
+    )
+    assert [room for room in MAY_IMPORT if room != "doors"] == [room for room in table if room not in DOORS.split()]
+
+
+def test_the_library_example_of_the_design_runs(capsys):
+    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "design.md").read_text(), re.DOTALL)
+    exec(compile(code, "docs/design.md", "exec"), {})
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["1", "2", "3"]
 
 
 def test_the_console_command_is_a_function_of_ours():
