@@ -61,10 +61,11 @@ def modules() -> set[str]:
 
 def install(python: Path, wheel: Path, installed: bool) -> None:
     """The wheel with its dependencies, or beside those of the running environment."""
+    uv = ("uv", "pip", "install", "--quiet", "--python", python)
     if not installed:
-        run(python, "-m", "pip", "install", "--constraint", ROOT / "cluster" / "constraints.txt", wheel)
+        run(*uv, "--constraint", ROOT / "cluster" / "constraints.txt", wheel)
         return
-    run(python, "-m", "pip", "install", "--no-deps", wheel)
+    run(*uv, "--no-deps", wheel)
     [site] = (python.parents[1] / "lib").glob("python*/site-packages")
     # A line of a .pth file that is a folder is searched after the environment's own packages.
     (site / "borrowed.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
