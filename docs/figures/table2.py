@@ -1,4 +1,8 @@
-"""python docs/figures/table2.py RESULTS: the table and figure of docs/results.md from the folders of the study."""
+"""python docs/figures/table2.py RESULTS: the first table and figure of docs/results.md.
+
+RESULTS is the folder of the study ``table2``, with its runs over ζ. Prints the table and writes table2.png beside this
+file.
+"""
 
 import json
 import sys
@@ -25,22 +29,24 @@ PAPER = {  # Zhang et al., ICML 2022, Table 2: rho = -2.5, both learning rates 0
 
 
 def mean_weights(folder: Path) -> tuple[float, ...]:
-    """Accuracies in % of the personal and the global models after the last round, without draws."""
+    """Accuracies in % of the personal models and the global model after the last round, with mean weights."""
     run = fedray.load(folder)
-    shown, test = loading.load(run.plan.cfg.data), run.plan.partition.test
+    dataset = loading.load(run.plan.cfg.data)
+    test = run.plan.partition.test
     right = np.zeros(2)
     for client, indices in enumerate(test):
         for model, name in enumerate((client, None)):
-            probs = run.predict(shown.x[indices], client=name, samples=0).probs
-            right[model] += (probs.argmax(-1).numpy() == shown.y[indices]).sum()
+            probs = run.predict(dataset.x[indices], client=name, samples=0).probs
+            right[model] += (probs.argmax(-1).numpy() == dataset.y[indices]).sum()
     return tuple(100 * right / sum(map(len, test)))
 
 
 def collect(results: Path) -> dict[float, np.ndarray]:
-    """zeta -> [seeds, 2 protocols, 2 models], accuracies in %: the run's own average of draws, and mean weights."""
+    """ζ -> accuracies in % [seeds, 2, 2]: with the run's own posterior draws or with mean weights; personal, global."""
     found: dict[float, list] = {}
     for folder in sorted(results.glob("[!.]*")):
-        config, summary = (json.loads((folder / f"{name}.json").read_text()) for name in ("config", "summary"))
+        config = json.loads((folder / "config.json").read_text())
+        summary = json.loads((folder / "summary.json").read_text())
         draws = [100 * summary[model]["accuracy"] for model in MODELS]
         zeta = config["experiment"]["algorithm"]["zeta"]
         found.setdefault(zeta, []).append([draws, mean_weights(folder)])
@@ -48,7 +54,7 @@ def collect(results: Path) -> dict[float, np.ndarray]:
 
 
 def draw(ours: dict[float, np.ndarray], path: Path) -> None:
-    """Accuracy against zeta, the average of posterior draws with sd bars beside the paper's."""
+    """Plot the accuracy with posterior draws against ζ, with error bars (one sd), beside the paper's."""
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.8), constrained_layout=True)
     for m, (axis, model) in enumerate(zip(axes, MODELS, strict=True)):
         mean, sd = (np.array([of(runs[:, 0, m]) for runs in ours.values()]) for of in (_mean, _sd))

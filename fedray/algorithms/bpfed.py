@@ -1,9 +1,10 @@
 """BPFed: pFedBayes with personal layers, whose prior is what the client itself believed after its last round.
 
 "Bayesian Personalized Federated Learning with Shared and Personalized Uncertainty Representations". Its formulas are
-missing from the text that we have; objective and continual prior are reconstructed from its prose (docs/design.md,
-section 3.1): q_i(z, s) with personal layers z and shared ones s, F_i = -E_q[log p(D_i|z, s)] + ζ KL(q_i‖p_i), where
-p_i(z) is the client's last q_i(z) and p_i(s) the average of the shared distributions.
+missing from the text that we have; objective and continual prior are reconstructed from its prose
+(docs/methods/bpfed.md): q_i(z, s) with personal layers z and shared ones s,
+F_i = -E_q[log p(D_i|z, s)] + ζ KL(q_i‖p_i), where p_i(z) is the client's last q_i(z) and p_i(s) the average of the
+shared distributions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What docs/cluster.md says of files and commands holds."""
+"""The files and commands that README.md and docs/cluster.md name exist and are valid."""
 
 from __future__ import annotations
 
@@ -25,6 +25,21 @@ def test_every_file_that_a_document_names_exists(path):
         r"(?<![\w/.])(?:cluster|docs|tests)/[\w/.-]+\.(?:yaml|txt|md|py)", (ROOT / path).read_text()
     ):
         assert (ROOT / name).is_file(), name
+
+
+def test_every_launch_of_the_readme_is_a_valid_request():
+    from fedray.launch import parse
+
+    launches = [found[1] for line in blocks("README.md") if (found := re.search(r"fedray\.launch\b([^#]*)", line))]
+    assert len(launches) >= 5
+    for words in launches:
+        if not {"--resume", "--help"} & set(words.split()):
+            parse(words.split())
+
+
+def test_the_readme_has_the_test_command_on_a_line_of_its_own_where_ci_looks_for_it():
+    assert "uv run pytest" in blocks("README.md")
+    assert "uv run pytest" in (ROOT / ".ci" / "run").read_text()
 
 
 def test_the_document_speaks_of_every_cluster_file():
