@@ -18,6 +18,7 @@ DATA = ("data.name", "data.size")
 STABILITY = "stability"  # of a model: not logged, made of its accuracies
 # Where and on which machine a run was played is no setting of it; the seed is what is averaged over.
 NOT_SETTINGS = {"seed", "runtime", "data.root", "data.download"}
+SAME_NUMBERS = {("on_failure", "retry"), ("on_failure", "abort")}  # older runs do not name either
 
 
 class Cell(NamedTuple):
@@ -54,7 +55,11 @@ class Row(NamedTuple):
 
 def settings(run: Run) -> Mapping[str, str]:
     """The settings that decide what a run measures."""
-    return {key: value for key, value in run.settings.items() if key not in NOT_SETTINGS}
+    return {
+        key: value
+        for key, value in run.settings.items()
+        if key not in NOT_SETTINGS and (key, value) not in SAME_NUMBERS
+    }
 
 
 def arrange(runs: Sequence[Run], by: Sequence[str]) -> list[Row]:
