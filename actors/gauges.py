@@ -21,10 +21,11 @@ from fedray.federate.messages import RoundMetrics
 
 
 class Gauges:
-    """The metrics of one run; lives where its rounds are played. No method raises: a number must not cost a run."""
+    """The metrics of one run; lives where its rounds are played. No method raises: a gauge must not stop a run."""
 
     def __init__(self, run: str):
-        self._run, self._metrics = run, {}
+        self._run = run
+        self._metrics: dict[str, Any] = {}
         with contextlib.suppress(Exception):
             self._metrics = {
                 "round": Gauge("fedray_round", "The last round that ended.", ("run",)),

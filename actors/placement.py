@@ -1,4 +1,4 @@
-"""How a federation fits a cluster: clients per actor, shares of CPUs and GPUs, and a clear refusal before any start."""
+"""How a federation fits a cluster: clients per actor, shares of CPUs and GPUs; what cannot fit is refused."""
 
 from __future__ import annotations
 
@@ -155,10 +155,12 @@ def _room(layout: Layout, nodes: Sequence[Node], most: int) -> int:
 
 def _take(cards: list[float], share: float) -> list[float] | None:
     """What is left of a node's GPUs after a share of one, or whole ones; None where it does not fit."""
-    left, wanted = list(cards), max(1, math.ceil(share)) if share else 0
+    left = list(cards)
+    wanted = max(1, math.ceil(share)) if share else 0
     for at, card in enumerate(left):
         if wanted and card + 1e-9 >= min(share, 1.0):
-            left[at], wanted = card - min(share, 1.0), wanted - 1
+            left[at] = card - min(share, 1.0)
+            wanted -= 1
     return None if wanted else left
 
 

@@ -94,7 +94,8 @@ def play(
     with same_handlers():
         own = connect(request.execution.address)
     try:
-        sweep, execution = request.sweep, request.execution
+        sweep = request.sweep
+        execution = request.execution
         clients = make_plan(request.base).clients
         layout, at_once = arrange_trials(
             clients,
@@ -121,7 +122,8 @@ def play(
 
 
 def _run(request: SweepRequest, layout: Layout, at_once: int, recorder: Recorder, resume: bool) -> list[Any]:
-    sweep, base = request.sweep, request.base
+    sweep = request.sweep
+    base = request.base
     resume = resume and any(request.folder.glob("experiment_state-*.json"))  # else nothing was begun
     dataset = None if "data.name" in request.space else ray.put(loading.load(base.data))
     common = Common(base, layout, request.execution.backend, sweep.metric, dataset, request.execution.round_timeout)
@@ -180,7 +182,8 @@ def _conclude(request: SweepRequest, trials: list[Any], tracker: Tracker) -> Rep
     """Rank, write the table, the best configuration and the figures, and hand them to the tracker."""
     from fedray.run.writer import write_table
 
-    sweep, folder = request.sweep, request.folder / "result"
+    sweep = request.sweep
+    folder = request.folder / "result"
     table = results.rows(trials, request.space, request.base.rounds)
     order = results.ranked(table, sweep.mode)
     best = order[0] if order else []

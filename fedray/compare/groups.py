@@ -19,6 +19,7 @@ SIZES = ("small", "medium", "large")
 STABILITY = "stability"  # computed here from the accuracies of a model; runs do not log it
 # The seed is averaged over. The others say where a run was executed, which does not change its results.
 NOT_SETTINGS = {"seed", "runtime", "data.root", "data.download"}
+SAME_NUMBERS = {("on_failure", "retry"), ("on_failure", "abort")}  # older runs do not name either
 
 History = Sequence[Mapping[str, float]]  # the rounds of a run
 
@@ -57,7 +58,11 @@ class RunGroup(NamedTuple):
 
 def settings(run: FinishedRun) -> Mapping[str, str]:
     """The settings that determine what a run measures, without its seed."""
-    return {key: value for key, value in run.settings.items() if key not in NOT_SETTINGS}
+    return {
+        key: value
+        for key, value in run.settings.items()
+        if key not in NOT_SETTINGS and (key, value) not in SAME_NUMBERS
+    }
 
 
 def arrange(runs: Sequence[FinishedRun], by: Sequence[str]) -> list[RunGroup]:

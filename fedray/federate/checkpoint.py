@@ -1,4 +1,4 @@
-"""Which rounds of a federation are kept in a store, and the one that a run goes on from."""
+"""Where a federation keeps checkpoints, which rounds it keeps, and which one a resumed run starts from."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CheckpointStore(NamedTuple):
 
 
 def keep(store: CheckpointStore, plan: Plan, state: State, cohort: Cohort) -> tuple[Failure, ...]:
-    """Write a checkpoint and remove the ones before the last few; where that fails, say so or stop.
+    """Write a checkpoint and remove all but the last few; if that fails, report it or stop.
 
     Raises CheckpointError if the store says to stop.
     """
@@ -66,7 +66,7 @@ def _remove(folder: str) -> None:
 
 
 def rounds(store: CheckpointStore) -> list[int]:
-    """Rounds of which there is anything in the store, ascending."""
+    """Rounds that have a folder in the store, ascending."""
     fs, path = fsspec.url_to_fs(store.url)
     fs.invalidate_cache()
     names = (
@@ -76,9 +76,9 @@ def rounds(store: CheckpointStore) -> list[int]:
 
 
 def newest(store: CheckpointStore, plan: Plan, warn: Callable[[str], object]) -> Checkpoint | None:
-    """The last sound checkpoint of this federation; None where there is none of any.
+    """The last usable checkpoint of this federation; None if the store has no checkpoints.
 
-    Warns of everyone that cannot be used. Raises CheckpointError where none of several can.
+    Warns of each one that cannot be used. Raises CheckpointError if there are some and none can be used.
     """
     try:
         found = rounds(store)

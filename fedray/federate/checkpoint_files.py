@@ -1,4 +1,4 @@
-"""The files of a federation in mid-run: everything that the rounds to come and the result depend on.
+"""The files of a checkpoint: everything that the remaining rounds and the result depend on.
 
     round-000012/
         clients-000000-000004.safetensors   private states of clients 0 to 4, written by the actor that has them
@@ -7,7 +7,8 @@
         history.json                        the measures of the rounds so far
         manifest.json                       written last: the files with their checksums, and whose they are
 
-A folder without a manifest does not exist. What the checksums do not confirm is not used: the round before is.
+A folder without a manifest does not count as a checkpoint. One whose checksums do not match is not used: the one
+before it is.
 """  # fmt: skip
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class CheckpointError(RunError):
 
 def write_clients(folder: str, ids: Sequence[int], states: Any) -> list[File]:
     """Write the private states [K, ...] of some clients; raises OSError."""
-    states, files = trees.to_numpy(states), []
+    states = trees.to_numpy(states)
+    files: list[File] = []
     total = sum(leaf.nbytes for leaf in trees.leaves(states))
     step = max(1, len(ids) * FILE_BYTES // max(total, 1))
     for first in range(0, len(ids), step):
@@ -149,7 +151,8 @@ def _write(folder: str, name: str, content: Sequence[bytes | memoryview], client
     with fs.open(f"{path}/{name}", "wb") as file:
         for piece in content:
             file.write(piece)
-            size, checksum = size + len(piece), zlib.crc32(piece, checksum)
+            size += len(piece)
+            checksum = zlib.crc32(piece, checksum)
         if isinstance(fs, LocalFileSystem):  # a local file: it shall survive the machine's own fall, too
             file.flush()
             os.fsync(file.fileno())

@@ -19,6 +19,7 @@ MEASURES = ("accuracy", "nll", "ece", "mce", "brier", "entropy", "mutual_informa
 KINDS = ("personal", "global")
 NOVEL = "novel"  # the models of clients that were held out, while they adapt
 NAMES = {"personal": "personal model", "global": "global model", NOVEL: "newcomers"}  # in figures and tables
+START = "time/start_seconds"  # of new actors, before the round that had to wait for them
 EVALUATED = tuple(f"{kind}/accuracy" for kind in KINDS)  # a round that has one of these was evaluated
 
 
@@ -141,7 +142,8 @@ def protocol(plan: Plan, rounds: Sequence[int]) -> dict[str, Any]:
 
 def _prediction(plan: Plan) -> str:
     """What a prediction averages."""
-    samples, particles = plan.cfg.predict_samples, plan.algorithm.particles(plan.cfg.algorithm)
+    samples = plan.cfg.predict_samples
+    particles = plan.algorithm.particles(plan.cfg.algorithm)
     if plan.algorithm.predict_noise is not one_draw:
         return f"average of {samples} posterior draws" if samples else "mean weights"
     return f"average of {particles} particles" if particles > 1 else "one prediction, without draws"

@@ -91,7 +91,8 @@ def play_round(plan: Plan, state: State, cohort: Cohort, policy: FailurePolicy =
 
 def _federate(plan: Plan, state: State, cohort: Cohort, policy: FailurePolicy) -> tuple[State, RoundMetrics]:
     """A round of the federation."""
-    cfg, algorithm = plan.cfg, plan.algorithm
+    cfg = plan.cfg
+    algorithm = plan.algorithm
     round_number = state.round + 1
     clock = _Clock()
     spotlights = _gather_spotlights(cohort.evaluate(0, plan.view(state.server), True)) if round_number == 1 else ()
@@ -169,7 +170,7 @@ def _train(
 def _checked(
     ids: Sequence[int], replies: Sequence[TrainReply], skip: bool
 ) -> tuple[list[TrainReply], tuple[Failure, ...]]:
-    """The replies that can be averaged, and what failed; every selected client has answered or failed, and once."""
+    """The replies that can be averaged, and the failures; checks that every client has answered or failed once."""
     replies = [sound(reply) for reply in replies]
     failures = tuple(failure for reply in replies for failure in reply.failures)
     good = [reply for reply in replies if reply.ids]
@@ -211,7 +212,7 @@ def _scores(plan: Plan, server: Any, cohort: Cohort, round_number: int) -> tuple
     bytes_up = 0
     for number, pass_ in enumerate(plan.algorithm.scores[name] if name else ()):
         view = plan.view(server)
-        # Every client gets the view once; what those that train are sent afterwards is counted by itself.
+        # Every client gets the view once; what is sent for training is counted separately.
         bytes_down += len(plan.members) * payload_bytes((message, () if number else view), plan)
         sent: list[int] = []
         replies = _weighed(cohort.probe(name or "", number, view, message), plan, sent)
@@ -229,11 +230,10 @@ def _weighed(replies: Iterator[Tensor], plan: Plan, sent: list[int]) -> Iterator
 
 
 def _scalars(selection: Any) -> Mapping[str, float]:
-    """The fields of the policy's state that are real numbers: what it has to say of the round."""
-    found = trees.named_leaves(selection)
+    """The fields of the policy's state that are real numbers, which are logged."""
     return {
         name: float(leaf)
-        for name, leaf in found
+        for name, leaf in trees.named_leaves(selection)
         if isinstance(leaf, Tensor) and leaf.ndim == 0 and leaf.is_floating_point()
     }
 
@@ -248,7 +248,8 @@ def _gather_spotlights(evals: Sequence[EvalReply]) -> tuple[Spotlight, ...]:
     if not found:
         return ()
     ids = tuple(i for spot in found for i in spot.ids)
-    labels, probs = torch.cat([spot.label for spot in found]), torch.cat([spot.probs for spot in found])
+    labels = torch.cat([spot.label for spot in found])
+    probs = torch.cat([spot.probs for spot in found])
     return (Spotlight(found[0].round, ids, labels, probs),)
 
 

@@ -1,4 +1,4 @@
-"""What goes between server and clients: whether an upload is sound, and how many bytes a message has."""
+"""Checks of what clients send to the server, and the size of messages."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ def sound(reply: TrainReply) -> TrainReply:
 
 
 def payload_bytes(tree: Any, plan: Plan) -> int:
-    """Bytes of the parameters in a message: padding, which is ours, is not counted."""
-    size, padded = plan.model.size, plan.model.padded
+    """Bytes of the parameters in a message; padding is not counted, as no real message would hold it."""
+    size = plan.model.size
+    padded = plan.model.padded
     total = 0
     for leaf in trees.leaves(tree):
         whole = leaf.numel() * leaf.element_size()

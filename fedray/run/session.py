@@ -144,7 +144,9 @@ def _play(run: Run) -> RunResult:
             progress.write(run.folder, news)
             advance(values)
         seconds = time.perf_counter() - began + sum(row["time/round_seconds"] for row in before)
-        snapshot, history = federation.snapshot(), federation.history()
+        snapshot = federation.snapshot()
+        history = federation.history()
+        seconds -= sum(row.get(report.START, 0.0) for row in history.rows[len(before) :])
         if request.execution.loss_deviation:
             say("loss deviation: every personal model predicts the test examples of all clients")
             run.writer.table(loss_deviation.TABLE, loss_deviation.rows(federation.class_losses()))

@@ -181,6 +181,7 @@ def test_newcomers_adapt_as_they_do_in_process() -> None:
         snapshot = federation.snapshot()
     assert_same(snapshot, local.snapshot())
     assert [m.novel is not None for m in found] == [False, False, True, True]
+    assert ["start" in m.seconds for m in found] == [True, False, False, False]  # of the actors, apart from the round
     for ours, theirs in zip(found[2:], expected[2:], strict=True):
         assert ours.novel is not None
         assert theirs.novel is not None

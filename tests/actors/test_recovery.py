@@ -13,12 +13,13 @@ import pytest
 from actors.federation import RayFederation
 from fedray.config import Execution, override
 from fedray.federate.checkpoint import CheckpointStore
+from fedray.federate.failures import StageError
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.messages import Failure
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot, TrainingError
 from fedray.types import RunError
-from tests.chaos.faults import always, faulty, issue
+from tests.chaos.faults import always, fails_in, faulty, issue
 from tests.helpers import differing, small_plan
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
@@ -117,6 +118,15 @@ def test_a_client_that_keeps_failing_stops_the_run_or_is_left_out() -> None:
         list(expected)
         assert differing(federation.snapshot(), expected.snapshot()) == []
     assert found == [(0, 1, 3, 4, 5)] * 4
+
+
+def test_what_an_algorithm_raises_in_an_evaluation_names_the_client_and_the_stage() -> None:
+    ill = fails_in(plan(), "predict_personal")
+    with (
+        pytest.raises(StageError, match=r"^client 0, evaluate: RuntimeError: no luck\nTraceback"),
+        RayFederation(ill, TWO) as federation,
+    ):
+        list(federation)
 
 
 def test_nothing_is_tried_again_where_the_policy_is_abort(tmp_path: Path) -> None:

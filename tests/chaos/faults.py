@@ -53,6 +53,17 @@ def always(plan: Plan, total: int, kind: str) -> Plan:
     return plan._replace(algorithm=plan.algorithm._replace(finish=failing))
 
 
+def fails_in(plan: Plan, name: str) -> Plan:
+    """The same plan, in which a function of the algorithm fails wherever it is called, after its work is done."""
+    function = getattr(plan.algorithm, name)
+
+    def failing(*args):
+        function(*args)
+        raise RuntimeError("no luck")
+
+    return plan._replace(algorithm=plan.algorithm._replace(**{name: failing}))
+
+
 def issue(tickets: Path, kind: str, number: int) -> None:
     """Lay out a ticket."""
     tickets.mkdir(parents=True, exist_ok=True)

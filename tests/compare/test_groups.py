@@ -42,6 +42,12 @@ def test_seeds_and_what_decides_nothing_share_a_row():
     assert rows[0].label == ""
 
 
+def test_runs_that_stop_or_retry_share_a_row_and_those_that_leave_clients_out_do_not():
+    kinds = {"old": {}, "a": {"on_failure": "retry"}, "b": {"on_failure": "abort"}, "c": {"on_failure": "skip"}}
+    rows = groups.arrange([run(id, seed=n, **more) for n, (id, more) in enumerate(kinds.items())], BY)
+    assert sorted(ids(rows)) == [["c"], ["old", "a", "b"]]
+
+
 def test_other_settings_are_not_mixed_but_named():
     rows = groups.arrange([run("a", algorithm__zeta=10.0), run("b", algorithm__zeta=2.0, seed=1)], BY)
     assert ids(rows) == [["b"], ["a"]]

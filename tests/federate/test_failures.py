@@ -9,7 +9,7 @@ from fedray.config import fingerprint, override
 from fedray.federate.failures import ATTEMPTS, FailurePolicy, StageError, failure_policy
 from fedray.federate.in_process import LocalCohort, LocalFederation
 from fedray.federate.rounds import TrainingError, play_round, start
-from tests.chaos.faults import always
+from tests.chaos.faults import always, fails_in
 from tests.helpers import differing, small_plan
 
 SETTINGS = {"rounds": 3, "clients_per_round": 6}
@@ -89,24 +89,10 @@ def test_an_experiment_that_leaves_clients_out_is_another_one():
     assert found["retry"] == found["abort"] != found["skip"]
 
 
-def fails_in(plan, **functions):
-    """The plan with some of its algorithm's functions failing after they are done."""
-
-    def failing(function):
-        def fail(*args):
-            function(*args)
-            raise RuntimeError("no luck")
-
-        return fail
-
-    broken = {name: failing(getattr(plan.algorithm, name)) for name in functions}
-    return plan._replace(algorithm=plan.algorithm._replace(**broken))
-
-
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
 @pytest.mark.parametrize("name", ["begin", "step", "finish"])
 def test_a_failure_of_a_client_names_the_stage(name, backend):
-    plan = fails_in(small_plan("pfedbayes", SETTINGS), **{name: True})
+    plan = fails_in(small_plan("pfedbayes", SETTINGS), name)
     with pytest.raises(TrainingError, match=rf"^client 0, round 1, {name}: RuntimeError: no luck"):
         next(iter(LocalFederation(plan, backend)))
 
@@ -122,7 +108,7 @@ def test_a_failure_of_a_client_names_the_stage(name, backend):
 )
 def test_what_fails_outside_of_training_names_its_stage_too(name, where):
     where = where.replace(", round 0", "")  # the evaluation before the first round
-    plan = fails_in(small_plan("pfedbayes", SETTINGS), **{name: True})
+    plan = fails_in(small_plan("pfedbayes", SETTINGS), name)
     if name == "broadcast":  # it also makes the view that evaluations get, unless there is a function for that
         view = small_plan("pfedbayes", SETTINGS).algorithm.broadcast
         publish = plan.algorithm.publish or (lambda cfg, model, server: view(cfg, model, server, range(6)))
