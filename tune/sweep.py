@@ -19,8 +19,8 @@ from fedray import cli, registry
 from fedray.config import Execution, Experiment, flatten, override, to_dict
 from fedray.data import loading
 from fedray.federate.plan import make_plan
+from fedray.run.files import write_json
 from fedray.run.mlflow_store import resolve, shown
-from fedray.run.runfolder import write_json
 from fedray.run.tracking import MLflowTracker, NullTracker, Tracker
 from fedray.terminal import same_handlers
 from fedray.types import FedRayError

@@ -71,7 +71,7 @@ def rounds(store: Store) -> list[int]:
 
 
 def newest(store: Store, plan: Plan, warn: Callable[[str], object]) -> Checkpoint | None:
-    """The last sound checkpoint of this federation; None where there is none of any.
+    """The last sound checkpoint of this federation; None where none was written to its end.
 
     Warns of everyone that cannot be used. Raises CheckpointError where none of several can.
     """
@@ -83,10 +83,16 @@ def newest(store: Store, plan: Plan, warn: Callable[[str], object]) -> Checkpoin
         try:
             return read(f"{store.url}/round-{round:06d}", plan, fingerprint(plan.cfg))
         except CheckpointError as error:
-            warn(f"{error}; the checkpoint before it is tried")
-    if found:
+            warn(str(error))
+    if len(found) > 1 or any(_complete(store, round) for round in found):
         raise CheckpointError(f"{store.url}: none of its {len(found)} checkpoints can be used; start a new run")
     return None
+
+
+def _complete(store: Store, round: int) -> bool:
+    """Whether a checkpoint was written to its end: its manifest is written last."""
+    fs, path = fsspec.url_to_fs(store.url)
+    return fs.exists(f"{path}/round-{round:06d}/manifest.json")
 
 
 def clear(store: Store) -> None:
