@@ -41,6 +41,8 @@ def refused(argv: list[str], capfd: pytest.CaptureFixture[str]) -> str:
 
 BAD = {
     "algorithm": (["pfedbayess"], ["pfedbayess", *ALGORITHMS]),
+    "algorithm that looks like markup": (["[/]", "--clients-per-actor", "5"], ["[/]", "choose from"]),
+    "more particles than memory": (["svgd", "--particles", "2147483648"], ["svgd with", "memory", "lower --particles"]),
     "option": (["--zetta", "3"], ["--zetta", "--zeta"]),
     "option of another algorithm": (["fedavg", "--zeta", "3"], ["--zeta"]),
     "value": (["--rounds", "ten"], ["rounds", "ten"]),

@@ -108,8 +108,8 @@ def _sweep(argv: Sequence[str]) -> int:
 
     terminal.check_packages()
     request, resume = read(argv)
+    from fedray.run.files import write_json
     from fedray.run.mlflow_store import shown
-    from fedray.run.runfolder import write_json
     from tune import results, sweep
 
     if not resume:

@@ -20,8 +20,8 @@ from fedray.config import Execution, Experiment, TrackingConfig, flatten, overri
 from fedray.data import loading
 from fedray.federate.failures import failure_policy
 from fedray.federate.plan import make_plan
+from fedray.run.files import write_json
 from fedray.run.mlflow_store import locate, shown
-from fedray.run.runfolder import write_json
 from fedray.run.tracking import MLflowTracker, NullTracker, Tracker
 from fedray.terminal import same_handlers
 from fedray.types import require

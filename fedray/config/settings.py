@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedray.config.decode import fits
 from fedray.config.experiment import Experiment
 from fedray.types import FedRayError
 
@@ -67,11 +68,16 @@ def fingerprint(cfg: Experiment) -> str:
 
 def from_dict(kind: type, values: Mapping[str, Any]) -> Any:
     """The inverse of :func:`to_dict` for a config class whose nested configs are typed."""
+    if not isinstance(values, Mapping):
+        raise FedRayError(f"{kind.__name__}: {str(values)[:40]!r} are no settings; give an object of names and values")
     hints = typing.get_type_hints(kind)
     known = {f.name for f in dataclasses.fields(kind)}
     unknown = set(values) - known
     if unknown:
         raise FedRayError(f"{kind.__name__} has no setting {sorted(unknown)}; choose from {sorted(known)}")
+    for name, value in values.items():
+        if not fits(value, hints[name]):
+            raise FedRayError(f"{kind.__name__}.{name} is {str(value)[:40]!r}: not {hints[name]}; correct the file")
     return kind(**{name: _parse(hints[name], value) for name, value in values.items()})
 
 

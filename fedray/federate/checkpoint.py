@@ -76,7 +76,7 @@ def rounds(store: CheckpointStore) -> list[int]:
 
 
 def newest(store: CheckpointStore, plan: Plan, warn: Callable[[str], object]) -> Checkpoint | None:
-    """The last usable checkpoint of this federation; None if the store has no checkpoints.
+    """The last usable checkpoint of this federation; None if none was written to its end.
 
     Warns of each one that cannot be used. Raises CheckpointError if there are some and none can be used.
     """
@@ -88,10 +88,16 @@ def newest(store: CheckpointStore, plan: Plan, warn: Callable[[str], object]) ->
         try:
             return read(_folder(store, number), plan, fingerprint(plan.cfg))
         except CheckpointError as error:
-            warn(f"{error}; the checkpoint before it is tried")
-    if found:
+            warn(str(error))
+    if len(found) > 1 or any(_complete(store, number) for number in found):
         raise CheckpointError(f"{store.url}: none of its {len(found)} checkpoints can be used; start a new run")
     return None
+
+
+def _complete(store: CheckpointStore, number: int) -> bool:
+    """Whether a checkpoint was written to its end: its manifest is written last."""
+    fs, path = fsspec.url_to_fs(_folder(store, number))
+    return fs.exists(f"{path}/manifest.json")
 
 
 def clear(store: CheckpointStore) -> None:

@@ -27,6 +27,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from fedray.arrays import tensor_files, trees
 from fedray.config import fingerprint
+from fedray.config.decode import decode, fits, refuse_damage
 from fedray.federate.messages import File, Spotlight
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import State
@@ -94,8 +95,8 @@ def read(folder: str, plan: Plan, config: str | None = None) -> Checkpoint:
 
     Raises CheckpointError where a file is missing or damaged, or does not fit the plan.
     """
-    try:
-        manifest = json.loads(_content(folder, "manifest.json"))
+    with refuse_damage(f"checkpoint {folder} cannot be used", "an older one is used if there is one", CheckpointError):
+        manifest = decode(_content(folder, "manifest.json"))
         body = {name: manifest[name] for name in ("format", "config", "round", "files")}
         if manifest["crc32"] != _checksum(body) or body["format"] != FORMAT:
             raise ValueError("its manifest is damaged, or of another version")
@@ -103,9 +104,6 @@ def read(folder: str, plan: Plan, config: str | None = None) -> Checkpoint:
             raise ValueError("it belongs to another experiment")
         files = [File(f["name"], f["size"], f["crc32"], tuple(f["clients"])) for f in body["files"]]
         return _assemble(plan, body["round"], {file: _verified(folder, file) for file in files})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = f"{type(error).__name__}: {error}" if not isinstance(error, OSError | ValueError) else error
-        raise CheckpointError(f"checkpoint {folder} cannot be used ({reason})") from None
 
 
 def _assemble(plan: Plan, round_number: int, files: dict[File, bytes]) -> Checkpoint:
@@ -123,8 +121,12 @@ def _assemble(plan: Plan, round_number: int, files: dict[File, bytes]) -> Checkp
     template = ServerPart(server, plan.selection.init(plan.clients))
     part = tensor_files.unpack(named["server.safetensors"], template)
     spotlights = _unpack_spotlights(named["spotlights.safetensors"])
-    rows = tuple(json.loads(named["history.json"]))
-    return Checkpoint(State(round_number, part.server, part.selection, rows, spotlights), trees.concatenate(parts))
+    rows = decode(named["history.json"])
+    if not fits(rows, list[dict[str, float]]) or [row.get("round") for row in rows] != list(range(1, round_number + 1)):
+        raise ValueError(f"its history is not that of rounds 1 to {round_number}")
+    return Checkpoint(
+        State(round_number, part.server, part.selection, tuple(rows), spotlights), trees.concatenate(parts)
+    )
 
 
 def _spotlight_pieces(spotlights: Sequence[Spotlight]) -> list[bytes | memoryview]:

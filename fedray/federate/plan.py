@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -17,6 +18,8 @@ from fedray.data.scaling import Scaling
 from fedray.nets import network
 from fedray.nets.model import Model
 from fedray.types import Algorithm, Context, Facts, FedRayError, Selection, require
+
+FLOAT_BYTES = 4
 
 
 class Plan(NamedTuple):
@@ -135,6 +138,18 @@ def _check_clients(cfg: Experiment, algorithm: Algorithm) -> None:
     require(novel == 0 or algorithm.adapt is not None, "novel_clients", novel, reason, f"choose {able}")
 
 
+def _check_memory(plan: Plan) -> None:
+    """Raise FedRayError for models that this machine's memory cannot hold even once; asking for it would hang."""
+    wanted = FLOAT_BYTES * plan.model.size * plan.algorithm.particles(plan.cfg.algorithm)
+    there = psutil.virtual_memory().total
+    if wanted > there:
+        name = registry.algorithm_name(plan.cfg.algorithm)
+        raise FedRayError(
+            f"{name} with {plan.model.size} parameters: its models take {wanted / 2**30:.0f} GiB, and this machine has "
+            f"{there / 2**30:.0f} GiB of memory; lower --particles or --model.hidden"
+        )
+
+
 def make_plan(cfg: Experiment, dataset: Dataset | None = None) -> Plan:
     """Check an experiment and fix its partition and network; ``dataset`` saves loading what is loaded already.
 
@@ -165,5 +180,6 @@ def make_plan(cfg: Experiment, dataset: Dataset | None = None) -> Plan:
     model = network.build(layers, cfg.model, dataset.input_shape, dataset.classes)
     remarks = papers.remarks(cfg.data, dataset, partition)
     plan = Plan(cfg, algorithm, selection, model, partition, loading.scaling(cfg.data.scaling, dataset), remarks)
+    _check_memory(plan)
     plan.initial_server()  # the algorithm refuses here what it cannot run
     return plan

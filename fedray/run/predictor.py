@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from torch import Tensor
 from fedray import registry
 from fedray.arrays import trees
 from fedray.arrays.tensor_files import load_tree
+from fedray.config.decode import decode, fits, refuse_damage
 from fedray.data import loading, partition, scaling
 from fedray.federate.block import padded
 from fedray.federate.plan import Plan
@@ -21,6 +21,9 @@ from fedray.federate.rounds import Snapshot
 from fedray.nets import network
 from fedray.run.runfolder import experiment_of
 from fedray.types import FedRayError, client_itself
+
+FLOAT_BYTES = 4
+MAX_CLASSES = 2**20
 
 
 class Prediction(NamedTuple):
@@ -96,25 +99,40 @@ def load(folder: str | Path) -> Predictor:
     Raises FedRayError naming the file that is missing, damaged or of another run.
     """
     folder = Path(folder)
-    try:
-        described = json.loads((folder / "config.json").read_text())
-        name, shape = described["algorithm"], described["data"]
-        cfg = experiment_of(name, described["experiment"])
-    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
-        raise FedRayError(
-            f"{folder / 'config.json'} cannot be read ({error}); give the folder of a finished run"
-        ) from None
+    with refuse_damage(f"{folder / 'config.json'} cannot be read", "give the folder of a finished run"):
+        plan = _plan(folder, decode((folder / "config.json").read_bytes()))
+    with refuse_damage(f"{folder}: its models cannot be read", "run it again"):
+        _check_size(folder, plan)
+        server = plan.initial_server()
+        client = plan.algorithm.client_init(plan.context, server)
+        clients = trees.tree_map(lambda leaf: leaf.expand(plan.clients, *leaf.shape), client)
+        snapshot = Snapshot(
+            load_tree(folder / "global.safetensors", server), load_tree(folder / "personal.safetensors", clients)
+        )
+    return Predictor(plan, snapshot)
+
+
+def _plan(folder: Path, described: Any) -> Plan:
+    """The plan of a result's config.json and partition; raises what damage leads to."""
+    cfg = experiment_of(described["algorithm"], described["experiment"])
+    shape = described["data"]
+    inputs = shape["input_shape"]
+    if not fits(inputs, list[int]) or not fits(shape["classes"], int) or not 0 < shape["classes"] <= MAX_CLASSES:
+        raise ValueError(f"input_shape {inputs} or classes {shape['classes']} cannot be")
     layers = registry.pick(registry.networks(), "--model.name", cfg.model.name)
-    model = network.build(layers, cfg.model, tuple(shape["input_shape"]), shape["classes"])
+    model = network.build(layers, cfg.model, tuple(inputs), shape["classes"])
     algorithm = registry.algorithm_of(cfg.algorithm)
     selection = registry.pick(registry.selections(), "--selection", cfg.selection)
-    plan = Plan(
-        cfg, algorithm, selection, model, partition.load(folder / "partition.npz"), scaling.from_json(shape["scaling"])
-    )
-    server = plan.initial_server()
-    client = algorithm.client_init(plan.context, server)
-    clients = trees.stack([client] * plan.clients)
-    snapshot = Snapshot(
-        load_tree(folder / "global.safetensors", server), load_tree(folder / "personal.safetensors", clients)
-    )
-    return Predictor(plan, snapshot)
+    dealt = partition.load(folder / "partition.npz")
+    return Plan(cfg, algorithm, selection, model, dealt, scaling.from_json(shape["scaling"]))
+
+
+def _check_size(folder: Path, plan: Plan) -> None:
+    """Raise FedRayError for a network, or a number of models, that files of this size cannot hold."""
+    held = sum((folder / name).stat().st_size for name in ("global.safetensors", "personal.safetensors"))
+    wanted = FLOAT_BYTES * plan.model.size * plan.algorithm.particles(plan.cfg.algorithm)
+    if wanted > held:
+        raise FedRayError(
+            f"{folder / 'config.json'}: describes models of {wanted} bytes, but the files hold {held}; it is damaged "
+            "or of another run"
+        )

@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedray.config.decode import decode, record, refuse_damage
+from fedray.run.files import write_whole
 from fedray.terminal import accuracies
 from fedray.types import FedRayError
 
@@ -50,21 +52,17 @@ def write(folder: Path, status: Status) -> bool:
         updated=status.updated or time.time(),
         measures={name: value for name, value in status.measures.items() if math.isfinite(value)},  # JSON has no NaN
     )
-    part = folder / f".{FILE}.{os.getpid()}.part"
     try:
-        part.write_text(json.dumps(status._asdict()) + "\n", encoding="utf-8")
-        os.replace(part, folder / FILE)
+        write_whole(folder / FILE, json.dumps(status._asdict()) + "\n")
         return True
     except OSError:  # a full disk must not cost the run
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
         return False
 
 
-def end(folder: Path, state: str) -> None:
-    """Say that a run ended, and how; nothing where it had not begun."""
+def end(folder: Path, state: str, to: Path | None = None) -> None:
+    """Say that a run ended, and how, in its folder or in another one; nothing where it had not begun."""
     with contextlib.suppress(FedRayError):
-        write(folder, read(folder)._replace(state=state, updated=0.0))
+        write(to or folder, read(folder)._replace(state=state, updated=0.0))
 
 
 def read(folder: Path) -> Status:
@@ -72,38 +70,25 @@ def read(folder: Path) -> Status:
 
     Raises FedRayError for a folder without one.
     """
-    try:
-        status = Status(**json.loads((folder / FILE).read_text(encoding="utf-8")))
-        _ = line(status)  # values of another type are found here, not while they are shown
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise FedRayError(
-            f"{folder}: holds no status of a run ({why}); give a folder below runs/ that fedray.launch made"
-        ) from None
-    gone = status.state == "running" and status.host == socket.gethostname() and not _alive(status)
-    return status._replace(state="stopped") if gone else status
+    with refuse_damage(f"{folder}: holds no status of a run", "give a folder below runs/ that fedray.launch made"):
+        status = record(Status, decode((folder / FILE).read_bytes()))
+        _ = line(status)  # no number in it is infinite
+        gone = status.state == "running" and status.host == socket.gethostname() and not _alive(status)
+        return status._replace(state="stopped") if gone else status
 
 
 def _alive(status: Status) -> bool:
     """Whether the process that wrote a status on this machine still runs: not dead, not another of the same number."""
-    try:
-        fields = Path(f"/proc/{status.pid}/stat").read_text().rpartition(")")[2].split()
-        up = float(Path("/proc/uptime").read_text().split()[0])
-    except FileNotFoundError:
-        return not Path("/proc/self/stat").exists() and _answers(status.pid)
-    started = time.time() - up + int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    return fields[0] not in "ZX" and started <= status.updated + 1  # a clock may be set a little
+    import psutil
 
-
-def _answers(pid: int) -> bool:
-    """Whether a process exists, on systems without /proc."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        process = psutil.Process(status.pid)
+        dead = process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+        return not dead and process.create_time() <= status.updated + 1  # a clock may be set a little
+    except psutil.AccessDenied:  # it is somebody else's
+        return True
+    except psutil.NoSuchProcess:
         return False
-    except PermissionError:  # it is somebody else's
-        pass
-    return True
 
 
 def line(status: Status) -> str:

@@ -3,7 +3,7 @@
     run.json       the experiment, where it is tracked, how it was executed
     status.json    how far it is
     checkpoints/   the federation after the last few rounds, unless --checkpoint.url says elsewhere
-    (the result)   see fedray/result.py; config.json comes last and says that the run is finished
+    (the result)   see writer.py; config.json comes last and says that the run is finished
 """  # fmt: skip
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ import fsspec
 
 from fedray import registry
 from fedray.config import Execution, Experiment, decisive, differences, flatten, from_dict, to_dict
+from fedray.config.decode import decode, fits, refuse_damage
 from fedray.federate import checkpoint
 from fedray.federate.checkpoint import CheckpointStore, rounds
 from fedray.federate.plan import Plan
+from fedray.run.files import write_json
 from fedray.run.mlflow_store import shown
 from fedray.types import FedRayError, first_line
 
@@ -83,9 +85,9 @@ def elsewhere(folder: Path, store: CheckpointStore) -> bool:
 
 def read(place: str) -> Note:
     """The note of a run's folder, or of the URL of its checkpoints; raises FedRayError where there is none."""
-    try:
-        with fsspec.open(f"{place}/{NOTE}", "r") as file:
-            found = json.load(file)  # type: ignore[arg-type]
+    with refuse_damage(f"--resume {place}: holds no run to go on with", "give the folder of an interrupted run"):
+        with fsspec.open(f"{place}/{NOTE}", "rb") as file:
+            found = decode(file.read())  # type: ignore[union-attr]
         settings = dict(found["execution"])
         # Older versions kept the failure policy among the settings of the execution.
         moved = {"on_failure": settings.pop("on_failure")} if "on_failure" in settings else {}
@@ -93,13 +95,11 @@ def read(place: str) -> Note:
         execution = from_dict(Execution, settings)
         if "://" in place:  # it may have moved
             execution = replace(execution, checkpoint=replace(execution.checkpoint, url=place))
-        return Note(found["name"], experiment, execution, found["run_id"])
-    except FedRayError:
-        raise
-    except Exception as error:  # any of a storage library's
-        raise FedRayError(
-            f"--resume {place}: holds no run to go on with ({error}); give the folder of an interrupted run"
-        ) from None
+        name = found["name"]
+        run_id = found["run_id"]
+        if not isinstance(name, str) or Path(name).name != name or not fits(run_id, str | None):
+            raise ValueError("its name or its run_id is not one")
+        return Note(name, experiment, execution, run_id)
 
 
 def _content(note: Note) -> dict[str, Any]:
@@ -188,14 +188,6 @@ def locked(folder: Path) -> Iterator[None]:
     finally:
         lock.release()
         Path(lock.lock_file).unlink(missing_ok=True)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """A JSON file, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(value, indent=2) + "\n")
-    os.replace(part, path)
 
 
 def place(resume: str, output: Path | None, name: str) -> Path:

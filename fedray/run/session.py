@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
-import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedray import registry
 from fedray.config import Execution, Experiment, fingerprint, flatten, to_dict
+from fedray.config.decode import decode, refuse_damage
 from fedray.federate import checkpoint, loss_deviation, report
 from fedray.federate.checkpoint import CheckpointStore
 from fedray.federate.checkpoint_files import Checkpoint
@@ -22,6 +22,7 @@ from fedray.federate.messages import Failure, RoundMetrics
 from fedray.federate.plan import Plan, make_plan
 from fedray.federate.rounds import Snapshot, State
 from fedray.run import mlflow_store, progress, runfolder, tracking
+from fedray.run.files import remove_leftovers
 from fedray.run.progress import Status
 from fedray.run.runfolder import Note
 from fedray.run.tracking import Tracker
@@ -110,108 +111,138 @@ def _guarded(run: Run) -> RunResult:
         raise
 
 
+class Played(NamedTuple):
+    """What the rounds of a run leave to be written."""
+
+    snapshot: Snapshot
+    history: State
+    evaluated: RoundMetrics | None  # the last round with an evaluation
+    failures: tuple[Failure, ...]
+    seconds: float  # of all rounds, those before an interruption included
+
+
 def _play(run: Run) -> RunResult:
     """Play the rounds that are left, write the result, and hand it to the tracker."""
-    plan, request, tracker = run.plan, run.request, run.tracker
-    execution = runfolder.absolute(request.execution, tracker.uri)
-    note = Note(run.name, plan.cfg, execution, tracker.run_id)
+    execution = runfolder.absolute(run.request.execution, run.tracker.uri)
+    note = Note(run.name, run.plan.cfg, execution, run.tracker.run_id)
     if runfolder.elsewhere(run.folder, run.store):
-        runfolder.claim(run.store, note, bool(request.resume))
-    begun = checkpoint.newest(run.store, plan, lambda text: say(f"warning: {text}")) if request.resume else None
-    before = begun.state.rows if begun else ()
-    evaluated: RoundMetrics | None = None
-    go_on = runfolder.command(run.folder)
-    news = Status(run.name, "running", len(before), plan.rounds, {}, 0.0, 0, len(before) or None, go_on)
+        runfolder.claim(run.store, note, bool(run.request.resume))
+    begun = _checkpoint(run)
+    done = len(begun.state.rows) if begun else 0
     with (
-        open_federation(plan, request.execution, run.name, run.store, begun) as federation,
-        progress_bar(plan, len(before)) as advance,
+        open_federation(run.plan, run.request.execution, run.name, run.store, begun) as federation,
+        progress_bar(run.plan, done) as advance,
     ):
         runfolder.write(run.folder, note)
-        progress.write(run.folder, news)
-        for row in before:  # some may have been on their way to the store when the run was interrupted
-            tracker.log(int(row["round"]), {name: value for name, value in row.items() if name != "round"})
-        began = time.perf_counter()
-        failures, times = list[Failure](), list[float]()
-        for metrics in federation:
-            values = report.measures(metrics)
-            failures += metrics.failures
-            times = [*times, metrics.seconds["round"]][-RECENT_ROUNDS:]
-            evaluated = metrics if metrics.personal is not None or metrics.global_ is not None else evaluated
-            if evaluated is not None and metrics.novel is not None:
-                evaluated = evaluated._replace(novel=metrics.novel)
-            tracker.log(metrics.round, values)
-            news = _news(run, news, metrics, values, times)
-            progress.write(run.folder, news)
-            advance(values)
-        seconds = time.perf_counter() - began + sum(row["time/round_seconds"] for row in before)
-        snapshot = federation.snapshot()
-        history = federation.history()
-        seconds -= sum(row.get(report.START, 0.0) for row in history.rows[len(before) :])
-        if request.execution.loss_deviation:
+        played = _rounds(run, federation, begun, advance)
+        if run.request.execution.loss_deviation:
             say("loss deviation: every personal model predicts the test examples of all clients")
             run.writer.table(loss_deviation.TABLE, loss_deviation.rows(federation.class_losses()))
-    summary = report.summarize(plan, history.rows, tracker.run_id, seconds)
-    _write(run, summary, snapshot, history, evaluated, failures)
-    tracker.finish("FINISHED", run.folder)
-    return RunResult(plan, summary, run.folder, tracker.hint(), tuple(failures))
+    summary = report.summarize(run.plan, played.history.rows, run.tracker.run_id, played.seconds)
+    _write(run, summary, played)
+    run.tracker.finish("FINISHED", run.folder)
+    return RunResult(run.plan, summary, run.folder, run.tracker.hint(), played.failures)
 
 
-def _news(run: Run, last: Status, metrics: RoundMetrics, values: Mapping[str, float], times: Sequence[float]) -> Status:
+def _checkpoint(run: Run) -> Checkpoint | None:
+    """The checkpoint that a resumed run goes on from; None where it begins with the first round."""
+    if not run.request.resume:
+        return None
+    begun = checkpoint.newest(run.store, run.plan, lambda text: say(f"warning: {text}"))
+    if begun is None:
+        say("no checkpoint was written to its end before the run stopped: it starts again at round 0")
+    return begun
+
+
+def _rounds(
+    run: Run, federation: Federation, begun: Checkpoint | None, advance: Callable[[dict[str, float]], None]
+) -> Played:
+    """Play the rounds that are left; after each one the tracker and the status know."""
+    before = begun.state.rows if begun else ()
+    for row in before:  # some may have been on their way to the store when the run was interrupted
+        run.tracker.log(int(row["round"]), {name: value for name, value in row.items() if name != "round"})
+    done = len(before)
+    go_on = runfolder.command(run.folder)
+    status = Status(run.name, "running", done, run.plan.rounds, {}, 0.0, 0, done or None, go_on)
+    progress.write(run.folder, status)
+    began = time.perf_counter()
+    failures: list[Failure] = []
+    recent: list[float] = []  # seconds of the last rounds
+    evaluated: RoundMetrics | None = None
+    for metrics in federation:
+        values = report.measures(metrics)
+        failures += metrics.failures
+        recent = [*recent, metrics.seconds["round"]][-RECENT_ROUNDS:]
+        if metrics.personal is not None or metrics.global_ is not None:
+            evaluated = metrics
+        if evaluated is not None and metrics.novel is not None:
+            evaluated = evaluated._replace(novel=metrics.novel)
+        run.tracker.log(metrics.round, values)
+        status = _after(run, status, metrics, values, recent)
+        progress.write(run.folder, status)
+        advance(values)
+    seconds = time.perf_counter() - began + sum(row["time/round_seconds"] for row in before)
+    snapshot = federation.snapshot()
+    history = federation.history()
+    seconds -= sum(row.get(report.START, 0.0) for row in history.rows[done:])
+    return Played(snapshot, history, evaluated, tuple(failures), seconds)
+
+
+def _after(
+    run: Run, last: Status, metrics: RoundMetrics, values: Mapping[str, float], recent: Sequence[float]
+) -> Status:
     """The status after one round more."""
     saved = run.store.wants(run.plan, metrics.round) and all(f.kind != checkpoint.KIND for f in metrics.failures)
     measures = {name: value for name, value in values.items() if name.startswith(("personal/", "global/", "novel/"))}
     return last._replace(
         round=metrics.round,
         measures=measures or last.measures,
-        seconds=sum(times) / len(times),
+        seconds=sum(recent) / len(recent),
         failures=last.failures + len(metrics.failures),
         checkpoint=metrics.round if saved else last.checkpoint,
     )
 
 
-def _write(
-    run: Run,
-    summary: dict[str, Any],
-    snapshot: Snapshot,
-    history: State,
-    evaluated: RoundMetrics | None,
-    failures: Sequence[Failure],
-) -> None:
+def _write(run: Run, summary: dict[str, Any], played: Played) -> None:
     """The result in the run's folder, instead of its checkpoints."""
     from fedray.run import client_figures, figures
 
     writer = run.writer
-    writer.run(run.plan, snapshot, history.spotlights)
+    writer.run(run.plan, played.snapshot, played.history.spotlights)
     writer.json("summary.json", summary)
-    writer.table("metrics.csv", history.rows)
-    if evaluated is not None:
+    writer.table("metrics.csv", played.history.rows)
+    if (evaluated := played.evaluated) is not None:
         writer.table("clients.csv", report.client_rows(evaluated, run.plan))
         writer.table("calibration.csv", report.calibration_rows(evaluated))
         writer.table("client_calibration.csv", report.client_calibration_rows(evaluated, run.plan))
-    if failures:
-        writer.table("failures.csv", [failure._asdict() for failure in failures])
+    if played.failures:
+        writer.table("failures.csv", [failure._asdict() for failure in played.failures])
     try:
         figures.draw_all(writer.folder)
         client_figures.draw_all(writer.folder)
     except Exception as error:  # a figure must not cost the result
         say(f"warning: the figures could not be drawn ({error}); the data for them are in the result")
     run.tracker.flush()
+    progress.end(run.folder, "finished", writer.folder)
     writer.commit()
-    progress.end(run.folder, "finished")
     runfolder.clear(run.folder, run.store)
 
 
 def _finish_again(run: Run) -> RunResult:
     """A run that was interrupted after its result was written: only the tracker has to know."""
     say(f"{run.folder} is finished; its result goes to the tracking store again")
-    with (run.folder / "metrics.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            values = {name: float(value) for name, value in row.items() if name != "round" and value}
-            run.tracker.log(int(row["round"]), values)
-    progress.end(run.folder, "finished")
-    run.tracker.finish("FINISHED", run.folder)
-    summary = json.loads((run.folder / "summary.json").read_text())
-    return RunResult(run.plan, summary, run.folder, run.tracker.hint())
+    written = (run.folder / runfolder.FINISHED).stat().st_mtime
+    runfolder.clear(run.folder, run.store)
+    remove_leftovers(run.folder)
+    with refuse_damage(f"{run.folder}: the result cannot be read", "run it again in a new folder"):
+        with (run.folder / "metrics.csv").open(newline="") as file:
+            for row in csv.DictReader(file):
+                values = {name: float(value) for name, value in row.items() if name != "round" and value}
+                run.tracker.log(int(row["round"]), values)
+        progress.end(run.folder, "finished")
+        run.tracker.finish("FINISHED", run.folder, written)
+        summary = decode((run.folder / "summary.json").read_bytes())
+        return RunResult(run.plan, summary, run.folder, run.tracker.hint())
 
 
 def open_federation(
@@ -246,12 +277,14 @@ def open_tracker(
     address = mlflow_store.shown(mlflow_store.locate(where.uri).uri)
     run_id = note.run_id if note and note.execution.tracking.uri == address else None
     params = {"algorithm.name": algorithm} | flatten(to_dict(plan.cfg)) | {"runtime": execution.runtime}
-    kept, warn = {} if run_id else params, lambda text: say(f"warning: {text}")
-    return tracking.MLflowTracker(where.uri, where.experiment, name, kept, tags, warn, run_id)
+    kept = {} if run_id else params
+    return tracking.MLflowTracker(
+        where.uri, where.experiment, name, kept, tags, lambda text: say(f"warning: {text}"), run_id
+    )
 
 
 @contextlib.contextmanager
-def progress_bar(plan: Plan, done: int) -> Iterator[Any]:
+def progress_bar(plan: Plan, done: int) -> Iterator[Callable[[dict[str, float]], None]]:
     """A progress bar on stderr; yields a function that takes the measures of a finished round."""
     with bar("round", plan.rounds, "starting the clients") as move:
         move(done, "")

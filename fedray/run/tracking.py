@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Metric
     from mlflow.tracking import MlflowClient
 
-Status = Literal["FINISHED", "FAILED", "KILLED"]
+Ending = Literal["FINISHED", "FAILED", "KILLED"]
 
 FLUSH_SECONDS = 2.0
 PATIENCE = 10.0  # the pause after a failed delivery, in units of its duration: a hanging store costs <= 1/10
@@ -51,8 +51,11 @@ class Tracker(Protocol):
         """Send what is buffered; False where the store fails."""
         ...
 
-    def finish(self, status: Status, artifacts: Path | None = None) -> bool:
-        """Send what is left and the files below a folder, and close; False where the store refused."""
+    def finish(self, status: Ending, artifacts: Path | None = None, ended: float | None = None) -> bool:
+        """Send what is left and the files below a folder, and close; False where the store refused.
+
+        ``ended`` is the Unix time in seconds at which the run ended, by default now.
+        """
         ...
 
     def hint(self) -> str:
@@ -76,7 +79,7 @@ class NullTracker:
         """Nothing is left."""
         return True
 
-    def finish(self, status: Status, artifacts: Path | None = None) -> bool:
+    def finish(self, status: Ending, artifacts: Path | None = None, ended: float | None = None) -> bool:
         """Nothing can be lost: always True."""
         return True
 
@@ -103,6 +106,7 @@ class MLflowTracker:
     ) -> None:
         self._uri, artifacts, database = mlflow_store.locate(uri)
         self._held: set[tuple[str, int]] = set()  # (metric, step) that a continued run holds already
+        self._ended: int | None = None  # when a continued run was finished, Unix time in ms
         self._where = mlflow_store.shown(self._uri)
         self._warn, self._warned = warn, False
         self._buffer: list[Metric] = []
@@ -116,8 +120,12 @@ class MLflowTracker:
                 if run_id is None:
                     run = self._client.create_run(self._experiment, run_name=run_name, tags=dict(tags))
                 else:
-                    run = self._client.update_run(run_id, "RUNNING") or self._client.get_run(run_id)
+                    run = self._client.get_run(run_id)
                     self._held = _history(self._client, run)
+                    if run.info.status == "FINISHED":
+                        self._ended = run.info.end_time
+                    else:
+                        self._client.update_run(run_id, "RUNNING")
             self.run_id: str = run.info.run_id
             entries = [Param(_key(name), str(value)) for name, value in params.items()]
             self._client.log_batch(self.run_id, params=entries, synchronous=True)
@@ -162,14 +170,16 @@ class MLflowTracker:
         self._next_flush = now + max(FLUSH_SECONDS, PATIENCE * (now - start) if self._buffer else 0.0)
         return not self._buffer
 
-    def finish(self, status: Status, artifacts: Path | None = None) -> bool:
+    def finish(self, status: Ending, artifacts: Path | None = None, ended: float | None = None) -> bool:
         """Send what is buffered, set the terminal status, upload every file below ``artifacts``.
 
+        A run that the store holds as finished keeps its end time; else it is ``ended`` (Unix time), by default now.
         Never raises: False, after a warning with the remedy, where the store did not take all of it.
         """
         try:
             self._send()
-            self._client.set_terminated(self.run_id, status)
+            milliseconds = self._ended or (None if ended is None else int(ended * 1000))
+            self._client.set_terminated(self.run_id, status, milliseconds)
             if artifacts is not None:  # last, because it is slowest; a closed run still takes files
                 self._client.log_artifacts(self.run_id, str(artifacts))
         except Exception as err:

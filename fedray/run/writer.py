@@ -34,6 +34,7 @@ from fedray.data import partition, scaling
 from fedray.federate.messages import Spotlight
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot
+from fedray.run.files import leftover, remove_leftovers
 from fedray.types import FedRayError
 
 
@@ -46,8 +47,7 @@ class Writer:
 
     def __init__(self, destination: Path, resumed: bool = False):
         self.destination = Path(os.path.abspath(destination))
-        taken = self.destination.exists() and (not self.destination.is_dir() or any(self.destination.iterdir()))
-        if taken and not resumed:
+        if _taken(self.destination) and not resumed:
             raise FedRayError(f"--output {destination}: already holds something; choose another --output or --name")
         self.folder = self.destination.parent / f".{self.destination.name}.part"
         shutil.rmtree(self.folder, ignore_errors=True)  # of a process that was killed
@@ -82,9 +82,11 @@ class Writer:
             )
 
     def commit(self) -> Path:
-        """Move everything to the destination; what makes it a result, its config.json, last."""
+        """Move everything to the destination: last what makes it a result, its config.json, and then its status."""
         self.destination.mkdir(exist_ok=True)
-        for path in sorted(self.folder.iterdir(), key=lambda path: path.name == "config.json"):
+        remove_leftovers(self.destination)
+        last = ("config.json", "status.json")
+        for path in sorted(self.folder.iterdir(), key=lambda path: last.index(path.name) if path.name in last else -1):
             target = self.destination / path.name
             if target.is_dir():  # of a run that was stopped in this very moment
                 shutil.rmtree(target)
@@ -94,6 +96,13 @@ class Writer:
     def discard(self) -> None:
         """Leave nothing behind."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _taken(destination: Path) -> bool:
+    """Whether anything but what a killed process left is at a place."""
+    if not destination.is_dir():
+        return destination.exists()
+    return not all(map(leftover, destination.iterdir()))
 
 
 def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
