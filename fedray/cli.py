@@ -55,6 +55,7 @@ def parse(
         ("algorithm", Annotated[record.config, flat], dataclasses.field(default=experiment.algorithm)),
         ("experiment", Annotated[Experiment, flat], dataclasses.field(default=experiment)),
         ("execution", Annotated[Execution, flat], dataclasses.field(default=execution)),
+        ("selection", Annotated[str, tyro.conf.arg(help=_selection_help())], experiment.selection),
         ("preset", Annotated[str, tyro.conf.arg(help=_preset_help(record))], ""),
         *more,
     ]
@@ -65,7 +66,7 @@ def parse(
         args=list(argv),
         config=(tyro.conf.FlagCreatePairsOff, tyro.conf.HelptextFromCommentsOff),
     )
-    experiment = dataclasses.replace(parsed.experiment, algorithm=parsed.algorithm)
+    experiment = dataclasses.replace(parsed.experiment, algorithm=parsed.algorithm, selection=parsed.selection)
     return Parsed(experiment, parsed.execution, parsed.preset, parsed)
 
 
@@ -85,6 +86,11 @@ def _preset(argv: Sequence[str], name: str, record: Algorithm) -> str:
 
 def _preset_help(record: Algorithm) -> str:
     return f"Named settings, applied before the other options: {', '.join(record.presets) or 'none here'}."
+
+
+def _selection_help() -> str:
+    policies = "; ".join(f"{name}: {policy.summary}" for name, policy in registry.selections().items())
+    return f"Policy that picks the clients of a round. {policies}."
 
 
 def listed(names: Mapping[str, Algorithm]) -> str:

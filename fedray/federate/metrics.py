@@ -71,24 +71,19 @@ def _by_bin(confidence: Tensor, value: Tensor) -> Tensor:
     return torch.zeros(BINS, dtype=torch.float64, device=value.device).index_add_(0, bin_of, value)
 
 
-def add(a: EvalStats, b: EvalStats) -> EvalStats:
-    """The sums over the union of two sets of examples."""
-    return EvalStats(*(x + y for x, y in zip(a, b, strict=True)))
-
-
 def pooled(stats: EvalStats) -> EvalStats:
     """The sums over all clients of stats stacked [K, ...]."""
     return EvalStats(*(field.sum(0) for field in stats))
 
 
-def calibration_errors(stats: EvalStats, mce_min_count: int = 1) -> tuple[float, float]:
+def calibration_errors(stats: EvalStats) -> tuple[float, float]:
     """(ECE, MCE): Σ_b (n_b/n) |acc_b - conf_b| and the largest |acc_b - conf_b| over bins that are filled.
 
-    A bin of a few examples can decide MCE and leave no trace in ECE (BPFed's predictions: .65 beside .02):
-    ``mce_min_count`` is how many a bin needs to count for MCE. NaN where no bin does.
+    A bin of a few examples can decide MCE and leave no trace in ECE (BPFed's predictions: .65 beside .02). NaN
+    without examples.
     """
     gap, n = (stats.bin_correct - stats.bin_confidence).abs(), stats.bin_count
-    filled = n >= max(mce_min_count, 1)
+    filled = n > 0
     mce = float((gap[filled] / n[filled]).max()) if filled.any() else math.nan
     return float(gap.sum() / n.sum()), mce
 

@@ -64,6 +64,8 @@ def play_round(plan: Plan, state: State, cohort: Cohort, skip: bool = False) -> 
     down = algorithm.broadcast(context, state.server, asked)
     replies, failures = _checked(asked, cohort.train(round, asked, down), skip)
     trained = time.perf_counter()
+    known = scores is not None and algorithm.publish is None  # what is broadcast was sent to all for their scores
+    messages = 1 if algorithm.down_per_client else sum(len(reply.ids) for reply in replies)
     chosen = _only(ids, replies, failures)
     ids = tuple(i for reply in chosen for i in reply.ids)
     ups = trees.concatenate([reply.up for reply in chosen])
@@ -85,8 +87,7 @@ def play_round(plan: Plan, state: State, cohort: Cohort, skip: bool = False) -> 
         seconds={"train": trained - began, "aggregate": aggregated - trained, "evaluate": now - aggregated,
                  "round": now - began},
         bytes_up=payload_bytes(ups, plan) + told,
-        bytes_down=payload_bytes(down, plan) * (1 if algorithm.down_per_client else sum(len(r.ids) for r in replies))
-        + probed,
+        bytes_down=probed + (0 if known else payload_bytes(down, plan) * messages),
         spotlights=spotlights,
         failures=failures,
         selection=_scalars(selection),
@@ -162,7 +163,7 @@ def _scores(plan: Plan, server: Any, cohort: Cohort) -> tuple[Tensor | None, int
     name, message, down, up = plan.selection.score, None, 0, 0
     for number, stage in enumerate(plan.algorithm.scores[name] if name else ()):
         view = plan.view(server)
-        # Every client gets the view once; what those that train are sent afterwards is counted by itself.
+        # Every client gets the view once.
         down += len(plan.members) * payload_bytes((message, () if number else view), plan)
         sent: list[int] = []
         replies = _weighed(cohort.probe(name or "", number, view, message), plan, sent)
