@@ -95,7 +95,7 @@ def _interrupt(*_: object) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; 0 done, 1 training failed, 2 the request was at fault, 130 interrupted."""
     from fedray.run import session
-    from fedray.types import FedRayError, RunError
+    from fedray.types import FedRayError, RunError, for_command_line
 
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _interrupt)  # a terminated run cleans up like an interrupted one
@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = parse(sys.argv[1:] if argv is None else argv)
         outcome = session.run(command.request)
     except FedRayError as error:
-        say(f"error: {error}")
+        say(f"error: {for_command_line(error)}")
         return 1 if isinstance(error, RunError) else 2
     except KeyboardInterrupt:
         say("interrupted: the actors are stopped, the rounds so far are in the tracking store")

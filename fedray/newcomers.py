@@ -30,7 +30,7 @@ from fedray.run import predictor
 from fedray.run.predictor import Predictor
 from fedray.run.writer import Writer
 from fedray.terminal import bar, say
-from fedray.types import FedRayError, require
+from fedray.types import FedRayError, for_command_line, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         summary, folder = play(options)
     except FedRayError as error:
-        say(f"error: {error}")
+        say(f"error: {for_command_line(error)}")
         return 2
     except KeyboardInterrupt:
         say("interrupted: nothing was written")

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fedray.types import Algorithm, FedRayError
+from fedray.types import Algorithm, FedRayError, for_command_line
 
 if TYPE_CHECKING:
     from fedray.config import Execution
@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with terminal.bar("trial", request.trials, "starting the first trials") as move:
             found = sweep.play(request, resume, terminal.say, move)
     except FedRayError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {for_command_line(error)}", file=sys.stderr)
         return 2
     console = Console()
     console.print(outcome.show(found.table, request.sweep.metric, found.best))

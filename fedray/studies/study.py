@@ -27,7 +27,7 @@ from fedray.federate.plan import make_plan, resolve
 from fedray.run import mlflow_store, runfolder, session
 from fedray.studies.named import STUDIES, TABLES, Cell
 from fedray.terminal import check_packages, say
-from fedray.types import FedRayError, check_choices, require
+from fedray.types import FedRayError, check_choices, for_command_line, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +226,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         tally = run(study, options)
     except FedRayError as error:
-        say(f"error: {error}")
+        say(f"error: {for_command_line(error)}")
         return 2
     except KeyboardInterrupt:
         say("interrupted: finished cells are kept, the same command goes on with the next")
