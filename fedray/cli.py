@@ -15,7 +15,7 @@ import tyro
 import fedray
 from fedray.config import Execution, Experiment, override
 from fedray.terminal import INTERRUPTS, interruptible, say
-from fedray.types import FedRayError, RunError
+from fedray.types import FedRayError, RunError, for_command_line
 
 if TYPE_CHECKING:
     from fedray.types import Algorithm
@@ -92,7 +92,7 @@ def run_command(body: Callable[[], int], interrupted: str = "interrupted") -> in
         with interruptible():
             return body()
     except FedRayError as error:
-        say(f"error: {error}")
+        say(f"error: {for_command_line(error)}")
         return FAILED if isinstance(error, RunError) else REFUSED
     except KeyboardInterrupt:
         say(interrupted)
@@ -158,12 +158,13 @@ def parse(
         ("algorithm", Annotated[record.config, flat], dataclasses.field(default=experiment.algorithm)),
         ("experiment", Annotated[Experiment, flat], dataclasses.field(default=experiment)),
         ("execution", Annotated[Execution, flat], dataclasses.field(default=execution)),
+        ("selection", Annotated[str, tyro.conf.arg(help=_selection_help())], experiment.selection),
         ("preset", Annotated[str, tyro.conf.arg(help=_preset_help(record))], ""),
         *more,
     ]
     options: type[Any] = dataclasses.make_dataclass("Options", fields, frozen=True)
     parsed = read_options(options, argv, f"{prog} {name}" if given else prog, describe(names, name))
-    experiment = dataclasses.replace(parsed.experiment, algorithm=parsed.algorithm)
+    experiment = dataclasses.replace(parsed.experiment, algorithm=parsed.algorithm, selection=parsed.selection)
     return Parsed(experiment, parsed.execution, parsed.preset, parsed)
 
 
@@ -183,6 +184,13 @@ def _preset(argv: Sequence[str], name: str, record: Algorithm) -> str:
 
 def _preset_help(record: Algorithm) -> str:
     return f"Named settings, applied before the other options: {', '.join(record.presets) or 'none here'}."
+
+
+def _selection_help() -> str:
+    from fedray import registry
+
+    policies = "; ".join(f"{name}: {policy.summary}" for name, policy in registry.selections().items())
+    return f"Policy that picks the clients of a round. {policies}."
 
 
 def listed(names: Mapping[str, Algorithm]) -> str:

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
+import itertools
 import pkgutil
+import typing
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from fedray.types import Algorithm, FedRayError, Selection
 
@@ -34,9 +38,12 @@ PARTITION = Kind("fedray.data.partitions", "PARTITION", "fedray.data.records:Par
 NETWORK = Kind("fedray.nets.networks", "NETWORK", "fedray.nets.network:NetworkRecord")
 KINDS = (ALGORITHM, SELECTION, DATASET, PARTITION, NETWORK)
 
+Record = TypeVar("Record", bound=tuple[Any, ...])
+Entry = TypeVar("Entry")
 
-def _discover(package: Any, attribute: str, kind: type) -> dict[str, Any]:
-    found = {}
+
+def _discover(package: ModuleType, attribute: str, kind: type[Record]) -> dict[str, Record]:
+    found: dict[str, Record] = {}
     for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
         if info.name.startswith("_"):  # what several of them share
             continue
@@ -47,8 +54,37 @@ def _discover(package: Any, attribute: str, kind: type) -> dict[str, Any]:
                 f"{package.__name__}.{info.name}: {attribute} is {record!r}, not an instance of {kind.__name__}; "
                 f"define {attribute} in that file or move the file elsewhere"
             )
+        check_functions(module.__name__, record)
         found[info.name] = record
     return found
+
+
+def check_functions(module: str, record: tuple[Any, ...]) -> None:
+    """Raise FedRayError for a function of a record that cannot be called with the parameters of its protocol.
+
+    ``record`` is a NamedTuple such as :class:`Algorithm`; the protocols are the types of its fields.
+    """
+    for field, hint in typing.get_type_hints(type(record)).items():
+        function = getattr(record, field)
+        if field == "scores":
+            for stage in itertools.chain.from_iterable(function.values()):
+                check_functions(module, stage)
+        protocols = [kind for kind in (hint, *typing.get_args(hint)) if getattr(kind, "_is_protocol", False)]
+        if not protocols or (function is None and type(None) in typing.get_args(hint)):
+            continue
+        expected = list(inspect.signature(protocols[0].__call__).parameters)[1:]
+        if not callable(function):
+            raise FedRayError(f"{module}: {field} is {function!r}, not a function; it takes ({', '.join(expected)})")
+        signature = inspect.signature(function)
+        try:
+            signature.bind(*expected)
+        except TypeError:
+            name = getattr(function, "__name__", repr(function))
+            raise FedRayError(
+                f"{module}: {name}, the {field} of its {type(record).__name__}, takes "
+                f"({', '.join(signature.parameters)}), but is called with ({', '.join(expected)}); "
+                "change its parameters"
+            ) from None
 
 
 @functools.cache
@@ -85,7 +121,7 @@ def networks() -> Mapping[str, NetworkRecord]:
     return _table(NETWORK)
 
 
-def pick(table: Mapping[str, Any], kind: str, name: str) -> Any:
+def pick(table: Mapping[str, Entry], kind: str, name: str) -> Entry:
     """An entry of a registry; an unknown name raises FedRayError with the known ones."""
     if name not in table:
         raise FedRayError(f"{kind} {name!r} is not known; choose from {', '.join(table)}")
@@ -93,7 +129,7 @@ def pick(table: Mapping[str, Any], kind: str, name: str) -> Any:
 
 
 def algorithm_of(cfg: Any) -> Algorithm:
-    """The algorithm of a config, with what its settings add to the record or take from it."""
+    """The algorithm of a config: its record, under these settings."""
     record = algorithms()[algorithm_name(cfg)]
     return record.configure(record, cfg)
 

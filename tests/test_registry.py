@@ -1,5 +1,6 @@
 """The file name is the name, and a broken file fails loudly."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import pytest
 
 from fedray import algorithms, registry, selection
 from fedray.types import Algorithm, FedRayError, Selection
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.parametrize(
@@ -41,14 +44,33 @@ def test_an_unknown_name_lists_the_known_ones():
         registry.pick(registry.selections(), "--selection", "best")
 
 
+WRONG = """from fedray.algorithms import fedavg
+
+def step(cfg, model, local, batch, noise):
+    return local, fedavg.Info(noise.sum())
+
+ALGORITHM = fedavg.ALGORITHM._replace(step=step)
+"""
+STAGE = """from fedray.algorithms import fedavg
+from fedray.types import Stage
+
+stage = Stage(lambda ctx, client, view, data: data.y, lambda ctx, server, replies: sum(replies))
+ALGORITHM = fedavg.ALGORITHM._replace(scores={"size": (stage,)})
+"""
+
+
 @pytest.mark.parametrize(
     ("source", "error", "match"),
     [
         ("ALGORITHM = 3", FedRayError, r"broken\.bad: ALGORITHM is 3, not an instance of Algorithm; "),
         ("", FedRayError, r"broken\.bad: ALGORITHM is None"),
         ("import no_such_module", ModuleNotFoundError, "no_such_module"),
+        (WRONG, FedRayError, r"broken\.bad: step, the step of its Algorithm, takes \(cfg, model, local, batch, noise\)"
+         r", but is called with \(ctx, local, batch, noise\); "),
+        (STAGE, FedRayError, r"broken\.bad: <lambda>, the probe of its Stage, takes \(ctx, client, view, data\), "),
+        (WRONG.replace("step=step", "publish=3"), FedRayError, r"publish is 3, not a function; .*\(ctx, server\)"),
     ],
-)
+)  # fmt: skip
 def test_a_broken_file_fails_loudly(tmp_path, monkeypatch, source, error, match):
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "__init__.py").touch()
@@ -62,3 +84,18 @@ def test_a_broken_file_fails_loudly(tmp_path, monkeypatch, source, error, match)
     finally:
         for name in [name for name in sys.modules if name.split(".")[0] == "broken"]:
             del sys.modules[name]
+
+
+def test_a_policy_that_cannot_be_called_is_refused():
+    policy = registry.selections()["uniform"]._replace(select=lambda state, scores, m: ((), state))
+    with pytest.raises(FedRayError, match=r"mine: <lambda>, the select of its Selection, takes \(state, scores, m\)"):
+        registry.check_functions("mine", policy)
+
+
+@pytest.mark.parametrize(("source", "wrong"), [(WRONG, True), (WRONG.replace("cfg, model", "ctx"), False)])
+def test_pyright_reports_a_wrong_signature(tmp_path, source, wrong):
+    (tmp_path / "planted.py").write_text(source)
+    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, str(tmp_path / "planted.py")]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert (found.returncode == 1) is wrong, found.stdout
+    assert ('"step"' in found.stdout) is wrong

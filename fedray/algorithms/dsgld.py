@@ -60,7 +60,7 @@ class Visit(NamedTuple):
 
     x: Tensor  # [M/S, P]
     t: Tensor  # [M/S]
-    place: Tensor  # [M/S] the chain's number
+    chain: Tensor  # [M/S] its number
 
 
 class View(NamedTuple):
@@ -92,8 +92,8 @@ def broadcast(ctx: Context[DSGLD], server: Server, ids: Sequence[int]) -> Visit:
     """Deal the chains; with fewer clients than there are shares, some chains stay."""
     shares, size, padded = server.x.shape
     stream = Stream(int(server.key), "chains", 0, int(server.round))
-    place = torch.from_numpy(stream.numpy.permutation(shares * size)).view(shares, size)[: len(ids)]
-    return Visit(server.x.view(-1, padded)[place], server.t.view(-1)[place], place.float())
+    dealt = stream.permutation(shares * size).view(shares, size)[: len(ids)]
+    return Visit(server.x.view(-1, padded)[dealt], server.t.view(-1)[dealt], dealt.float())
 
 
 def publish(ctx: Context[DSGLD], server: Server) -> View:
@@ -132,8 +132,9 @@ def finish(ctx: Context[DSGLD], local: Visit, data: Batch) -> tuple[Nothing, Vis
 
 def aggregate(ctx: Context[DSGLD], server: Server, ids: Sequence[int], ups: Visit, n: Tensor) -> Server:
     """The chains come home; those of a client that failed are where they were."""
-    place, x, t = ups.place.flatten().long(), server.x.flatten(0, 1), server.t.flatten()
-    x, t = x.index_copy(0, place, ups.x.flatten(0, 1)), t.index_copy(0, place, ups.t.flatten())
+    returned = ups.chain.flatten().long()
+    x = server.x.flatten(0, 1).index_copy(0, returned, ups.x.flatten(0, 1))
+    t = server.t.flatten().index_copy(0, returned, ups.t.flatten())
     return server._replace(x=x.view_as(server.x), t=t.view_as(server.t), round=server.round + 1)
 
 
@@ -152,6 +153,6 @@ ALGORITHM = Algorithm(
     predict_personal=None,
     noise_shape=noise_shape,
     down_per_client=True,
-    particles=lambda cfg: cfg.particles,
+    particles=svgd.particles,
     space={"a0": LogUniform(1e-6, 1e-2), "prior_precision": LogUniform(0.1, 100), "particles": Choice((10, 20, 50))},
 )

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedray.algorithms.svgd import SVGD, predict
+from fedray.algorithms.svgd import SVGD, particles, predict
 from fedray.arrays import trees
 from fedray.arrays.averages import increased, mean
 from fedray.arrays.minibatches import spaced
@@ -37,7 +37,7 @@ class DSVGD(SVGD):
     mode: Literal["serial", "parallel"] = "parallel"
     """serial: one client per round, whose particles become the server's; parallel: any number, see merge."""
     merge: Literal["average", "svgd"] = "average"
-    """What the server of the parallel mode does: average: x_n is the mean of what the clients made of x_n; svgd: SVGD
+    """What the server does in parallel mode: average: x_n is the mean of what the clients made of x_n; svgd: SVGD
     on p0 Π_k t_k, which holds what the sites do, and for networks that is little."""
     server_steps: int = 50
     """SVGD steps of the server per round (merge svgd)."""
@@ -49,7 +49,7 @@ class DSVGD(SVGD):
     """Precision of a site from the Gauss-Newton matrix, or by regressing scores on particles (needs M above P)."""
     beta: float = 0.0
     """Damping β of a Gaussian site, t_k ← t_k^(1-β) (t_k new)^β; 0: 1 in serial mode, 0.1 in parallel, where clients
-    that all make up for each other at once would overshoot. The others are not damped."""
+    that all make up for each other at once would overshoot. Other sites are not damped, and refuse it."""
     kde_width: float = 0.55
     """Width λ of the density estimates (kde_distill, kde_code, history)."""
     distil_steps: int = 10
@@ -76,8 +76,8 @@ class DSVGD(SVGD):
         require(self.score_examples >= 0, "score_examples", self.score_examples, "not negative", "use 0, all of them")
         require(0 <= self.beta <= 1, "beta", self.beta, "the damping lies in [0, 1]", "use 0 for the mode's own")
 
-    def told(self, d: int) -> Settings:
-        """What the backend of the sites is told, of a model with d parameters."""
+    def site_settings(self, d: int) -> Settings:
+        """What the sites need to know, for a model with d parameters."""
         beta = self.beta or (1.0 if self.mode == "serial" else 0.1)
         return Settings(d, self.p0(d).score, beta, self.kde_width, self.slots, self.descent, self.distil_steps)
 
@@ -123,16 +123,20 @@ class Info(NamedTuple):
 
 def tilted(cfg: DSVGD, d: int, cavity: Any, x: Tensor, s: Tensor) -> Tensor:
     """∇log p̃_k at particles x [M, P] where the likelihood's score is s (eq. 6)."""
-    return s + cfg.p0(d).score(x) + BACKENDS[cfg.sites].pull(cfg.told(d), cavity, x)
+    return s + cfg.p0(d).score(x) + BACKENDS[cfg.sites].pull(cfg.site_settings(d), cavity, x)
 
 
 def server_init(ctx: Context[DSVGD], rng: Stream) -> Server:
     cfg, model, facts = ctx.cfg, ctx.model, ctx.facts
     backend, serial, several = BACKENDS[cfg.sites], cfg.mode == "serial", facts.per_round
     reason = "serial DSVGD trains one client at a time"
-    require(not serial or several == 1, "clients_per_round", several, reason, "use 1, or --mode parallel")
+    require(not serial or several == 1, "clients_per_round", several, reason, "use 1, or `mode=parallel`")
     possible = serial or cfg.merge == "average" or backend.gaussian
-    require(possible, "sites", cfg.sites, "the server cannot rebuild q from them", "use site, or --merge average")
+    require(possible, "sites", cfg.sites, "the server cannot rebuild q from them", "use site, or `merge=average`")
+    reason = "the sites of these kinds are never damped"
+    require(cfg.beta == 0 or backend.gaussian, "beta", cfg.beta, reason, "leave it out, or use `sites=site`")
+    reason = "in serial mode the server takes over the particles of the one client"
+    require(not serial or cfg.merge == "average", "merge", cfg.merge, reason, "leave it out, or use `mode=parallel`")
     reason = f"a client may be visited in each of {facts.rounds} rounds"
     require(cfg.sites != "history" or cfg.slots >= facts.rounds, "slots", cfg.slots, reason, "raise it")
     reason = f"{facts.unheard} clients a round would renew sites of which the server never hears"
@@ -140,11 +144,11 @@ def server_init(ctx: Context[DSVGD], rng: Stream) -> Server:
     if backend.gaussian and cfg.curvature == "ggn":
         check_layers(model, "curvature", "ggn")
     x = cfg.initial(model, rng)
-    return Server(x, backend.shared(cfg.told(model.size), x))
+    return Server(x, backend.shared(cfg.site_settings(model.size), x))
 
 
 def client_init(ctx: Context[DSVGD], server: Server) -> Client:
-    site = BACKENDS[ctx.cfg.sites].own(ctx.cfg.told(ctx.model.size), server.x)
+    site = BACKENDS[ctx.cfg.sites].own(ctx.cfg.site_settings(ctx.model.size), server.x)
     return Client(server.x, site, torch.zeros(()))
 
 
@@ -154,15 +158,15 @@ def broadcast(ctx: Context[DSVGD], server: Server, ids: Sequence[int]) -> Server
 
 def begin(ctx: Context[DSVGD], client: Client, down: Server, data: Batch) -> Local:
     """x ← the global particles; the cavity q/t_k is fixed for the visit."""
-    cavity = BACKENDS[ctx.cfg.sites].cavity(ctx.cfg.told(ctx.model.size), down.sums, client.site, down.x)
+    cavity = BACKENDS[ctx.cfg.sites].cavity(ctx.cfg.site_settings(ctx.model.size), down.sums, client.site, down.x)
     return Local(down.x, torch.zeros_like(down.x), torch.ones_like(client.visited), cavity, client.site)
 
 
 def step(ctx: Context[DSVGD], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
-    return advance(ctx.cfg, ctx.model.size, local, network(ctx.model, batch, ctx.cfg.temperature))
+    return svgd_step(ctx.cfg, ctx.model.size, local, network(ctx.model, batch, ctx.cfg.temperature))
 
 
-def advance(cfg: DSVGD, d: int, local: Local, likelihood: Likelihood) -> tuple[Local, Info]:
+def svgd_step(cfg: DSVGD, d: int, local: Local, likelihood: Likelihood) -> tuple[Local, Info]:
     """One SVGD step on p̃_k (eq. 13)."""
     nll, s = likelihood(local.x)
     kernel, s = rbf(local.x, cfg.bandwidth), tilted(cfg, d, local.cavity, local.x, s)
@@ -175,15 +179,15 @@ def finish(ctx: Context[DSVGD], local: Local, data: Batch) -> tuple[Client, Up]:
     cfg, model = ctx.cfg, ctx.model
     x = local.x
     if not BACKENDS[cfg.sites].gaussian:  # no other looks at the likelihood again
-        return settle(cfg, model.size, local, x, x)
+        return renew_site(cfg, model.size, local, x, x)
     _, s = network(model, data, cfg.temperature)(x)
     curved = regression(x, s) if cfg.curvature == "regression" else curvature(model, data, x, cfg.temperature)
-    return settle(cfg, model.size, local, s, curved)
+    return renew_site(cfg, model.size, local, s, curved)
 
 
-def settle(cfg: DSVGD, d: int, local: Local, s: Tensor, curved: Tensor) -> tuple[Client, Up]:
+def renew_site(cfg: DSVGD, d: int, local: Local, s: Tensor, curved: Tensor) -> tuple[Client, Up]:
     """Renew t_k from the likelihood's scores and curvature [M, P] at the new particles (eq. 7)."""
-    site = BACKENDS[cfg.sites].renew(cfg.told(d), local.site, local.cavity, local.x, s, curved)
+    site = BACKENDS[cfg.sites].renew(cfg.site_settings(d), local.site, local.cavity, local.x, s, curved)
     unused = cfg.mode == "parallel" and cfg.merge == "svgd"
     up = Up(local.x[:0] if unused else local.x, BACKENDS[cfg.sites].share(local.site, site))
     return Client(local.x, site, torch.ones_like(local.first)), up
@@ -247,7 +251,7 @@ ALGORITHM = Algorithm(
     predict_personal=predict,
     personalize=personalize,
     scores=stages(scores),
-    particles=lambda cfg: cfg.particles,
+    particles=particles,
     space={"lr": LogUniform(1e-3, 1e-1), "prior_precision": LogUniform(0.1, 100), "particles": Choice((6, 10, 20, 50))},
     presets={"paper_text": PAPER_TEXT, "public_code": PUBLIC_CODE},
 )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedray.arrays.averages import damped, weighted_mean
 from fedray.arrays.minibatches import fine_tune, tuning_noise
-from fedray.arrays.optim import Descent, descend, descent
+from fedray.arrays.optim import OptimizerState, initial_state, optimizer_step
 from fedray.arrays.rng import Stream
 from fedray.nets.likelihood import log_probs, nll_and_grad
 from fedray.nets.model import Model
@@ -71,7 +71,7 @@ class Local(NamedTuple):
 
     theta: Tensor  # [P]
     start: Tensor  # [P] the broadcast weights
-    memory: Descent  # of the optimizer
+    memory: OptimizerState  # of the optimizer
 
 
 class Info(NamedTuple):
@@ -93,7 +93,7 @@ def broadcast(ctx: Context[Averaging], server: Point, ids: Sequence[int]) -> Poi
 
 
 def begin(ctx: Context[FedAvg], client: Nothing, down: Point, data: Batch) -> Local:
-    return Local(down.theta, down.theta, descent(ctx.cfg.optimizer, down.theta))
+    return Local(down.theta, down.theta, initial_state(ctx.cfg.optimizer, down.theta))
 
 
 def step(ctx: Context[FedAvg], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
@@ -104,7 +104,7 @@ def step(ctx: Context[FedAvg], local: Local, batch: Batch, noise: Tensor) -> tup
 
 def descended(cfg: FedAvg, local: Local, grad: Tensor) -> Local:
     """The client after a step of its optimizer along a gradient [P]; Adam's overwrites ``local``."""
-    theta, memory = descend(cfg.optimizer, cfg.lr, local.theta, grad, local.memory)
+    theta, memory = optimizer_step(cfg.optimizer, cfg.lr, local.theta, grad, local.memory)
     return local._replace(theta=theta, memory=memory)
 
 

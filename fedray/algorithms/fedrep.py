@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from fedray.algorithms import fedavg, fedper
-from fedray.arrays.optim import Descent
 from fedray.arrays.rng import Stream
 from fedray.arrays.trees import tree_map
 from fedray.types import Batch, Context, require
@@ -41,7 +40,7 @@ class Local(NamedTuple):
 
 def server_init(ctx: Context[FedRep], rng: Stream) -> fedavg.Point:
     """FedAvg's start; refuses a round without a step for the shared layers."""
-    reason = f"--local-steps {ctx.facts.local_steps} leaves no step to the shared layers"
+    reason = f"`local_steps={ctx.facts.local_steps}` leaves no step to the shared layers"
     require(ctx.cfg.head_steps < ctx.facts.local_steps, "head_steps", ctx.cfg.head_steps, reason, "lower it")
     return fedper.server_init(ctx, rng)
 
@@ -68,8 +67,12 @@ def _masked_step(
     ctx: Context[FedRep], local: Local, batch: Batch, moving: Tensor, remember: Tensor
 ) -> tuple[Local, fedavg.Info]:
     """FedAvg's step on the parameters in ``moving`` [P]; the optimizer starts anew unless it is to remember."""
-    before, net = local.net.theta.clone(), local.net
-    net = net._replace(memory=Descent(*tree_map(lambda past: past * remember, net.memory)))
+    net, before = local.net, local.net.theta.clone()
+
+    def kept(past: Tensor) -> Tensor:
+        return past * remember
+
+    net = net._replace(memory=tree_map(kept, net.memory))
     net, info = fedavg.step(ctx, net, batch, torch.zeros(0))
     return Local(net._replace(theta=torch.where(moving, net.theta, before)), local.r + 1), info
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedray.algorithms import fedavg
 from fedray.algorithms.fedavg import Averaging, Info, Local, Nothing, Point
 from fedray.arrays.minibatches import fine_tune, split, tuning_noise
-from fedray.arrays.optim import descent
+from fedray.arrays.optim import initial_state
 from fedray.types import Algorithm, Batch, Choice, Context, LogUniform, Preset, require
 
 
@@ -46,7 +46,7 @@ class PerFedAvg(Averaging):
 
 
 def begin(ctx: Context[PerFedAvg], client: Nothing, down: Point, data: Batch) -> Local:
-    return Local(down.theta, down.theta, descent("sgd", down.theta))
+    return Local(down.theta, down.theta, initial_state("sgd", down.theta))
 
 
 def minibatches(cfg: PerFedAvg) -> int:

@@ -91,7 +91,7 @@ def server_init(ctx: Context[PFedBayes], rng: Stream) -> Gaussian:
     cfg, model = ctx.cfg, ctx.model
     reason = "local reparameterization does not cover recurrent networks"
     possible = cfg.estimator == "weights" or model.activations > 0
-    require(possible, "estimator", cfg.estimator, reason, "use --estimator weights")
+    require(possible, "estimator", cfg.estimator, reason, "use `estimator=weights`")
     mu, apart = (model.pad(sd * rng.normal([model.padded])) for sd in (INIT_SD, cfg.rho_sd))
     return Gaussian(mu, cfg.rho_init + apart)
 
@@ -128,15 +128,15 @@ def step(ctx: Context[PFedBayes], local: Local, batch: Batch, noise: Tensor) -> 
 def train(ctx: Context[PFedBayes], local: Local, prior: Gaussian, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
     """The same with q_i held to any prior, which no step of q_i changes."""
     client, w = local
-    around = spread(prior)
-    client, nll = personal_steps(ctx, client, (prior.mu, around[0]), batch, noise)
-    between, t = global_step_(ctx.cfg, client, w, around if prior is w else spread(w))
+    known = prior_sigma(prior)
+    client, nll = personal_steps(ctx, client, (prior.mu, known[0]), batch, noise)
+    between, t = global_step_(ctx.cfg, client, w, known if prior is w else prior_sigma(w))
     return Local(client._replace(w_t=t), w), Info(nll, between)
 
 
 def adapt(ctx: Context[PFedBayes], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
     """The steps of q_i alone: a newcomer's, who leaves the global distribution as it is."""
-    sd, _ = spread(local.w)
+    sd, _ = prior_sigma(local.w)
     client, nll = personal_steps(ctx, local.client, (local.w.mu, sd), batch, noise)
     return Local(client, local.w), Info(nll, divergence(ctx.cfg, client.q, local.w))
 
@@ -153,8 +153,8 @@ def personal_steps(
 
 
 @fusable
-def spread(w: Gaussian) -> tuple[Tensor, Tensor]:
-    """σ_w and dσ_w/dρ_w."""
+def prior_sigma(w: Gaussian) -> tuple[Tensor, Tensor]:
+    """σ_w and dσ_w/dρ_w [P]."""
     return sigma_and_slope(w.rho)
 
 
@@ -168,9 +168,9 @@ def personal_step_(
 
 
 @fusable
-def global_step_(cfg: PFedBayes, client: Client, w: Gaussian, spread: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def global_step_(cfg: PFedBayes, client: Client, w: Gaussian, known: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """An Adam step of w_i on the divergence in place; the divergence before it and the steps so far."""
-    between, grad = divergence_and_grad_prior(cfg, client.q, w, spread)
+    between, grad = divergence_and_grad_prior(cfg, client.q, w, known)
     return between, adam_(w, grad, (client.w_mu, client.w_rho), client.w_t, cfg.lr_global)
 
 
@@ -207,8 +207,15 @@ def predict_personal(ctx: Context[PFedBayes], personal: Client, x: Tensor, noise
 
 
 # What both published codes do. Their ζ/20 of 20 steps is 0.5 at the paper's ζ = 10.
-PUBLISHED = {"algorithm.zeta": 0.5, "algorithm.noise_sd": 0.001, "algorithm.keep_global_moments": True}
-PUBLISHED |= {"data.layout": "cluster", "batch_size": 100, "local_steps": 20, "predict_samples": 1}
+PUBLISHED = {
+    "algorithm.zeta": 0.5,
+    "algorithm.noise_sd": 0.001,
+    "algorithm.keep_global_moments": True,
+    "data.layout": "cluster",
+    "batch_size": 100,
+    "local_steps": 20,
+    "predict_samples": 1,
+}
 A_PARITY = Preset(
     overrides=PUBLISHED | {"algorithm.likelihood": "batch"},
     warning="preset a_parity repeats the public reimplementation of pFedBayes, which draws its weights with noise of "

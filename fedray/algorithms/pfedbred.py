@@ -20,9 +20,9 @@ from fedray.algorithms import fedavg
 from fedray.algorithms.fedavg import Averaging, Info, Point
 from fedray.arrays.minibatches import fine_tune, split
 from fedray.arrays.rng import Stream
-from fedray.bayes.bregman import FAMILIES, Family, check_domain, envelope_gradient, gaussian, proximal
+from fedray.bayes.bregman import SPHERICAL, Family, envelope_gradient, gaussian, proximal
 from fedray.nets.model import Model
-from fedray.types import Algorithm, Batch, Choice, Context, LogUniform, Preset, client_itself, require
+from fedray.types import Algorithm, Batch, Choice, Context, LogUniform, Preset, Step, client_itself, require
 
 Gradient = Callable[[Tensor, Batch], tuple[Tensor, Tensor]]  # θ [P], minibatch -> mean NLL, its gradient [P]
 
@@ -42,9 +42,8 @@ class Proximal(Averaging):
     start: Literal["reset", "warm_round", "warm_all"] = "reset"
     """Where they begin: at w, shifted by the gradient where there is one (reset, as the released code); so in a round's
     first minibatch, then at the last θ (warm_round, as pFedMe's code); always at the last θ (warm_all, the paper)."""
-    prior: Literal["spherical", "gaussian", "bernoulli", "poisson", "exponential"] = "spherical"
-    """Exponential family of the prior. The last three hold weights in (0, 1) or above 0 only, and are refused for a
-    network that starts with others, as all of ours do."""
+    prior: Literal["spherical", "gaussian"] = "spherical"
+    """Exponential family of the prior: spherical has unit variances, gaussian those of ``variance``."""
     variance: tuple[float, ...] = (1.0,)
     """Variances Σ of the gaussian prior: one for all weights, or one per layer."""
     coordinates: Literal["mean", "dual"] = "mean"
@@ -60,7 +59,7 @@ class Proximal(Averaging):
         ok = len(self.variance) > 0 and all(value > 0 for value in self.variance)
         require(ok, "variance", self.variance, "variances are positive", "use 1.0")
         ok = self.prior == "gaussian" or self.variance == (1.0,)
-        require(ok, "variance", self.variance, f"the {self.prior} prior has none", "use --prior gaussian")
+        require(ok, "variance", self.variance, f"the {self.prior} prior has none", "use `prior=gaussian`")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +104,8 @@ class Local(NamedTuple):
     r: Tensor  # [] minibatches of this round so far
 
 
-class Mean(NamedTuple):
-    """What is fixed before the proximal steps on a minibatch."""
+class Proposal(NamedTuple):
+    """What is chosen before the proximal steps on a minibatch."""
 
     w: Tensor  # [P] local copy; only mh moves it
     start: Tensor  # [P] where the proximal steps begin after a reset
@@ -115,12 +114,11 @@ class Mean(NamedTuple):
 
 
 def server_init(ctx: Context[Proximal], rng: Stream) -> Point:
-    cfg = ctx.cfg
-    server, layers = fedavg.server_init(ctx, rng), len(_layers(ctx.model))
+    """FedAvg's start; refuses variances that do not fit the network's layers."""
+    given, layers = ctx.cfg.variance, len(_layers(ctx.model))
     reason = f"the network has {layers} layers"
-    require(len(cfg.variance) in (1, layers), "variance", cfg.variance, reason, "give one number, or one per layer")
-    check_domain(cfg.prior, server.theta[: ctx.model.size])
-    return server
+    require(len(given) in (1, layers), "variance", given, reason, "give one number, or one per layer")
+    return fedavg.server_init(ctx, rng)
 
 
 def client_init(ctx: Context[PFedBreD], server: Point) -> Client:
@@ -139,17 +137,21 @@ def step(ctx: Context[PFedBreD], local: Local, batch: Batch, noise: Tensor) -> t
     """One iteration: μ, K proximal steps from there, one outer step; info is the NLL where the proximal steps begin."""
     cfg = ctx.cfg
     gradient, batches = partial(fedavg.gradient, ctx.model), split(batch, minibatches(cfg))
-    place = mean(cfg, gradient, local, batches)
-    return iterate(cfg, gradient, family(ctx), local, place, batches[-1])
+    proposal = choose_prior(cfg, gradient, local, batches)
+    return iterate(cfg, gradient, family(ctx), local, proposal, batches[-1])
 
 
-def adapt(ctx: Context[PFedBreD], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
-    """θ alone: a newcomer's copy of the global model stays as it came."""
-    after, info = step(ctx, local, batch, noise)
-    return after._replace(w=local.w), info
+def personal_step(step: Step) -> Step:
+    """The same step of θ alone: a newcomer's copy of the global model stays as it came."""
+
+    def adapt(ctx: Context[Proximal], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
+        after, info = step(ctx, local, batch, noise)
+        return after._replace(w=local.w), info
+
+    return adapt
 
 
-def mean(cfg: PFedBreD, gradient: Gradient, local: Local, batches: tuple[Batch, ...]) -> Mean:
+def choose_prior(cfg: PFedBreD, gradient: Gradient, local: Local, batches: tuple[Batch, ...]) -> Proposal:
     """μ = w - η_α ∇f - η (w_mem - θ) (eq. 17), each term where the strategy has it.
 
     C.4 and mh take ∇f(w - η̃ ∇f(w; b); b') without the Hessian factor; of two minibatches, the proximal map uses b'.
@@ -163,21 +165,21 @@ def mean(cfg: PFedBreD, gradient: Gradient, local: Local, batches: tuple[Batch, 
         start = w.sub(gradient(probe, batches[-1])[1], alpha=cfg.eta_a)
     mu = start if cfg.strategy == "fo" else start.sub(local.w_mem - local.theta, alpha=cfg.eta)
     w = start if cfg.strategy == "mh" else w
-    return Mean(w, start, mu, mu if cfg.residual == "mu" else w)
+    return Proposal(w, start, mu, mu if cfg.residual == "mu" else w)
 
 
 def iterate(
-    cfg: Proximal, gradient: Gradient, prior: Family, local: Local, place: Mean, batch: Batch
+    cfg: Proximal, gradient: Gradient, prior: Family, local: Local, proposal: Proposal, batch: Batch
 ) -> tuple[Local, Info]:
     """θ: K proximal steps on one minibatch; w ← w - α_m ∇env(μ)."""
-    start = place.start
+    start = proposal.start
     if cfg.start != "reset":
         start = local.theta if cfg.start == "warm_all" else torch.where(local.r > 0, local.theta, start)
     theta, nll = proximal(
-        lambda at: gradient(at, batch), prior, cfg.lam, start, place.mu, cfg.alpha, cfg.inner_steps,
+        lambda at: gradient(at, batch), prior, cfg.lam, start, proposal.mu, cfg.alpha, cfg.inner_steps,
         cfg.coordinates == "dual",
     )  # fmt: skip
-    w = place.w.sub(envelope_gradient(prior, cfg.lam, place.anchor, theta), alpha=cfg.alpha_m)
+    w = proposal.w.sub(envelope_gradient(prior, cfg.lam, proposal.anchor, theta), alpha=cfg.alpha_m)
     return Local(w, theta, local.w_mem, local.r + 1), Info(nll)
 
 
@@ -185,7 +187,7 @@ def family(ctx: Context[Proximal]) -> Family:
     """The prior's family, with its variances on the network's layers."""
     cfg = ctx.cfg
     if cfg.prior != "gaussian":
-        return FAMILIES[cfg.prior]
+        return SPHERICAL
     if len(cfg.variance) == 1:
         return gaussian(cfg.variance[0])
     variance = torch.ones(ctx.model.padded)
@@ -239,7 +241,7 @@ ALGORITHM = fedavg.ALGORITHM._replace(
     client_init=client_init,
     begin=begin,
     step=step,
-    adapt=adapt,
+    adapt=personal_step(step),
     finish=finish,
     personalize=personalize,
     personal="each client's own model, θ of the last round that it trained",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedray.algorithms import fedavg, pfedbred
 from fedray.algorithms.fedavg import Info, Point
-from fedray.algorithms.pfedbred import Client, Local, Mean
+from fedray.algorithms.pfedbred import Client, Local, Proposal
 from fedray.types import Batch, Context, LogUniform, Preset
 
 
@@ -29,15 +29,9 @@ def client_init(ctx: Context[PFedMe], server: Point) -> Client:
 
 def step(ctx: Context[PFedMe], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
     """θ: K proximal steps from w on f(θ) + λ D(θ, w); w ← w - α_m λ (w - θ)."""
-    place = Mean(w=local.w, start=local.w, mu=local.w, anchor=local.w)
+    proposal = Proposal(w=local.w, start=local.w, mu=local.w, anchor=local.w)
     gradient = partial(fedavg.gradient, ctx.model)
-    return pfedbred.iterate(ctx.cfg, gradient, pfedbred.family(ctx), local, place, batch)
-
-
-def adapt(ctx: Context[PFedMe], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
-    """θ alone: a newcomer's copy of the global model stays as it came."""
-    after, info = step(ctx, local, batch, noise)
-    return after._replace(w=local.w), info
+    return pfedbred.iterate(ctx.cfg, gradient, pfedbred.family(ctx), local, proposal, batch)
 
 
 PAPER_TABLES = Preset(
@@ -55,7 +49,7 @@ ALGORITHM = pfedbred.ALGORITHM._replace(
     config=PFedMe,
     client_init=client_init,
     step=step,
-    adapt=adapt,
+    adapt=pfedbred.personal_step(step),
     minibatches=fedavg.ALGORITHM.minibatches,
     space={"lam": LogUniform(1.0, 60.0), "alpha": LogUniform(1e-3, 0.03), "alpha_m": LogUniform(1e-3, 0.03)},
     presets={"paper_tables": PAPER_TABLES, "paper_text": PAPER_TEXT},

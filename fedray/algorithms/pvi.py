@@ -103,7 +103,7 @@ def standard(q: Natural) -> Gaussian:
 
 def where(condition: Tensor, a: Gaussian, b: Gaussian) -> Gaussian:
     """a where the condition [] is above 0, else b."""
-    return trees.tree_map(lambda x, y: torch.where(condition > 0, x, y), a, b)
+    return Gaussian(torch.where(condition > 0, a.mu, b.mu), torch.where(condition > 0, a.rho, b.rho))
 
 
 def server_init(ctx: Context[PVI], rng: Stream) -> Server:
@@ -144,10 +144,10 @@ def noise_shape(ctx: Context[PVI]) -> tuple[int, ...]:
 
 
 def step(ctx: Context[PVI], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
-    return advance(ctx.cfg, local, network(ctx.model, batch), noise)
+    return free_energy_step(ctx.cfg, local, network(ctx.model, batch), noise)
 
 
-def advance(cfg: PVI, local: Local, likelihood: Likelihood, noise: Tensor) -> tuple[Local, Info]:
+def free_energy_step(cfg: PVI, local: Local, likelihood: Likelihood, noise: Tensor) -> tuple[Local, Info]:
     """One Adam step, in place, on the free energy -E_q[log p_k] + KL(q‖cavity), from draws μ + σ ε with ε [K, P].
 
     dμ = Λ_c μ - η_c - E[s];  dσ = Λ_c σ - 1/σ - E[s ε], s the likelihood's score at a draw;  dρ = dσ sigmoid(ρ).

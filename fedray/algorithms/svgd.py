@@ -124,6 +124,10 @@ def aggregate(ctx: Context[SVGD], server: Server, ids: Sequence[int], ups: Up, n
     return server._replace(x=x, v=v, first=torch.zeros_like(server.first))
 
 
+def particles(cfg: ParticleSettings) -> int:
+    return cfg.particles
+
+
 def predict(ctx: Context[ParticleSettings], of: Any, x: Tensor, noise: Tensor) -> Tensor:
     """log p [M, B, C], a row for each particle x [M, P] of a state of any such method."""
     return log_probs(ctx.model, of.x, x)
@@ -142,6 +146,6 @@ ALGORITHM = Algorithm(
     predict_global=predict,
     predict_personal=None,
     defaults={"local_steps": 1},
-    particles=lambda cfg: cfg.particles,
+    particles=particles,
     space={"lr": LogUniform(1e-3, 1e-1), "prior_precision": LogUniform(0.1, 100), "particles": Choice((6, 10, 20, 50))},
 )

@@ -24,24 +24,26 @@ def zero_moments(like: Tensor) -> Moments:
     return Moments(torch.zeros_like(like), torch.zeros_like(like))
 
 
-class Descent(NamedTuple):
+class OptimizerState(NamedTuple):
     """What an optimizer remembers of its steps on one vector; of SGD, nothing."""
 
     moments: Moments  # [P], or [0] of SGD
     t: Tensor  # [] steps so far
 
 
-def descent(optimizer: str, like: Tensor) -> Descent:
-    """The memory of ``sgd`` or ``adam`` before the first step on a vector [P]."""
-    return Descent(zero_moments(like if optimizer == "adam" else like[:0]), torch.zeros_like(like[0]))
+def initial_state(optimizer: str, like: Tensor) -> OptimizerState:
+    """The state of ``sgd`` or ``adam`` before the first step on a vector [P]."""
+    return OptimizerState(zero_moments(like if optimizer == "adam" else like[:0]), torch.zeros_like(like[0]))
 
 
-def descend(optimizer: str, lr: float, theta: Tensor, grad: Tensor, memory: Descent) -> tuple[Tensor, Descent]:
+def optimizer_step(
+    optimizer: str, lr: float, theta: Tensor, grad: Tensor, state: OptimizerState
+) -> tuple[Tensor, OptimizerState]:
     """One step of ``sgd``, θ - lr g, or of ``adam``, which overwrites theta [P] and its moments."""
     if optimizer == "sgd":
-        return theta - lr * grad, memory
-    t = adam_([theta], [grad], [memory.moments], memory.t, lr)
-    return theta, memory._replace(t=t)
+        return theta - lr * grad, state
+    t = adam_([theta], [grad], [state.moments], state.t, lr)
+    return theta, state._replace(t=t)
 
 
 def adam_(

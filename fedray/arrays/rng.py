@@ -35,8 +35,8 @@ class Stream:
     clients or rounds. Draws come from NumPy's generators; normals for a GPU from PyTorch's generator of that device.
     """
 
-    def __init__(self, seed: int, purpose: str, client: int = 0, round: int = 0):
-        self.numpy = np.random.default_rng([seed, zlib.crc32(purpose.encode()), client, round])
+    def __init__(self, seed: int, purpose: str, client: int = 0, round_number: int = 0):
+        self.numpy = np.random.default_rng([seed, zlib.crc32(purpose.encode()), client, round_number])
         self._normal: torch.Generator | None = None
         self._bits: np.random.SFC64 | None = None
 
@@ -66,6 +66,14 @@ class Stream:
         out = torch.empty(tuple(shape))
         self.fill_normal(out)
         return out
+
+    def permutation(self, count: int) -> Tensor:
+        """The numbers 0 to count - 1 in random order [count], int64."""
+        return torch.from_numpy(self.numpy.permutation(count))
+
+    def gumbel(self, count: int) -> Tensor:
+        """Standard Gumbel draws [count], float64."""
+        return torch.from_numpy(self.numpy.gumbel(size=count))
 
     def uniform(self, shape: Sequence[int]) -> Tensor:
         """Uniform draws in [0, 1) of the given shape, float32."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -58,9 +57,9 @@ def kl_and_grad_prior(q: Gaussian, w: Gaussian, known: tuple[Tensor, Tensor] | N
     (sq, _), (sw, slope) = sigma_and_slope(q.rho), known or sigma_and_slope(w.rho)
     inverse = sw.reciprocal()
     gap, ratio = (w.mu - q.mu) * inverse, sq / sw  # 0 and 1 exactly where q = w, so that rounding cannot move w
-    spread = torch.addcmul(gap * gap, ratio, ratio)  # E_q[(θ - μ_w)²]/σ_w²
-    divergence = (0.5 * (spread - 1) - torch.log(ratio)).sum(-1)
-    return divergence, Gaussian(gap * inverse, (1 - spread) * inverse * slope)
+    moment = torch.addcmul(gap * gap, ratio, ratio)  # E_q[(θ - μ_w)²]/σ_w²
+    divergence = (0.5 * (moment - 1) - torch.log(ratio)).sum(-1)
+    return divergence, Gaussian(gap * inverse, (1 - moment) * inverse * slope)
 
 
 def kl_and_grad_posterior(
@@ -85,8 +84,3 @@ def moment_match(mu: Tensor, sd: Tensor) -> tuple[Tensor, Tensor]:
     """
     center = mu.mean(0)
     return center, (sd.square() + (mu - center).square()).mean(0).sqrt()
-
-
-def entropy(q: Gaussian) -> Tensor:
-    """Differential entropy in nats: Σ [½ log(2πe) + log σ]."""
-    return (0.5 * math.log(2 * math.pi * math.e) + torch.log(sigma(q.rho))).sum(-1)

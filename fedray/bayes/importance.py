@@ -81,9 +81,9 @@ def _pair(scores: Scores, ctx: Context[Config], client: Any, down: Any, message:
 
 
 def _pair_all(ctx: Context[Config], server: Any, replies: Iterable[Tensor]) -> Tensor:
-    told = list(replies)
-    other = compared(ctx, server, (reply[0] for reply in told))
-    return torch.stack([hip(reply[-1], other) for reply in told])
+    both = list(replies)
+    other = compared(ctx, server, (reply[0] for reply in both))
+    return torch.stack([hip(reply[-1], other) for reply in both])
 
 
 def _announce(ctx: Context[Config], server: Any, replies: Iterable[Tensor]) -> Reference:

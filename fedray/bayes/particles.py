@@ -23,7 +23,7 @@ Likelihood = Callable[[Tensor], tuple[Tensor, Tensor]]  # x [M, P] -> nll [] per
 
 @dataclass(frozen=True, kw_only=True)
 class ParticleSettings(PriorSettings):
-    """What every method with particles or chains is told."""
+    """Settings of every method with particles or chains."""
 
     particles: int = 20
     """Number M of particles, or of chains."""
@@ -70,7 +70,7 @@ def curvature(model: Model, batch: Batch, x: Tensor, temperature: float = 1.0) -
 def check_layers(model: Model, setting: str, value: str) -> None:
     """Raise FedRayError for a network whose Gauss-Newton diagonal is not written here."""
     reason = "the Gauss-Newton diagonal is written for chains of linear layers and ReLUs only"
-    require(fully_connected(model), setting, value, reason, "choose regression, or --model.name mlp")
+    require(fully_connected(model), setting, value, reason, "choose regression, or `model.name=mlp`")
 
 
 def ggn_diagonal(model: Model, theta: Tensor, x: Tensor, weight: Tensor) -> Tensor:

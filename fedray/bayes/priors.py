@@ -64,7 +64,7 @@ class PriorSettings:
         """Raise FedRayError for a prior of a parameter that the network does not have."""
         reason = "it needs log ξ among the parameters, which this network does not have"
         ok = self.prior == "gaussian" or model.extra == 1
-        require(ok, "prior", self.prior, reason, "add --model.name blr, or use --prior gaussian")
+        require(ok, "prior", self.prior, reason, "add `model.name=blr`, or use `prior=gaussian`")
 
 
 def gaussian_score(precision: float, x: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from fedray.bayes.stein import Descent, descend
 
 
 class Settings(NamedTuple):
-    """What the backends may be told."""
+    """What the backends need to know."""
 
     d: int  # the true dimension
     prior: Callable[[Tensor], Tensor]  # its score at x [M, P]
@@ -109,9 +109,9 @@ def regression(x: Tensor, s: Tensor) -> Tensor:
     against P.
     """
     away = x - x.mean(0)
-    spread = away.square().sum(0)
-    slope = -(away * s).sum(0) / spread.clamp_min(torch.finfo(x.dtype).tiny)
-    return torch.where(spread > 0, slope, 0).clamp_min(0).expand_as(x)
+    squares = away.square().sum(0)
+    slope = -(away * s).sum(0) / squares.clamp_min(torch.finfo(x.dtype).tiny)
+    return torch.where(squares > 0, slope, 0).clamp_min(0).expand_as(x)
 
 
 def natural_site(settings: Settings, x: Tensor) -> Natural:
@@ -218,13 +218,13 @@ def visits_pull(settings: Settings, cavity: Past, x: Tensor) -> Tensor:
 
 
 def visits_renew(settings: Settings, own: Visits, cavity: Past, x: Tensor, s: Tensor, curvature: Tensor) -> Visits:
-    place = torch.arange(settings.slots, device=x.device) == own.filled.sum()
-    cube = place[:, None, None]
+    next_slot = torch.arange(settings.slots, device=x.device) == own.filled.sum()
+    cube = next_slot[:, None, None]
     return Visits(
         torch.where(cube, cavity.q, own.before),
         torch.where(cube, x, own.after),
-        torch.where(place, cavity.first, own.first),
-        torch.where(place, 1.0, own.filled),
+        torch.where(next_slot, cavity.first, own.first),
+        torch.where(next_slot, 1.0, own.filled),
     )
 
 

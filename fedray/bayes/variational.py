@@ -85,6 +85,10 @@ def _add_kl_grad(
 ) -> tuple[Tensor, Tensor]:
     """The likelihood's gradient in (μ_q, σ_q) -> the objective's.
 
+    These are the gradients of fedray.bayes.gaussian, which returns the divergence too and starts from ρ. They are
+    written again because a step needs neither: each is added to the likelihood's in one pass over memory, from the σ
+    that drew the weights.
+
     Of KL(q‖w): dμ = (μ_q - μ_w)/σ_w², dσ = ((σ_q/σ_w)² - 1)/σ_q.
     Of KL(w‖q): dμ = (μ_q - μ_w)/σ_q², dσ = (1 - (σ_w² + (μ_q - μ_w)²)/σ_q²)/σ_q.
     A ratio of equal σ is exactly 1: Adam would turn a rounding error into a full step.

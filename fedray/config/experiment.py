@@ -34,7 +34,7 @@ class Experiment:
     """Clients held out of the federation, the last ones; after its rounds they adapt their personal factors alone."""
     adapt_rounds: int = 10
     """Rounds of local training of the clients that were held out."""
-    selection: str = "uniform"
+    selection: Annotated[str, tyro.conf.Suppress] = "uniform"  # an option of fedray.cli, which lists the policies
     """Policy that picks the clients of a round."""
     seed: int = 0
     """Seed of every random stream of the run."""

@@ -46,10 +46,10 @@ class Deviations(NamedTuple):
 def check(plan: Plan) -> None:
     """Raise FedRayError for a method without personal models, and where clients are held out."""
     if plan.novel:
-        raise FedRayError("--loss-deviation: compares the members of a federation; leave --novel-clients out")
+        raise FedRayError("`loss_deviation`: compares the members of a federation; leave `novel_clients` out")
     if not plan.personal:
         name = registry.algorithm_name(plan.cfg.algorithm)
-        raise FedRayError(f"--loss-deviation: {name} has no personal models to compare; leave the option out")
+        raise FedRayError(f"`loss_deviation`: {name} has no personal models to compare; leave the option out")
 
 
 def class_losses(block: Block, round: int, view: Any, dataset: Dataset) -> ClassLosses:

@@ -83,7 +83,7 @@ def calibration_errors(stats: EvalStats) -> tuple[float, float]:
     """
     gap = (stats.bin_correct - stats.bin_confidence).abs()
     n = stats.bin_count
-    filled = n >= 1
+    filled = n > 0
     mce = float((gap[filled] / n[filled]).max()) if filled.any() else math.nan
     return float(gap.sum() / n.sum()), mce
 

@@ -130,9 +130,9 @@ def _check_clients(cfg: Experiment, algorithm: Algorithm) -> None:
     assert chosen is not None
     assert clients is not None
     reason = f"it leaves none of {clients} clients to the federation"
-    require(novel < clients, "novel_clients", novel, reason, "lower it or raise --clients")
+    require(novel < clients, "novel_clients", novel, reason, "lower it or raise `clients`")
     reason = f"a round needs between 1 and all {clients - novel} clients"
-    require(1 <= chosen <= clients - novel, "clients_per_round", chosen, reason, "lower it or raise --clients")
+    require(1 <= chosen <= clients - novel, "clients_per_round", chosen, reason, "lower it or raise `clients`")
     able = ", ".join(name for name, record in registry.algorithms().items() if record.adapt is not None)
     reason = f"{registry.algorithm_name(cfg.algorithm)} has no personal factors that a newcomer could adapt"
     require(novel == 0 or algorithm.adapt is not None, "novel_clients", novel, reason, f"choose {able}")
@@ -169,7 +169,7 @@ def make_plan(cfg: Experiment, dataset: Dataset | None = None) -> Plan:
         "selection",
         cfg.selection,
         f"{registry.algorithm_name(cfg.algorithm)} offers no {selection.score} score",
-        "choose --selection uniform",
+        "choose `selection=uniform`",
     )
     dataset = loading.load(cfg.data) if dataset is None else dataset
     cfg = papers.fill_from_dataset(cfg, dataset)

@@ -103,6 +103,7 @@ def _federate(plan: Plan, state: State, cohort: Cohort, policy: FailurePolicy) -
     asked = tuple(plan.members) if cfg.train_all else ids
     trained = _train(plan, state.server, cohort, policy, round_number, asked)
     clock.end("train")
+    known = scores is not None and algorithm.publish is None  # what is broadcast was sent to all for their scores
     chosen = _only(ids, trained.replies, trained.failures)
     ids = tuple(i for reply in chosen for i in reply.ids)
     ups = trees.concatenate([reply.up for reply in chosen])
@@ -124,7 +125,7 @@ def _federate(plan: Plan, state: State, cohort: Cohort, policy: FailurePolicy) -
         global_=_gather_stats([reply.global_ for reply in evals]),
         seconds=clock.seconds(),
         bytes_up=payload_bytes(ups, plan) + score_bytes_up,
-        bytes_down=trained.bytes_down + score_bytes_down,
+        bytes_down=score_bytes_down + (0 if known else trained.bytes_down),
         spotlights=spotlights,
         failures=trained.failures,
         selection=_scalars(selection),
@@ -212,7 +213,7 @@ def _scores(plan: Plan, server: Any, cohort: Cohort, round_number: int) -> tuple
     bytes_up = 0
     for number, pass_ in enumerate(plan.algorithm.scores[name] if name else ()):
         view = plan.view(server)
-        # Every client gets the view once; what is sent for training is counted separately.
+        # Every client gets the view once.
         bytes_down += len(plan.members) * payload_bytes((message, () if number else view), plan)
         sent: list[int] = []
         replies = _weighed(cohort.probe(name or "", number, view, message), plan, sent)

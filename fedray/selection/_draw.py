@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -36,8 +36,16 @@ def undrawn(clients: int) -> Drawn:
 def described(p: Tensor, scores: Tensor, ids: Sequence[int]) -> Drawn:
     """Probabilities [N] from scores [N], by which clients were drawn, with what is reported of them."""
     scores = scores.double()
-    effective, clipped = torch.exp(torch.special.entr(p).sum()), (scores < 0).double().sum()
-    return Drawn(p, effective, p.max(), p.min(), clipped, scores[list(ids)].mean(), scores.mean())
+    entropy = cast(Tensor, torch.special.entr(p)).sum()  # pyright: ignore[reportUnknownMemberType]  # it has no types
+    return Drawn(
+        probabilities=p,
+        effective=entropy.exp(),
+        largest=p.max(),
+        smallest=p.min(),
+        clipped=(scores < 0).double().sum(),
+        chosen=scores[list(ids)].mean(),
+        average=scores.mean(),
+    )
 
 
 def probabilities(scores: Tensor, epsilon: float = EPSILON) -> Tensor:
@@ -59,8 +67,8 @@ def gumbel_top(p: Tensor, m: int, rng: Stream) -> tuple[int, ...]:
 
     The m largest of log p_k + G_k, G_k standard Gumbel: Kool, van Hoof and Welling, ICML 2019.
     """
-    keys = p.double().log() + torch.from_numpy(rng.numpy.gumbel(size=len(p)))
-    return tuple(sorted(keys.argsort(descending=True, stable=True)[:m].tolist()))
+    keys = p.double().log() + rng.gumbel(len(p))
+    return tuple(sorted(int(k) for k in keys.argsort(descending=True, stable=True)[:m]))
 
 
 def draw(scores: Tensor, m: int, rng: Stream) -> tuple[tuple[int, ...], Drawn]:

@@ -53,7 +53,7 @@ class Toy:
             down, ups = dsgld.broadcast(self.ctx, self.server, ids), []
             for row, k in enumerate(ids):
                 local, noise = trees.row(down, row), Stream(0, "noise", k, number)
-                self.seen.append((k, local.place))
+                self.seen.append((k, local.chain))
                 for _ in range(steps):
                     eps = noise.normal(local.x.shape)
                     local, _ = dsgld.langevin(self.cfg, 2, 3, local, self.likelihood(k), eps)
@@ -168,17 +168,17 @@ def test_the_chains_of_a_client_that_failed_stay_where_they_are():
     down = dsgld.broadcast(plan.context, server, ids)
     reply = host.train(1, ids, down)
     after = dsgld.aggregate(plan.context, server, ids[:3], trees.rows(reply.up, range(3)), None)
-    lost = down.place[3].long()
+    lost = down.chain[3].long()
     there = [i for i in range(8) if i not in lost]
     before, x, t = server.x.flatten(0, 1), after.x.flatten(0, 1), after.t.flatten()
     assert torch.equal(x[lost], before[lost])
     assert torch.equal(t, torch.tensor([0.0 if i in lost else 5.0 for i in range(8)]))
     assert ((x[there] - before[there]).abs().amax(1) > 1e-3).all()
-    assert torch.equal(x[down.place[:3].long()], reply.up.x[:3])
+    assert torch.equal(x[down.chain[:3].long()], reply.up.x[:3])
     assert (x[:, model.size :] == 0).all()
     visit = dsgld.broadcast(plan.context, after, ids)  # and they take their own number of steps along
-    assert torch.equal(visit.t, t[visit.place.long()])
-    assert torch.equal(visit.x, x[visit.place.long()])
+    assert torch.equal(visit.t, t[visit.chain.long()])
+    assert torch.equal(visit.x, x[visit.chain.long()])
 
 
 def test_the_same_round_deals_the_same_and_the_next_one_anew():
@@ -187,9 +187,9 @@ def test_the_same_round_deals_the_same_and_the_next_one_anew():
     first, again = (dsgld.broadcast(plan.context, server, (0, 1, 4, 5)) for _ in range(2))
     assert differing(first, again) == []
     second, _, _ = play(plan, [block(plan)], rounds=((0, 1, 4, 5),))
-    assert not torch.equal(dsgld.broadcast(plan.context, second, (0, 1, 4, 5)).place, first.place)
+    assert not torch.equal(dsgld.broadcast(plan.context, second, (0, 1, 4, 5)).chain, first.chain)
     other = small_plan("dsgld", {"seed": 1}).initial_server()
-    assert not torch.equal(dsgld.broadcast(plan.context, other, (0, 1, 4, 5)).place, first.place)
+    assert not torch.equal(dsgld.broadcast(plan.context, other, (0, 1, 4, 5)).chain, first.chain)
 
 
 @pytest.mark.parametrize(

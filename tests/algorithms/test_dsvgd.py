@@ -50,9 +50,9 @@ class Toy:
         """The server and the clients after rounds in which the clients take turns, ``together`` at a time."""
         cfg = DSVGD(**(self.settings | settings))
         ctx = context(cfg, SimpleNamespace(size=self.d))
-        backend, told = BACKENDS[self.sites], cfg.told(self.d)
-        self.server = getattr(self, "server", None) or Server(self.x, backend.shared(told, self.x))
-        fresh = dsvgd.Client(self.x, backend.own(told, self.x), torch.zeros(()).double())
+        backend, settings = BACKENDS[self.sites], cfg.site_settings(self.d)
+        self.server = getattr(self, "server", None) or Server(self.x, backend.shared(settings, self.x))
+        fresh = dsvgd.Client(self.x, backend.own(settings, self.x), torch.zeros(()).double())
         self.clients = getattr(self, "clients", None) or [fresh] * len(self.m)
         for number in range(rounds):
             ids = sorted({(number * together + j) % len(self.m) for j in range(together)})
@@ -60,9 +60,9 @@ class Toy:
             for k in ids:
                 local = dsvgd.begin(ctx, self.clients[k], self.server, None)
                 for _ in range(steps):
-                    local, _ = dsvgd.advance(cfg, self.d, local, self(k))
+                    local, _ = dsvgd.svgd_step(cfg, self.d, local, self(k))
                 _, s = self(k)(local.x)
-                self.clients[k], up = dsvgd.settle(cfg, self.d, local, s, regression(local.x, s))
+                self.clients[k], up = dsvgd.renew_site(cfg, self.d, local, s, regression(local.x, s))
                 ups.append(up)
             self.server = dsvgd.aggregate(ctx, self.server, ids, trees.stack(ups), torch.ones(len(ids)))
         return self.server, self.clients
@@ -152,23 +152,23 @@ def test_a_site_damped_to_a_standstill_stays():
     """β = 0, which a setting cannot say: nothing is learnt of the client, and the sums hear of nothing."""
     toy = Toy(3, 4, 9, lr=0.05)
     _, (client, *_) = toy.play(3, 5)
-    site, told = BACKENDS["site"], DSVGD(**toy.settings).told(4)._replace(damping=0.0)
-    own = site.renew(told, client.site, None, client.x, toy(1)(client.x)[1], torch.ones(4).double())
+    site, settings = BACKENDS["site"], DSVGD(**toy.settings).site_settings(4)._replace(damping=0.0)
+    own = site.renew(settings, client.site, None, client.x, toy(1)(client.x)[1], torch.ones(4).double())
     assert differing(own, client.site) == []
     assert not any(leaf.any() for leaf in site.share(client.site, own))
 
 
 def test_a_site_is_damped_as_its_mode_asks_or_as_told():
-    assert [DSVGD(mode=mode).told(3).damping for mode in ("serial", "parallel")] == [1.0, 0.1]
-    assert [DSVGD(mode=mode, beta=0.3).told(3).damping for mode in ("serial", "parallel")] == [0.3, 0.3]
+    assert [DSVGD(mode=mode).site_settings(3).damping for mode in ("serial", "parallel")] == [1.0, 0.1]
+    assert [DSVGD(mode=mode, beta=0.3).site_settings(3).damping for mode in ("serial", "parallel")] == [0.3, 0.3]
 
 
 @pytest.mark.parametrize(("sites", "gradient"), [("kde_distill", kde_gradient), ("kde_code", code_gradient)])
 def test_local_particles_are_distilled_towards_equation_7(sites, gradient):
     """One plain step of theirs on q_new/q_old r_k, whose first two are those of the visit."""
-    told = DSVGD(sites=sites, rule="plain", lr=0.3, distil_steps=1).told(2)
+    settings = DSVGD(sites=sites, rule="plain", lr=0.3, distil_steps=1).site_settings(2)
     new, old, own = (Stream(0, name).normal([7, 2]).double() for name in ("new", "old", "own"))
-    found = BACKENDS[sites].renew(told, None, Ratio(old, own), new, None, None)
+    found = BACKENDS[sites].renew(settings, None, Ratio(old, own), new, None, None)
     parts = [gradient(own, centres, 0.55, 2) for centres in (new, old, own)]
     assert_close(found.x, own + 0.3 * dsvgd.direction(own, parts[0] - parts[1] + parts[2], rbf(own)))
 
@@ -194,11 +194,11 @@ def test_twice_the_examples_at_twice_the_temperature_are_the_same_likelihood(cur
 def test_where_local_and_global_particles_are_the_same_they_pull_nowhere(sites):
     """q/r_k = 1: exactly, wherever the particles have moved, as both estimates have one width."""
     toy = Toy(2, 2, 9, sites=sites, lr=0.05)
-    told, kept = DSVGD(**toy.settings).told(2), BACKENDS[sites]
-    cavity = kept.cavity(told, kept.shared(told, toy.x), kept.own(told, toy.x), toy.x)
-    assert not kept.pull(told, cavity, toy.x + 0.3).any()
-    apart = kept.cavity(told, kept.shared(told, toy.x), kept.own(told, toy.x + 0.1), toy.x)
-    assert kept.pull(told, apart, toy.x + 0.3).all()
+    settings, kept = DSVGD(**toy.settings).site_settings(2), BACKENDS[sites]
+    cavity = kept.cavity(settings, kept.shared(settings, toy.x), kept.own(settings, toy.x), toy.x)
+    assert not kept.pull(settings, cavity, toy.x + 0.3).any()
+    apart = kept.cavity(settings, kept.shared(settings, toy.x), kept.own(settings, toy.x + 0.1), toy.x)
+    assert kept.pull(settings, apart, toy.x + 0.3).all()
 
 
 def test_it_recovers_the_posterior_under_a_gamma_precision():

@@ -9,7 +9,7 @@ from fedray.algorithms import fedavg
 from fedray.algorithms.fedavg import FedAvg, Local, Point
 from fedray.arrays import trees
 from fedray.arrays.minibatches import random_batch, tuning_noise
-from fedray.arrays.optim import descent
+from fedray.arrays.optim import initial_state
 from fedray.arrays.rng import Passes, Stream
 from fedray.data import loading
 from fedray.federate import report
@@ -121,5 +121,5 @@ def test_clients_start_from_the_broadcast_and_keep_nothing():
     plan = small_plan()
     server = plan.initial_server()
     local = fedavg.begin(plan.context, fedavg.Nothing(), server, examples(3))
-    assert differing(local, Local(server.theta, server.theta, descent("sgd", server.theta))) == []
+    assert differing(local, Local(server.theta, server.theta, initial_state("sgd", server.theta))) == []
     assert trees.leaves(block(plan).states) == []

@@ -7,7 +7,7 @@ from torch.testing import assert_close
 from fedray.algorithms import fedprox
 from fedray.algorithms.fedavg import Local
 from fedray.algorithms.fedprox import FedProx
-from fedray.arrays.optim import descent
+from fedray.arrays.optim import initial_state
 from fedray.arrays.rng import Stream
 from tests.helpers import NETS, block, context, differing, examples, play, small_plan
 
@@ -40,7 +40,7 @@ def test_a_step_descends_the_gradient_of_the_whole_objective():
         w = theta.clone().requires_grad_()
         loss = functional.cross_entropy(model.apply(w, batch.x), batch.y)
         (loss + 0.35 * (w - start).square().sum()).backward()
-        after, info = fedprox.step(ctx, Local(theta, start, descent("sgd", theta)), batch, torch.zeros(0))
+        after, info = fedprox.step(ctx, Local(theta, start, initial_state("sgd", theta)), batch, torch.zeros(0))
         assert_close(after.theta, theta - 0.3 * w.grad)
         assert_close(info.nll, loss.detach())
         assert torch.equal(after.start, start)

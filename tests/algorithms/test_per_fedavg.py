@@ -12,7 +12,7 @@ from fedray.algorithms.fedavg import FedAvg, Local, Nothing, Point
 from fedray.algorithms.per_fedavg import PerFedAvg
 from fedray.arrays import trees
 from fedray.arrays.minibatches import fine_tune
-from fedray.arrays.optim import descent
+from fedray.arrays.optim import initial_state
 from fedray.arrays.rng import Stream
 from fedray.federate import report
 from fedray.federate.in_process import LocalFederation
@@ -42,8 +42,8 @@ def batch(k):
 def test_without_adaptation_it_is_fedavg_on_the_second_minibatch(order):
     cfg, parts = PerFedAvg(alpha=0.0, alpha_m=0.3, order=order), [batch(k) for k in range(3)]
     stream = joined(*parts[: per_fedavg.minibatches(cfg)])
-    after, info = per_fedavg.step(context(cfg, MODEL), Local(W, W, descent("sgd", W)), stream, NO_NOISE)
-    expected, _ = fedavg.step(context(FedAvg(lr=0.3), MODEL), Local(W, W, descent("sgd", W)), parts[1], NO_NOISE)
+    after, info = per_fedavg.step(context(cfg, MODEL), Local(W, W, initial_state("sgd", W)), stream, NO_NOISE)
+    expected, _ = fedavg.step(context(FedAvg(lr=0.3), MODEL), Local(W, W, initial_state("sgd", W)), parts[1], NO_NOISE)
     assert differing(after, expected) == []
     assert_close(info.nll, network(W, parts[0])[0])
 
@@ -87,7 +87,9 @@ def test_on_a_network_too_it_is_the_gradient_of_the_objective():
     (inner,) = torch.autograd.grad(loss(w), w, create_graph=True)
     (exact,) = torch.autograd.grad(loss(w - 0.3 * inner), w)
     cfg = PerFedAvg(alpha=0.3, alpha_m=0.7, order="hf", delta=1e-4)
-    after, _ = per_fedavg.step(context(cfg, MODEL), Local(W, W, descent("sgd", W)), joined(*[batch(0)] * 3), NO_NOISE)
+    after, _ = per_fedavg.step(
+        context(cfg, MODEL), Local(W, W, initial_state("sgd", W)), joined(*[batch(0)] * 3), NO_NOISE
+    )
     assert_close((W - after.theta) / 0.7, exact, rtol=1e-5, atol=1e-7)
     assert not torch.allclose((W - after.theta) / 0.7, network(W, batch(0))[1], rtol=1e-2, atol=1e-4)
 

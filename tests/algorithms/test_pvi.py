@@ -59,7 +59,7 @@ class Toy:
         for lr, steps in rates:
             cfg = PVI(prior_precision=PRIOR, lr=lr)
             for _ in range(steps):
-                local, _ = pvi.advance(cfg, local, self.likelihood(k), noise)
+                local, _ = pvi.free_energy_step(cfg, local, self.likelihood(k), noise)
         self.clients[k], up = pvi.finish(self.ctx, local, None)
         return up
 
@@ -114,7 +114,7 @@ def test_with_one_client_its_steps_are_those_of_variational_inference():
         adam = torch.optim.Adam(theta, lr=toy.cfg.lr)
         prior = torch.distributions.Normal(0, PRIOR**-0.5)
         for e in eps:
-            local, _ = pvi.advance(toy.cfg, local, toy.likelihood(0), e)
+            local, _ = pvi.free_energy_step(toy.cfg, local, toy.likelihood(0), e)
             gap = draw(Gaussian(*theta), e) - toy.m[0]
             q = torch.distributions.Normal(theta[0], sigma(theta[1]))
             loss = 0.5 * torch.einsum("ki,ij,kj->", gap, toy.a[0], gap) / len(e)

@@ -137,17 +137,17 @@ def test_every_kind_of_site_sees_the_gamma_prior_once(sites):
 def test_history_divides_the_particles_of_others_by_the_gamma_prior():
     """At a client's first visit, after others have moved q away from the prior: pull = ∇log q - ∇log p0."""
     cfg = DSVGD(prior="gamma", prior_rate=2.0, sites="history")
-    told, x, q = cfg.told(7), thetas(4), 0.1 * thetas(5)
-    own = visits_site(told, q)
-    found = visits_pull(told, visits_cavity(told, Count(torch.ones(())), own, q), x)
-    assert_close(found, kde_gradient(x, q, told.width, 7) - cfg.p0(7).score(x))
+    settings, x, q = cfg.site_settings(7), thetas(4), 0.1 * thetas(5)
+    own = visits_site(settings, q)
+    found = visits_pull(settings, visits_cavity(settings, Count(torch.ones(())), own, q), x)
+    assert_close(found, kde_gradient(x, q, settings.width, 7) - cfg.p0(7).score(x))
 
 
 @pytest.mark.parametrize("form", ["paper", "first_order"])
 def test_only_the_first_order_form_of_hip_sees_the_prior(form):
     cfg = DSVGD(prior="gamma", prior_rate=2.0, hip=form)
     x, replies = thetas(4), torch.stack([thetas(4).roll(k, 0) for k in range(3)]).double()
-    found = importance.compared(cfg, MODEL, SimpleNamespace(x=x), iter(replies))
+    found = importance.compared(context(cfg, MODEL), SimpleNamespace(x=x), iter(replies))
     x, target = x.double(), replies.mean(0)
     target = 3 * target + cfg.p0(7).score(x) if form == "first_order" else target
     expected = reference(x, target, rbf(x), 7)

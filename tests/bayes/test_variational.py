@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from fedray.arrays import trees
 from fedray.arrays.rng import Stream
 from fedray.bayes import variational
-from fedray.bayes.gaussian import Gaussian, sigma, sigma_and_slope
+from fedray.bayes.gaussian import Gaussian, kl_and_grad_posterior, kl_and_grad_prior, sigma, sigma_and_slope
 from fedray.bayes.variational import Objective
 from tests.helpers import NETS, differing, examples
 
@@ -79,6 +79,18 @@ def test_the_gradient_in_the_prior_is_autograds(kl):
     value, grad = variational.divergence_and_grad_prior(cfg, q, w, sigma_and_slope(w.rho))
     assert_close((value, variational.divergence(cfg, q, w)), (expected.detach(), expected.detach()))
     assert_close(tuple(grad), torch.autograd.grad(expected, live))
+
+
+@pytest.mark.parametrize("kl", ["qw", "wq"])
+def test_the_fused_gradient_of_the_divergence_is_that_of_the_closed_form(kl):
+    """Which stands in bayes.gaussian: the part of the objective's gradient that ζ weighs."""
+    q, w, eps = gaussian(0), gaussian(1), noise(Objective())
+    grads = [
+        variational.objective_grad(Objective(kl=kl, zeta=zeta), MODEL, q, w.mu, sigma(w.rho), batch(), eps)[1]
+        for zeta in (1.0, 0.0)
+    ]
+    _, expected = kl_and_grad_posterior(q, w) if kl == "qw" else kl_and_grad_prior(w, q)
+    assert_close(tuple(a - b for a, b in zip(*grads, strict=True)), tuple(expected))
 
 
 @pytest.mark.parametrize("kl", ["qw", "wq"])
