@@ -107,7 +107,7 @@ def load(folder: str | Path) -> Predictor:
     size = cfg.model.hidden, cfg.model.lstm_hidden
     model = zoo.build(cfg.model.name, *size, tuple(shape["input_shape"]), shape["classes"])
     algorithm = registry.algorithm_of(cfg.algorithm)
-    selection = registry.pick(registry.selections(), "--selection", cfg.selection)
+    selection = registry.pick(registry.selections(), "`selection`", cfg.selection)
     plan = Plan(
         cfg, algorithm, selection, model, partition.load(folder / "partition.npz"), scaling.from_json(shape["scaling"])
     )
