@@ -54,7 +54,8 @@ def _discover(package: ModuleType, attribute: str, kind: type[Record]) -> dict[s
                 f"{package.__name__}.{info.name}: {attribute} is {record!r}, not an instance of {kind.__name__}; "
                 f"define {attribute} in that file or move the file elsewhere"
             )
-        check_functions(module.__name__, record)
+        if kind in (Algorithm, Selection):
+            check_functions(module.__name__, record)
         found[info.name] = record
     return found
 

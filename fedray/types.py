@@ -67,7 +67,7 @@ def _option(found: re.Match[str]) -> str:
 
 
 def require(ok: bool, name: str, value: object, reason: str, remedy: str) -> None:
-    """Raise SettingError(name, value, reason, remedy) unless ``ok``: the one form of a complaint about a setting."""
+    """Raise SettingError unless ``ok``: the one form of every complaint about a setting."""
     if not ok:
         raise SettingError(name, value, reason, remedy)
 

@@ -1,6 +1,7 @@
 """Settings: one way to change them, there and back through JSON, and complaints with value, reason and remedy."""
 
 import json
+import pickle
 import re
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from fedray import config, registry
 from fedray.config import CheckpointConfig, DataConfig, Execution, Experiment, ModelConfig, TrackingConfig, override
-from fedray.types import FedRayError, require
+from fedray.types import FedRayError, SettingError, for_command_line, require
 from tests.helpers import ALGORITHMS, experiment, small_plan, undocumented
 
 ALGORITHM_CONFIGS = [registry.algorithms()[name].config for name in ALGORITHMS]
@@ -65,14 +66,25 @@ def test_from_dict_answers_an_unknown_name_with_the_known_ones():
 
 
 def test_override_validates():
-    with pytest.raises(FedRayError, match=r"--zeta -1"):
+    with pytest.raises(FedRayError, match=r"zeta -1"):
         override(experiment("pfedbayes"), {"algorithm.zeta": -1})
 
 
 def test_a_complaint_gives_value_reason_and_remedy():
     require(True, "some_name", 3, "reason", "remedy")
-    with pytest.raises(FedRayError, match=r"^--some-name 3: reason; remedy$"):
+    with pytest.raises(FedRayError, match=r"^some_name 3: reason; remedy$"):
         require(False, "some_name", 3, "reason", "remedy")
+
+
+def test_a_complaint_speaks_of_settings_and_on_a_command_line_of_options():
+    name, remedy = "data.labels_per_client", "raise `clients` or use `mode=parallel`"
+    with pytest.raises(SettingError, match=f"^{name} 0: reason; {remedy}$") as raised:
+        require(False, name, 0, "reason", remedy)
+    error = pickle.loads(pickle.dumps(raised.value))
+    assert error.setting == name
+    written = "--data.labels-per-client 0: reason; raise --clients or use --mode parallel"
+    assert for_command_line(error) == written
+    assert for_command_line(FedRayError("`loss_deviation`: give `a path`")) == "--loss-deviation: give `a path`"
 
 
 REFUSED = [
@@ -123,21 +135,21 @@ REFUSED = [
 @pytest.mark.parametrize(("kind", "field", "values"), REFUSED)
 def test_settings_are_refused_with_value_reason_and_remedy(kind, field, values):
     kind = registry.algorithms()[kind].config if isinstance(kind, str) else kind
-    name = ("model." if kind is ModelConfig else "") + field.replace("_", "-")
+    name = ("model." if kind is ModelConfig else "") + field
     for value in values:
-        with pytest.raises(FedRayError, match=rf"^--{name} {re.escape(str(value))}: .+; (try|use|give|leave|choose) "):
+        with pytest.raises(FedRayError, match=rf"^{name} {re.escape(str(value))}: .+; (try|use|give|leave|choose) "):
             kind(**{field: value})
 
 
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"clients_per_round": 7}, r"^--clients-per-round 7: .*all 6 clients; lower it or raise --clients"),
-        ({"selection": "best"}, r"^--selection 'best' .*choose from .*uniform"),
-        ({"data.name": "mnits"}, r"^--data.name mnits: .*; choose from cifar10, .*digits"),
-        ({"data.alpha": 0.0}, r"^--data.alpha 0.0: .*; choose"),
-        ({"data.test_fraction": 1.0}, r"^--data.test-fraction 1.0: .*; choose"),
-        ({"clients": 2000, "data.partition": "iid"}, r"^--clients 2000: .*; lower it to at most 898"),
+        ({"clients_per_round": 7}, r"^clients_per_round 7: .*all 6 clients; lower it or raise `clients`"),
+        ({"selection": "best"}, r"^`selection` 'best' .*choose from .*uniform"),
+        ({"data.name": "mnits"}, r"^data.name mnits: .*; choose from cifar10, .*digits"),
+        ({"data.alpha": 0.0}, r"^data.alpha 0.0: .*; choose"),
+        ({"data.test_fraction": 1.0}, r"^data.test_fraction 1.0: .*; choose"),
+        ({"clients": 2000, "data.partition": "iid"}, r"^clients 2000: .*; lower it to at most 898"),
     ],
 )
 def test_plans_refuse_settings_with_value_reason_and_remedy(settings, match):

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fedray.types import FedRayError
+from fedray.types import require
 
 _active = False
 
@@ -50,5 +50,5 @@ def fusing() -> Iterator[None]:
 
 def check_compiler() -> None:
     """Raise FedRayError where PyTorch could not compile for the CPU."""
-    if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
-        raise FedRayError("--backend compiled: no C++ compiler was found; install g++, or use --backend loop")
+    found = any(shutil.which(name) for name in ("c++", "g++", "clang++"))
+    require(found, "backend", "compiled", "no C++ compiler was found", "install g++, or use `backend=loop`")

@@ -108,7 +108,7 @@ class Block:
         # Fresh memory: a state must not alias the server's, nor be a broadcast view of one client.
         self.states = trees.tree_map(lambda leaf: leaf.to(device).clone(), trees.stack([client] * len(ids)))
 
-    def train(self, round: int, ids: Sequence[int], down: Any) -> TrainReply:
+    def train(self, round_number: int, ids: Sequence[int], down: Any) -> TrainReply:
         """Run the local steps of the given clients and keep their new private states.
 
         A client that fails, or whose upload is not finite, keeps the state that it had and is among the failures.
@@ -116,66 +116,67 @@ class Block:
         wanted = [self.ids.index(i) for i in ids]
         starts = range(0, len(wanted), self.chunk)
         with fusing() if self.backend == "compiled" else contextlib.nullcontext():
-            parts = [part for i in starts for part in self._attempt(round, wanted[i : i + self.chunk], down, i)]
+            parts = [part for i in starts for part in self._attempt(round_number, wanted[i : i + self.chunk], down, i)]
         failures = tuple(failure for part in parts for failure in part.failures)
         done = [part for part in parts if part.rows]
         if not done:
-            return TrainReply(round, (), None, None, None, failures)
+            return TrainReply(round_number, (), None, None, None, failures)
         index = [k for part in done for k in part.rows]
         clients, ups, infos = (trees.concatenate([part.result[i] for part in done]) for i in range(3))
-        ups = None if self.plan.adapting(round) else ups  # nobody else learns from a newcomer
+        ups = None if self.plan.adapting(round_number) else ups  # nobody else learns from a newcomer
         self.states = trees.replace_rows(self.states, index, clients)
         n = torch.tensor([self.n[k] for k in index])
-        return TrainReply(round, tuple(self.ids[k] for k in index), ups, n, infos, failures)
+        return TrainReply(round_number, tuple(self.ids[k] for k in index), ups, n, infos, failures)
 
-    def _attempt(self, round: int, index: Sequence[int], down: Any, first: int) -> list[_Part]:
+    def _attempt(self, round_number: int, index: Sequence[int], down: Any, first: int) -> list[_Part]:
         """A chunk; where it fails, its clients one by one, so that each failure has its client."""
         try:
-            with stage("train", f"client {self.ids[index[0]]}", round):
-                result = self._train_rows(round, index, down, first)
+            with stage("train", f"client {self.ids[index[0]]}", round_number):
+                result = self._train_rows(round_number, index, down, first)
         except StageError as error:
             if len(index) > 1:
-                return [part for j, k in enumerate(index) for part in self._attempt(round, [k], down, first + j)]
+                return [part for j, k in enumerate(index) for part in self._attempt(round_number, [k], down, first + j)]
             return [_Part([], None, (error.failure,))]
         bad = bad_rows(result[1])
         if not bad:
             return [_Part(index, result, ())]
-        failures = tuple(not_finite(round, self.ids[index[row]], field) for row, field in sorted(bad.items()))
+        failures = tuple(not_finite(round_number, self.ids[index[row]], field) for row, field in sorted(bad.items()))
         good = [row for row in range(len(index)) if row not in bad]
         return [_Part([index[row] for row in good], trees.rows(result, good) if good else None, failures)]
 
-    def _train_rows(self, round: int, index: Sequence[int], down: Any, first: int) -> tuple[Any, Any, Any]:
+    def _train_rows(self, round_number: int, index: Sequence[int], down: Any, first: int) -> tuple[Any, Any, Any]:
         """One client (loop) or a stack of them; ``first`` is their place among the selected."""
         states, data = trees.rows(self.states, index), trees.rows(self.data, index)
         if self.plan.algorithm.down_per_client:
             down = trees.rows(down, range(first, first + len(index)))
-        draws = self._draws(round, index)
-        inside = partial(stage, who=f"client {self.ids[index[0]]}", round_number=round)
+        draws = self._draws(round_number, index)
+        inside = partial(stage, who=f"client {self.ids[index[0]]}", round_number=round_number)
         if self.backend != "vmap" or len(index) < self._least:
             down = trees.row(down, 0) if self.plan.algorithm.down_per_client else down
             one = (trees.row(draw, 0) for draw in draws)
-            plain = self._of(round, _plain(self.plan))
+            plain = self._of(round_number, _plain(self.plan))
             result = _local_round(plain, trees.row(states, 0), down, trees.row(data, 0), one, inside)
             return trees.tree_map(lambda leaf: leaf[None], result)
-        clients, ups, infos = _local_round(self._of(round, _stacked(self.plan)), states, down, data, draws, inside)
+        stacked = self._of(round_number, _stacked(self.plan))
+        clients, ups, infos = _local_round(stacked, states, down, data, draws, inside)
         return clients, ups, trees.tree_map(lambda leaf: leaf.transpose(0, 1), infos)
 
-    def _of(self, round: int, functions: tuple[Callable[..., Any], ...]) -> tuple[Callable[..., Any], ...]:
+    def _of(self, round_number: int, functions: tuple[Callable[..., Any], ...]) -> tuple[Callable[..., Any], ...]:
         """begin, step and finish of a round; a newcomer's step is of its personal factors alone."""
         begin, step, finish, adapt = functions
-        return begin, adapt if self.plan.adapting(round) else step, finish
+        return begin, adapt if self.plan.adapting(round_number) else step, finish
 
-    def _draws(self, round: int, index: Sequence[int]) -> Iterator[tuple[Batch, Tensor]]:
+    def _draws(self, round_number: int, index: Sequence[int]) -> Iterator[tuple[Batch, Tensor]]:
         """Minibatches and noise of every local step, stacked over the given rows."""
         cfg, algorithm = self.plan.cfg, self.plan.algorithm
         shape = algorithm.noise_shape(self.context)
-        streams = [self.plan.stream("noise", self.ids[k], round) for k in index] if 0 not in shape else []
+        streams = [self.plan.stream("noise", self.ids[k], round_number) for k in index] if 0 not in shape else []
         per_step = algorithm.minibatches(cfg.algorithm)
         for step in range(cfg.local_steps):
             noise = torch.empty(len(index), *shape, device=self.device)
             for stream, out in zip(streams, noise, strict=False):
                 stream.fill_normal(out)
-            yield self._batch(index, ((round - 1) * cfg.local_steps + step) * per_step, per_step), noise
+            yield self._batch(index, ((round_number - 1) * cfg.local_steps + step) * per_step, per_step), noise
 
     def _batch(self, index: Sequence[int], position: int, count: int) -> Batch:
         """``count`` minibatches from ``position`` on, one after the other, of the clients in the given rows."""

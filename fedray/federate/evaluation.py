@@ -23,50 +23,53 @@ Predict = Callable[[Tensor], Tensor]  # x [B, ...] -> log p [M, B, C]
 Examples = tuple[Tensor, Tensor]  # x [B, ...], y [B]
 
 
-def evaluate(block: Block, round: int, view: Any, spotlight: bool) -> EvalReply:
+def evaluate(block: Block, round_number: int, view: Any, spotlight: bool) -> EvalReply:
     """Evaluation sums of the hosted clients that a round concerns; with ``spotlight`` also one image's draws."""
-    present = block.plan.novel if block.plan.adapting(round) else block.plan.members
+    present = block.plan.novel if block.plan.adapting(round_number) else block.plan.members
     rows = [k for k, i in enumerate(block.ids) if i in present]
     samples, personal, overall, looks = block.plan.cfg.predict_samples, [], [], []
-    everyone = global_predictor(block, round, view)
+    everyone = global_predictor(block, round_number, view)
     for k in rows:
         test = block.test[k]
-        with stage("evaluate", f"client {block.ids[k]}", round):
+        with stage("evaluate", f"client {block.ids[k]}", round_number):
             if everyone is not None:
                 overall.append(_sums(everyone, test))
             if block.plan.personal:
-                model = personal_model(block, k, round, view)
-                personal.append(_sums(personal_predictor(block, k, round, model, samples), test))
-                looks += [_look(personal_predictor(block, k, round, model, SPOTLIGHT_DRAWS), test)] if spotlight else []
+                model = personal_model(block, k, round_number, view)
+                personal.append(_sums(personal_predictor(block, k, round_number, model, samples), test))
+                if spotlight:
+                    looks.append(_look(personal_predictor(block, k, round_number, model, SPOTLIGHT_DRAWS), test))
     sums = [trees.tree_map(Tensor.cpu, trees.stack(stats)) if stats else None for stats in (personal, overall)]
     ids = tuple(block.ids[k] for k in rows)
-    look = Spotlight(round, ids, *map(torch.stack, zip(*looks, strict=True))) if looks else None
-    return EvalReply(round, ids, sums[0], sums[1], look)
+    look = Spotlight(round_number, ids, *map(torch.stack, zip(*looks, strict=True))) if looks else None
+    return EvalReply(round_number, ids, sums[0], sums[1], look)
 
 
-def personal_model(block: Block, k: int, round: int, view: Any) -> Any:
+def personal_model(block: Block, k: int, round_number: int, view: Any) -> Any:
     """The personal model of the k-th hosted client after a round, under the view that the server published then."""
     plan = block.plan
     shape = plan.algorithm.personal_noise(block.context)
-    noise = plan.stream("personalize", block.ids[k], round).normal(shape).to(block.device)
+    noise = plan.stream("personalize", block.ids[k], round_number).normal(shape).to(block.device)
     client, data = trees.row(block.states, k), trees.row(block.data, k)
     return plan.algorithm.personalize(block.context, client, view, data, noise)
 
 
-def personal_predictor(block: Block, k: int, round: int, model: Any, samples: int) -> Predict:
+def personal_predictor(block: Block, k: int, round_number: int, model: Any, samples: int) -> Predict:
     """What the k-th hosted client's personal model predicts by so many draws."""
     function = block.plan.algorithm.predict_personal
     assert function is not None
-    return _predictor(block, function, model, block.plan.prediction_noise(samples, "predict", block.ids[k], round))
+    return _predictor(
+        block, function, model, block.plan.prediction_noise(samples, "predict", block.ids[k], round_number)
+    )
 
 
-def global_predictor(block: Block, round: int, view: Any) -> Predict | None:
+def global_predictor(block: Block, round_number: int, view: Any) -> Predict | None:
     """What the global model predicts; None where the method has none."""
     plan, function = block.plan, block.plan.algorithm.predict_global
     if function is None:
         return None
     # One stream for all clients: the global model is one predictor.
-    noise = plan.prediction_noise(plan.cfg.predict_samples, "predict-global", 0, round)
+    noise = plan.prediction_noise(plan.cfg.predict_samples, "predict-global", 0, round_number)
     return _predictor(block, function, view, noise)
 
 

@@ -52,13 +52,13 @@ def check(plan: Plan) -> None:
         raise FedRayError(f"`loss_deviation`: {name} has no personal models to compare; leave the option out")
 
 
-def class_losses(block: Block, round: int, view: Any, dataset: Dataset) -> ClassLosses:
+def class_losses(block: Block, round_number: int, view: Any, dataset: Dataset) -> ClassLosses:
     """The sums of every hosted client's personal model after a round; all test examples are read from ``dataset``."""
     plan, union, found = block.plan, np.concatenate(block.plan.partition.test), []
     dataset = loading.relabelled(dataset, plan.partition)
     for k, own in enumerate(block.test):
-        model = personal_model(block, k, round, view)
-        predict = personal_predictor(block, k, round, model, plan.cfg.predict_samples)
+        model = personal_model(block, k, round_number, view)
+        predict = personal_predictor(block, k, round_number, model, plan.cfg.predict_samples)
         everyone = (loading.examples(dataset, union[i : i + ROWS]) for i in range(0, len(union), ROWS))
         held = torch.zeros(plan.model.classes, dtype=torch.float64, device=block.device)
         held.index_add_(0, block.data.y[k], block.data.weight[k].double())

@@ -53,9 +53,9 @@ class Plan(NamedTuple):
         """The last round: of the federation or, with clients held out, of their adaptation."""
         return self.cfg.rounds + (self.cfg.adapt_rounds if self.novel else 0)
 
-    def adapting(self, round: int) -> bool:
+    def adapting(self, round_number: int) -> bool:
         """Whether a round is one of the clients that were held out."""
-        return round > self.cfg.rounds
+        return round_number > self.cfg.rounds
 
     def dataset(self, loaded: Dataset | None = None) -> Dataset:
         """The pooled examples in the run's units; ``loaded`` saves reading them again."""
@@ -92,14 +92,14 @@ class Plan(NamedTuple):
             return self.algorithm.broadcast(self.context, server, range(self.clients))
         return publish(self.context, server)
 
-    def prediction_noise(self, samples: int, purpose: str, client: int, round: int) -> Tensor:
+    def prediction_noise(self, samples: int, purpose: str, client: int, round_number: int) -> Tensor:
         """Noise of a prediction by ``samples`` draws; zeros, the mean weights, where that is 0."""
         shape = self.algorithm.predict_noise(self.context, max(samples, 1))
-        return self.stream(purpose, client, round).normal(shape) if samples else torch.zeros(shape)
+        return self.stream(purpose, client, round_number).normal(shape) if samples else torch.zeros(shape)
 
-    def stream(self, purpose: str, client: int = 0, round: int = 0) -> Stream:
+    def stream(self, purpose: str, client: int = 0, round_number: int = 0) -> Stream:
         """The random stream of this run for a purpose, client and round."""
-        return Stream(self.cfg.seed, purpose, client, round)
+        return Stream(self.cfg.seed, purpose, client, round_number)
 
 
 def resolve(cfg: Experiment) -> Experiment:
@@ -163,7 +163,7 @@ def make_plan(cfg: Experiment, dataset: Dataset | None = None) -> Plan:
         )
     cfg = resolve(cfg)
     algorithm = registry.algorithm_of(cfg.algorithm)
-    selection = registry.pick(registry.selections(), "--selection", cfg.selection)
+    selection = registry.pick(registry.selections(), "`selection`", cfg.selection)
     require(
         selection.score is None or selection.score in algorithm.scores,
         "selection",

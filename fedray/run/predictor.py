@@ -119,10 +119,10 @@ def _plan(folder: Path, described: Any) -> Plan:
     inputs = shape["input_shape"]
     if not fits(inputs, list[int]) or not fits(shape["classes"], int) or not 0 < shape["classes"] <= MAX_CLASSES:
         raise ValueError(f"input_shape {inputs} or classes {shape['classes']} cannot be")
-    layers = registry.pick(registry.networks(), "--model.name", cfg.model.name)
+    layers = registry.pick(registry.networks(), "`model.name`", cfg.model.name)
     model = network.build(layers, cfg.model, tuple(inputs), shape["classes"])
     algorithm = registry.algorithm_of(cfg.algorithm)
-    selection = registry.pick(registry.selections(), "--selection", cfg.selection)
+    selection = registry.pick(registry.selections(), "`selection`", cfg.selection)
     dealt = partition.load(folder / "partition.npz")
     return Plan(cfg, algorithm, selection, model, dealt, scaling.from_json(shape["scaling"]))
 

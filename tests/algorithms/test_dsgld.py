@@ -195,11 +195,11 @@ def test_the_same_round_deals_the_same_and_the_next_one_anew():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"algorithm.particles": 10}, r"^--particles 10: .*4 clients per round; use a multiple of 4"),
-        ({"algorithm.a0": 0.0}, r"^--a0 0.0"),
-        ({"algorithm.decay": 2.0}, r"^--decay 2.0"),
-        ({"algorithm.prior": "gamma"}, r"^--prior gamma: .*blr"),
-        ({"train_all": True}, r"^--train-all True: there are no chains for 2 clients more; leave it out"),
+        ({"algorithm.particles": 10}, r"^particles 10: .*4 clients per round; use a multiple of 4"),
+        ({"algorithm.a0": 0.0}, r"^a0 0.0"),
+        ({"algorithm.decay": 2.0}, r"^decay 2.0"),
+        ({"algorithm.prior": "gamma"}, r"^prior gamma: .*blr"),
+        ({"train_all": True}, r"^train_all True: there are no chains for 2 clients more; leave it out"),
     ],
 )
 def test_what_cannot_run_is_refused(settings, message):

@@ -110,7 +110,7 @@ def test_a_phase_of_fedrep_has_an_adam_of_its_own():
 
 
 def test_fedrep_refuses_a_round_without_a_step_for_the_body():
-    with pytest.raises(FedRayError, match="--head-steps 5: --local-steps 5 leaves no step"):
+    with pytest.raises(FedRayError, match="head_steps 5: `local_steps=5` leaves no step"):
         small_plan("fedrep", {"algorithm.head_steps": 5})
 
 

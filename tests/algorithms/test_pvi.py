@@ -173,10 +173,10 @@ def test_a_client_starts_at_q_and_in_the_first_round_at_the_common_start():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"algorithm.damping": 1.5}, r"^--damping 1.5: .*use 0"),
-        ({"algorithm.prior_precision": 0.0}, r"^--prior-precision 0.0"),
-        ({"algorithm.mc_samples": 0}, r"^--mc-samples 0"),
-        ({"train_all": True}, r"^--train-all True: 2 clients a round would renew sites .*; leave it out"),
+        ({"algorithm.damping": 1.5}, r"^damping 1.5: .*use 0"),
+        ({"algorithm.prior_precision": 0.0}, r"^prior_precision 0.0"),
+        ({"algorithm.mc_samples": 0}, r"^mc_samples 0"),
+        ({"train_all": True}, r"^train_all True: 2 clients a round would renew sites .*; leave it out"),
     ],
 )
 def test_what_cannot_run_is_refused(settings, message):

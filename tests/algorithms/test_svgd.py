@@ -98,16 +98,16 @@ def test_those_who_answer_stand_for_those_who_failed():
 
 
 def test_one_client_too_few_is_refused():
-    with pytest.raises(FedRayError, match=r"^--clients-per-round 5: .*every client.*use 6"):
+    with pytest.raises(FedRayError, match=r"^clients_per_round 5: .*every client.*use 6"):
         start(small_plan("svgd", {"clients_per_round": 5}))
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"algorithm.lr": 0.0}, r"^--lr 0.0"),
-        ({"algorithm.temperature": -1.0}, r"^--temperature -1.0"),
-        ({"algorithm.prior": "gamma"}, r"^--prior gamma: .*blr"),
+        ({"algorithm.lr": 0.0}, r"^lr 0.0"),
+        ({"algorithm.temperature": -1.0}, r"^temperature -1.0"),
+        ({"algorithm.prior": "gamma"}, r"^prior gamma: .*blr"),
     ],
 )
 def test_what_cannot_run_is_refused(settings, message):

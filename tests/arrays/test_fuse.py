@@ -39,5 +39,5 @@ def test_marked_functions_are_plain_outside() -> None:
 
 def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(FedRayError, match=r"--backend compiled.*g\+\+.*--backend loop"):
+    with pytest.raises(FedRayError, match=r"backend compiled.*g\+\+.*`backend=loop`"):
         fuse.check_compiler()

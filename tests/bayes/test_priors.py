@@ -78,8 +78,8 @@ def spread(cfg, x):
 def test_the_gamma_prior_needs_a_network_with_a_precision():
     model = built("mclr", (3,), 2)
     PriorSettings().check_prior(model)
-    with pytest.raises(FedRayError, match=r"^--prior gamma: .*log ξ.*--model.name blr"):
+    with pytest.raises(FedRayError, match=r"^prior gamma: .*log ξ.*`model.name=blr`"):
         PriorSettings(prior="gamma").check_prior(model)
     for name in ("prior_precision", "prior_shape", "prior_rate"):
-        with pytest.raises(FedRayError, match=rf"^--{name.replace('_', '-')} -1"):
+        with pytest.raises(FedRayError, match=rf"^{name} -1"):
             PriorSettings(**{name: -1.0})

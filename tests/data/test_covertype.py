@@ -95,9 +95,9 @@ def test_the_first_classes_of_a_dataset(tmp_path):
     assert first.classes == 9
     assert (first.y == whole.y[whole.y < 9]).all()
     assert (first.x == whole.x[whole.y < 9]).all()
-    with pytest.raises(FedRayError, match=r"^--data.classes 11: the dataset has 10 classes"):
+    with pytest.raises(FedRayError, match=r"^data.classes 11: the dataset has 10 classes"):
         loading.load(DataConfig(classes=11))
-    with pytest.raises(FedRayError, match=r"^--data.classes 1: a classifier needs two"):
+    with pytest.raises(FedRayError, match=r"^data.classes 1: a classifier needs two"):
         DataConfig(classes=1)
     np.savez(tmp_path / "own.npz", x=np.zeros((6, 2)), y=np.arange(6) % 3)
     own = DataConfig(name=str(tmp_path / "own.npz"), classes=2)

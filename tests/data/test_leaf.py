@@ -173,7 +173,7 @@ def test_damaged_compression_and_missing_files_are_refused_by_name(tmp_path):
         with pytest.raises(FedRayError, match=rf"{name}: .*; give a file in LEAF's format"):
             loading.load(DataConfig(name=str(tmp_path / name)))
     for name in ("sent140", "femnist"):
-        with pytest.raises(FedRayError, match=rf"--data.name {name}: {tmp_path}/{name} has no .json.*--data.root"):
+        with pytest.raises(FedRayError, match=rf"data.name {name}: {tmp_path}/{name} has no .json.*--data.root"):
             loading.load(DataConfig(name=name, root=tmp_path))
     write(tmp_path / "sent140", {"train/a.json": GOOD, "test/b.json": b"{"})
     with pytest.raises(FedRayError, match=r"sent140/test/b\.json: "):
@@ -250,5 +250,5 @@ def test_users_are_the_clients_unless_a_number_is_given(tmp_path):
     assert (plan.clients, plan.cfg.clients_per_round) == (4, 3)
     plan = make_plan(experiment(name, novel_clients=1, algorithm=FedPer()))
     assert (plan.clients, plan.cfg.clients_per_round) == (4, 3)
-    with pytest.raises(FedRayError, match=r"--clients-per-round 5: .*all 4 clients"):
+    with pytest.raises(FedRayError, match=r"clients_per_round 5: .*all 4 clients"):
         make_plan(experiment(name, clients_per_round=5))

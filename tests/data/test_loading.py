@@ -66,7 +66,7 @@ def write_npz(path, **arrays):
 def test_an_unknown_dataset_is_refused_with_those_that_are_known():
     for use in (papers.protocol, loading.load):
         with pytest.raises(
-            FedRayError, match=r"--data.name mnits: .*cifar10, .*digits, .*mnist.*sent140.*\.npz.*\.jsonl"
+            FedRayError, match=r"data.name mnits: .*cifar10, .*digits, .*mnist.*sent140.*\.npz.*\.jsonl"
         ):
             use(DataConfig(name="mnits"))
 
@@ -212,7 +212,7 @@ def test_a_damaged_or_missing_npz_is_refused(tmp_path):
 
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10"])
 def test_missing_files_are_named_with_the_remedy(tmp_path, name):
-    with pytest.raises(FedRayError, match=rf"--data.name {name}: {tmp_path}/.* is missing; add --data.download"):
+    with pytest.raises(FedRayError, match=rf"data.name {name}: {tmp_path}/.* is missing; add --data.download"):
         loading.load(DataConfig(name=name, root=tmp_path))
 
 

@@ -139,11 +139,11 @@ def test_the_label_bug_survives_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("counts", "clients", "held", "match"),
     [
-        ([1500] * 10, 9, 3, r"--clients 9: .*choose at least 10"),
-        ([1500] * 10, 0, 3, r"--clients 0"),
-        ([1500] * 10, 20, 11, r"--data.labels-per-client 11: .*choose 1 to 10"),
+        ([1500] * 10, 9, 3, r"clients 9: .*choose at least 10"),
+        ([1500] * 10, 0, 3, r"clients 0"),
+        ([1500] * 10, 20, 11, r"data.labels_per_client 11: .*choose 1 to 10"),
         ([1500] * 9 + [1000], 20, 3, r"lognormal: class 9 has 1000 examples, of which .* 1000 aside; .*dirichlet"),
-        ([1001] * 10, 500, 3, r"--clients 500: class 0 has 1001 examples, its 150 owners get 10 each; lower it"),
+        ([1001] * 10, 500, 3, r"clients 500: class 0 has 1001 examples, its 150 owners get 10 each; lower it"),
     ],
 )
 def test_what_the_protocol_cannot_deal_is_refused(counts, clients, held, match):
@@ -152,7 +152,7 @@ def test_what_the_protocol_cannot_deal_is_refused(counts, clients, held, match):
 
 
 def test_a_bad_test_fraction_is_refused():
-    with pytest.raises(FedRayError, match=r"--data.test-fraction 1.0"):
+    with pytest.raises(FedRayError, match=r"data.test_fraction 1.0"):
         lognormal(labels_of([1500] * 10), 20, 3, MNIST, 1.0, False, rng())
 
 

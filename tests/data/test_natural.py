@@ -71,12 +71,12 @@ def test_the_generator_decides():
 @pytest.mark.parametrize(
     ("clients", "each", "alpha", "fraction", "match"),
     [
-        (31, 4, 0.5, 0.25, r"--clients 31: the dataset has 30 users; lower it to at most 30"),
-        (0, 4, 0.5, 0.25, r"--clients 0"),
-        (30, 1, 0.5, 0.25, r"--clients 30: client 0 has 1 example of its 1 users; .*users are grouped"),
-        (3, 4, 0.0, 0.25, r"--data.alpha 0.0"),
-        (3, 4, float("inf"), 0.25, r"--data.alpha inf"),
-        (3, 4, 0.5, 1.0, r"--data.test-fraction 1.0"),
+        (31, 4, 0.5, 0.25, r"clients 31: the dataset has 30 users; lower it to at most 30"),
+        (0, 4, 0.5, 0.25, r"clients 0"),
+        (30, 1, 0.5, 0.25, r"clients 30: client 0 has 1 example of its 1 users; .*users are grouped"),
+        (3, 4, 0.0, 0.25, r"data.alpha 0.0"),
+        (3, 4, float("inf"), 0.25, r"data.alpha inf"),
+        (3, 4, 0.5, 1.0, r"data.test_fraction 1.0"),
     ],
 )
 def test_what_cannot_be_dealt_is_refused(clients, each, alpha, fraction, match):
@@ -86,7 +86,7 @@ def test_what_cannot_be_dealt_is_refused(clients, each, alpha, fraction, match):
 
 def test_datasets_without_users_are_refused():
     cfg = Experiment(clients=10, data=DataConfig(partition="natural"))
-    with pytest.raises(FedRayError, match=r"--data.partition natural: .*choose labels"):
+    with pytest.raises(FedRayError, match=r"data.partition natural: .*choose labels"):
         papers.deal(cfg, loading.load(DataConfig()), rng())
 
 

@@ -117,7 +117,7 @@ def test_lognormal_sizes_bring_the_federation_of_pfedbred(name, clients, per_rou
 @pytest.mark.parametrize("partition", ["labels", "dirichlet", "iid"])
 def test_only_lognormal_partitions_have_seeds_to_mislabel(partition):
     cfg = experiment(10, partition=partition, label_bug=True)
-    with pytest.raises(FedRayError, match=r"--data.label-bug True: .*--data.partition lognormal"):
+    with pytest.raises(FedRayError, match=r"data.label_bug True: .*--data.partition lognormal"):
         papers.deal(cfg, loading.load(DataConfig()), rng())
 
 

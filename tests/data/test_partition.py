@@ -110,7 +110,7 @@ def test_an_infeasible_split_names_class_need_and_remedy():
     with pytest.raises(FedRayError) as refusal:
         label_shards(labels, 20, 5, 200, 800, "cluster", rng())
     message = str(refusal.value)
-    assert "--clients 20: class 5 has 6313 examples, its 10 owners need 10 x 1000" in message
+    assert "clients 20: class 5 has 6313 examples, its 10 owners need 10 x 1000" in message
     assert "lower --clients to at most 12" in message
     assert "--data.size of at most 631 " in message
 
@@ -144,10 +144,10 @@ def test_a_class_without_enough_for_one_client_gets_no_impossible_advice():
 @pytest.mark.parametrize(
     ("clients", "held", "layout", "named"),
     [
-        (0, 5, "cluster", "--clients 0"),
-        (4, 11, "cluster", "--data.labels-per-client 11"),
-        (4, 0, "window", "--data.labels-per-client 0"),
-        (4, 5, "circle", "--data.layout circle"),
+        (0, 5, "cluster", "clients 0"),
+        (4, 11, "cluster", "data.labels_per_client 11"),
+        (4, 0, "window", "data.labels_per_client 0"),
+        (4, 5, "circle", "data.layout circle"),
     ],
 )
 def test_impossible_settings_are_refused_by_name(clients, held, layout, named):
@@ -178,7 +178,7 @@ def test_dirichlet_ends_quickly_for_every_alpha(alpha):
         assert np.array_equal(np.sort(everything(partition)), np.arange(len(labels)))
         assert min(map(len, (*partition.train, *partition.test))) >= 1
     else:
-        with pytest.raises(FedRayError, match=re.escape(f"--data.alpha {alpha}: 100 draws")):
+        with pytest.raises(FedRayError, match=re.escape(f"data.alpha {alpha}: 100 draws")):
             dirichlet(labels, 30, alpha, 0.25, rng())
     assert time.perf_counter() - start < 5
 
@@ -240,18 +240,18 @@ def test_an_extreme_test_fraction_leaves_one_example_on_either_side(fraction):
 
 @pytest.mark.parametrize("build", [iid, lambda y, n, f, r: dirichlet(y, n, 1.0, f, r)])
 def test_too_many_clients_and_bad_fractions_are_refused(build):
-    with pytest.raises(FedRayError, match=r"--clients 6: 11 examples .* at most 5"):
+    with pytest.raises(FedRayError, match=r"clients 6: 11 examples .* at most 5"):
         build(labels_of([6, 5]), 6, 0.25, rng())
-    with pytest.raises(FedRayError, match="--clients 0"):
+    with pytest.raises(FedRayError, match="clients 0"):
         build(labels_of([6, 5]), 0, 0.25, rng())
     for fraction in (0.0, 1.0, -1.0, float("nan")):
-        with pytest.raises(FedRayError, match=r"--data.test-fraction"):
+        with pytest.raises(FedRayError, match=r"data.test_fraction"):
             build(labels_of([6, 5]), 2, fraction, rng())
 
 
 @pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf")])
 def test_an_alpha_that_is_no_concentration_is_refused(alpha):
-    with pytest.raises(FedRayError, match=r"--data.alpha"):
+    with pytest.raises(FedRayError, match=r"data.alpha"):
         dirichlet(labels_of([50] * 3), 2, alpha, 0.25, rng())
 
 

@@ -73,7 +73,7 @@ def test_auto_is_the_papers(name, partition, given, expected):
 def test_what_a_dataset_cannot_have_is_refused():
     features = loading.Dataset(images(np.float32), np.zeros(500, np.int64), 1, None)
     for kind in ("range", "unit"):
-        with pytest.raises(FedRayError, match=f"--data.scaling {kind}: the range .* choose standard or feature"):
+        with pytest.raises(FedRayError, match=f"data.scaling {kind}: the range .* choose standard or feature"):
             loading.scaling(kind, features)
     texts = features._replace(vectors=np.zeros((3, 2), np.float32))
     with pytest.raises(FedRayError, match="the vectors of words are used as they are"):

@@ -54,16 +54,16 @@ def test_what_is_for_testing_does_not_depend_on_the_seed_but_who_has_it_does():
 
 def test_too_many_clients_are_refused_with_the_largest_number():
     labels = labels_of(100, 400)  # 20 test examples of class 0: 9 + 1 for every two clients
-    with pytest.raises(FedRayError, match=r"^--clients 30: classes of 100 and 400 examples serve 4 clients at 1:9"):
+    with pytest.raises(FedRayError, match=r"^clients 30: classes of 100 and 400 examples serve 4 clients at 1:9"):
         ratio(labels, 30, 9, 0.2, rng())
-    with pytest.raises(FedRayError, match=r"^--clients 5: .* serve 4 clients"):
+    with pytest.raises(FedRayError, match=r"^clients 5: .* serve 4 clients"):
         ratio(labels_of(100, 400), 5, 9, 0.2, rng())
     ratio(labels, 4, 9, 0.2, rng())
     with pytest.raises(FedRayError, match=r"serve 0 clients at 1:90; lower --data.majority"):
         ratio(labels, 2, 90, 0.2, rng())
-    with pytest.raises(FedRayError, match=r"^--data.partition ratio: it is for two classes, and the data have 3"):
+    with pytest.raises(FedRayError, match=r"^data.partition ratio: it is for two classes, and the data have 3"):
         ratio(labels_of(9, 9, 9), 2, 9, 0.2, rng())
-    with pytest.raises(FedRayError, match=r"^--data.majority 0"):
+    with pytest.raises(FedRayError, match=r"^data.majority 0"):
         ratio(labels, 2, 0, 0.2, rng())
 
 
@@ -102,12 +102,12 @@ def skewed_rows(deals):
 
 def test_uneven_or_too_many_shards_are_refused():
     labels = labels_of(*[60] * 9)
-    with pytest.raises(FedRayError, match=r"^--clients 28: 28 x 3 shards .* 9 classes; choose a multiple of 3"):
+    with pytest.raises(FedRayError, match=r"^clients 28: 28 x 3 shards .* 9 classes; choose a multiple of 3"):
         shards(labels, 28, 3, 0.2, rng())
-    with pytest.raises(FedRayError, match=r"^--clients 120: class 0 has 60 .* 40 shards.*lower it to at most 90"):
+    with pytest.raises(FedRayError, match=r"^clients 120: class 0 has 60 .* 40 shards.*lower it to at most 90"):
         shards(labels, 120, 3, 0.2, rng())
     shards(labels, 90, 3, 0.2, rng())
-    with pytest.raises(FedRayError, match=r"^--data.labels-per-client 10"):
+    with pytest.raises(FedRayError, match=r"^data.labels_per_client 10"):
         shards(labels, 9, 10, 0.2, rng())
 
 

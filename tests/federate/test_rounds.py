@@ -277,7 +277,7 @@ def test_a_score_goes_through_its_stages_to_the_policy():
 def test_a_policy_is_refused_where_its_score_is_not_offered(monkeypatch):
     policy = registry.selections()["uniform"]._replace(score="ksd")
     monkeypatch.setattr(registry, "selections", lambda: {"ksd": policy})
-    with pytest.raises(FedRayError, match=r"^--selection ksd: fedavg offers no ksd score; choose --selection uniform"):
+    with pytest.raises(FedRayError, match=r"^selection ksd: fedavg offers no ksd score; choose `selection=uniform`"):
         small_plan("fedavg", {"selection": "ksd"})
 
 
