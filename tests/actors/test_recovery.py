@@ -123,7 +123,7 @@ def test_a_client_that_keeps_failing_stops_the_run_or_is_left_out() -> None:
 def test_what_an_algorithm_raises_in_an_evaluation_names_the_client_and_the_stage() -> None:
     ill = fails_in(plan(), "predict_personal")
     with (
-        pytest.raises(StageError, match=r"^client 0, evaluate: RuntimeError: no luck\nTraceback"),
+        pytest.raises(StageError, match=r"^client [03], evaluate: RuntimeError: no luck\nTraceback"),
         RayFederation(ill, TWO) as federation,
     ):
         list(federation)
