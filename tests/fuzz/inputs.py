@@ -25,8 +25,8 @@ from tests.helpers import small_plan
 
 PATIENCE = 20  # seconds after which a reader hangs
 ODD: tuple[Any, ...] = (
-    None, True, -1, 0, 2**31, 2**63, 2**70, -(2**200), 1e308, float("nan"), float("inf"), "", "\x00", "x" * 5000, "~nouser/x",
-    [], {}, [[]], [None], {"": None}, [10**9] * 3, [0], [-1],
+    None, True, -1, 0, 2**31, 2**63, 2**70, -(2**200), 1e308, float("nan"), float("inf"), "", "\x00", "x" * 5000,
+    "~nouser/x", [], {}, [[]], [None], {"": None}, [10**9] * 3, [0], [-1],
 )  # fmt: skip
 
 
@@ -143,9 +143,9 @@ def _answer(read: Callable[[], object], name: str) -> str:
         return f"{type(error).__name__} over {name}: {str(error)[:100]}"
 
 
-class Hang(Exception):
+class HangError(Exception):
     """A reader takes too long."""
 
 
 def _hangs(*_: object) -> None:
-    raise Hang(f"more than {PATIENCE} s")
+    raise HangError(f"more than {PATIENCE} s")

@@ -127,6 +127,32 @@ def test_a_run_may_be_cut_off_again_and_again_and_lose_its_last_checkpoint(cut: 
     assert history("cut") == ("FINISHED", [1, 2, 3, 4, 5, 6])
 
 
+def test_a_finished_run_that_is_resumed_keeps_its_end_time(
+    cut: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow.tracking import MlflowClient
+
+    from fedray.run.tracking import MLflowTracker
+
+    def ends() -> int:
+        client = MlflowClient(f"sqlite:///{Path.cwd()}/runs/mlflow.db")
+        (run,) = client.search_runs(["1"])
+        assert run.info.status == "FINISHED"
+        return run.info.end_time
+
+    with monkeypatch.context() as dying:  # killed after its result was written, before the store knew
+        dying.setattr(MLflowTracker, "finish", lambda *args: True)
+        assert launch.main([*FAST, "--rounds", "2", "--name", "x"]) == 0
+    written = Path("runs/x/config.json").stat().st_mtime
+    time.sleep(1)
+    assert launch.main(["--resume", "runs/x"]) == 0
+    assert ends() == int(written * 1000)
+    first = ends()
+    os.utime("runs/x/config.json")
+    assert launch.main(["--resume", "runs/x"]) == 0
+    assert ends() == first
+
+
 def test_steps_that_were_on_their_way_to_the_store_are_sent_again(
     cut: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
