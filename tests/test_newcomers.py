@@ -122,11 +122,11 @@ def test_the_result_reports_them_apart():
 
 
 REFUSED = [
-    ("fedavg", {"novel_clients": 1}, "--novel-clients 1: fedavg has no personal factors"),
-    ("fedper", {"novel_clients": 6}, "--novel-clients 6: it leaves none of 6 clients"),
-    ("fedper", {"novel_clients": 3}, "--clients-per-round 4: a round needs between 1 and all 3 clients"),
-    ("fedper", {"novel_clients": -1}, "--novel-clients -1: a number of clients"),
-    ("fedper", {"novel_clients": 1, "adapt_rounds": 0}, "--adapt-rounds 0: newcomers take a round or more"),
+    ("fedavg", {"novel_clients": 1}, "novel_clients 1: fedavg has no personal factors"),
+    ("fedper", {"novel_clients": 6}, "novel_clients 6: it leaves none of 6 clients"),
+    ("fedper", {"novel_clients": 3}, "clients_per_round 4: a round needs between 1 and all 3 clients"),
+    ("fedper", {"novel_clients": -1}, "novel_clients -1: a number of clients"),
+    ("fedper", {"novel_clients": 1, "adapt_rounds": 0}, "adapt_rounds 0: newcomers take a round or more"),
 ]
 
 
