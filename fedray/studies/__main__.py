@@ -11,7 +11,7 @@ import tyro
 
 from fedray import registry
 from fedray.studies.named import STUDIES
-from fedray.studies.study import Options, conclude, progress, run
+from fedray.studies.study import Options, conclude, list_runs, run
 from fedray.terminal import check_packages, say
 from fedray.types import FedRayError
 
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_packages()
         study, options = parse(sys.argv[1:] if argv is None else argv)
         if options.list:
-            for name, done in progress(study, options).items():
+            for name, done in list_runs(study, options).items():
                 print(f"{'finished' if done else 'to run':<8}  {name}")
             return 0
         tally = run(study, options)
