@@ -11,11 +11,9 @@ from typing import Annotated
 
 import tyro
 
-from fedray.compare import figures as figures_module
-from fedray.compare import groups as groups_module
-from fedray.compare import html, tables
+from fedray.compare import figures, html, tables
 from fedray.compare.figures import Series
-from fedray.compare.groups import History, RunGroup
+from fedray.compare.groups import DATA, History, RunGroup, arrange, measurable, with_estimates
 from fedray.compare.runs import FinishedRun, RunStore
 from fedray.terminal import say
 from fedray.types import FedRayError
@@ -37,7 +35,7 @@ class Options:
     metrics: str = METRICS
     """Metrics, separated by commas, under their MLflow names; of the default only those that some run has."""
     format: str = "md,latex,csv,html"
-    """Formats to write, separated by commas: md, latex, csv, html; the first one that is text is also printed."""
+    """Formats to write, separated by commas: md, latex, csv, html; the first one other than html is also printed."""
     study: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """Only the runs of this study."""
     sweeps: bool = False
@@ -63,21 +61,21 @@ def compare(options: Options) -> str:
     store = RunStore(options.uri)
     found = store.find(options.experiment, options.study, options.sweeps)
     metrics = _metrics(options, found)
-    arranged = groups_module.arrange(found, by)
+    arranged = arrange(found, by)
     histories = {run.id: store.rounds(run, metrics) for group in arranged for run in group.runs}
-    groups = [groups_module.with_estimates(group, histories, metrics) for group in arranged]
+    groups = [with_estimates(group, histories, metrics) for group in arranged]
     older = len(found) - len(histories)
     if older:
         say(f"left out {older} older {'run' if older == 1 else 'runs'}: a newer one has the same settings and seed")
     _make_folder(options.output)
-    figures = _draw(options.output, store, groups, histories, by)
+    pictures = _draw(options.output, store, groups, histories, by)
     table = tables.build(groups, by, metrics)
     facts = {"experiment": options.experiment, "study": options.study or "any", "store": store.where}
     texts = {
         "md": tables.markdown(table),
         "latex": tables.latex(table),
         "csv": tables.plain(groups, by, metrics),
-        "html": html.page(table, groups, figures, facts),
+        "html": html.page(table, groups, pictures, facts),
     }
     for name in formats:
         (options.output / FORMATS[name]).write_text(texts[name], encoding="utf-8")
@@ -95,7 +93,7 @@ def _formats(options: Options) -> list[str]:
 
 def _metrics(options: Options, runs: Sequence[FinishedRun]) -> list[str]:
     metrics = listed("metrics", options.metrics)
-    known = sorted({name for run in runs for name in groups_module.measurable(run)})
+    known = sorted({name for run in runs for name in measurable(run)})
     if options.metrics == METRICS:  # a method without personal models can be compared too
         metrics = [name for name in metrics if name in known] or metrics
     for name in metrics:
@@ -117,13 +115,13 @@ def _draw(
     folder: Path, store: RunStore, groups: Sequence[RunGroup], histories: Histories, by: Sequence[str]
 ) -> dict[str, list[Path]]:
     """The figures of each block of groups, by the block's title."""
-    figures = {}
+    pictures = {}
     for title, block in _blocks(groups).items():
         series = [_series(store, group, histories, group.name(by)) for group in block]
-        if len(block) > figures_module.ROWS_MAX:
-            say(f"{title}: the figures show the first {figures_module.ROWS_MAX} of {len(block)} rows")
-        figures[title] = figures_module.draw(folder, re.sub(r"[^\w.]+", "-", title), series)
-    return figures
+        if len(block) > figures.ROWS_MAX:
+            say(f"{title}: the figures show the first {figures.ROWS_MAX} of {len(block)} rows")
+        pictures[title] = figures.draw(folder, re.sub(r"[^\w.]+", "-", title), series)
+    return pictures
 
 
 def _blocks(groups: Sequence[RunGroup]) -> dict[str, list[RunGroup]]:
@@ -136,7 +134,7 @@ def _blocks(groups: Sequence[RunGroup]) -> dict[str, list[RunGroup]]:
     details = [dict(block[0].block) for block in blocks]
     titles = {}
     for block, data in zip(blocks, details, strict=True):
-        alike = [other for other in details if all(other.get(key) == data.get(key) for key in groups_module.DATA)]
+        alike = [other for other in details if all(other.get(key) == data.get(key) for key in DATA)]
         differing = [key for key in data if len({other.get(key) for other in alike}) > 1]
         words = [Path(data.get("data.name", "data")).stem, data.get("data.size", "")]
         words += [f"{key.removeprefix('data.')}={data[key]}" for key in differing]

@@ -1,4 +1,4 @@
-"""The figures of a finished run, client by client, drawn from the files in its folder."""
+"""Figures of a finished run, client by client, drawn only from the files in its folder."""
 
 from __future__ import annotations
 
@@ -11,74 +11,104 @@ import numpy as np
 
 from fedray.federate.loss_deviation import TABLE
 from fedray.federate.report import NAMES, NOVEL
-from fedray.run.figures import COLOURS, LINES, canvas, save, table
+from fedray.run.figure_style import (
+    COLOURS,
+    LINES,
+    Rows,
+    calibration_error,
+    canvas,
+    column,
+    evenly_spaced,
+    jitter,
+    plot_diagonal,
+    read_csv,
+    save,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PANELS_MAX, COLUMNS = 12, 5  # reliability diagrams on a page, and side by side
-AGREED = 1e-9  # nats of mutual information that only rounding makes: all draws predict the same
+PANELS_MAX = 12  # reliability diagrams that fit on a page
+COLUMNS = 5  # of them side by side
+AGREEMENT = 1e-9  # nats; less mutual information is rounding error of draws that all predict the same
 UNCERTAINTIES = (("entropy", "Predictive entropy"), ("mutual_information", "Mutual information"))
 SHORT = {"personal": "personal", "global": "global", NOVEL: "newcomer"}
-LIGHT, DARK = "#E2E2E2", "#BDBDBD"
-
-Rows = Sequence[Mapping[str, str]]  # of a CSV file
+LIGHT = "#E2E2E2"
+DARK = "#BDBDBD"
 
 
 class DeviationCurve(NamedTuple):
-    """The loss deviation of a run, and how its lines look."""
+    """The loss deviation of a run, and the look of its lines."""
 
     name: str
     rows: Rows  # of loss_deviation.csv
-    look: Mapping[str, Any]
+    look: Mapping[str, Any]  # arguments of matplotlib's plot
 
 
 def draw_all(folder: Path) -> list[Path]:
-    """Every figure whose input exists and is not empty, as figures/<name>.png below the folder."""
-    makers = {
-        "reliability_clients": lambda path: reliability_figure(table(path / "client_calibration.csv")),
-        "uncertainty_clients": lambda path: uncertainty_figure(table(path / "clients.csv")),
-        "loss_deviation": lambda path: deviation_figure(
-            [DeviationCurve("", table(path / TABLE), {"color": COLOURS["personal"], "marker": "o"})]
-        ),
-    }
-    paths = [save(folder, f"{name}.png", make) for name, make in makers.items()]
+    """Write every figure that has data to figures/<name>.png below the folder."""
+    calibration = read_csv(folder / "client_calibration.csv")
+    clients = read_csv(folder / "clients.csv")
+    deviation = DeviationCurve("", read_csv(folder / TABLE), {"color": COLOURS["personal"], "marker": "o"})
+    paths = [
+        save(folder, "reliability_clients.png", lambda: reliability_figure(calibration)),
+        save(folder, "uncertainty_clients.png", lambda: uncertainty_figure(clients)),
+        save(folder, "loss_deviation.png", lambda: deviation_figure([deviation])),
+    ]
     return [path for path in paths if path]
 
 
 def reliability_figure(rows: Rows) -> Figure | None:
-    """Accuracy (%) against confidence (%) per bin, a panel per client, the worst ECE first; areas are counts.
+    """Accuracy (%) against confidence (%) per bin, one panel per client, ordered from the worst ECE to the best.
 
-    Of more than PANELS_MAX clients those evenly spaced from the worst to the best.
+    Areas show how many examples a bin holds. Of more than PANELS_MAX clients, evenly spaced ones are shown.
     """
-    filled: dict[str, dict[int, list[Mapping[str, str]]]] = {}
-    for row in rows:
-        if float(row["count"]):
-            filled.setdefault(row["model"], {}).setdefault(int(row["client"]), []).append(row)
-    if not filled:
+    bins = _filled_bins(rows)
+    if not bins:
         return None
-    first = {client: model for model in reversed(COLOURS) for client in filled.get(model, ())}  # newcomers have one
-    ranked = sorted(first, key=lambda client: -_ece(filled[first[client]][client]))
-    places = np.linspace(0, len(ranked) - 1, min(len(ranked), PANELS_MAX)).round().astype(int)
-    picked = [ranked[place] for place in places]
-    lines = math.ceil(len(picked) / COLUMNS)
-    columns = math.ceil(len(picked) / lines)
+    ranked = _worst_first(bins)
+    shown = [ranked[place] for place in evenly_spaced(len(ranked), PANELS_MAX)]
+    lines = math.ceil(len(shown) / COLUMNS)
+    columns = math.ceil(len(shown) / lines)
     figure = canvas(2.3 * columns + 0.5, 2.5 * lines + 1.1)
     axes = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True)
     for place, ax in enumerate(axes.flat):
-        ax.set_visible(place < len(picked))
-        if place < len(picked):
-            _draw_client(ax, picked[place], filled)
-        if place + columns >= len(picked):
+        ax.set_visible(place < len(shown))
+        if place < len(shown):
+            _draw_client(ax, shown[place], bins)
+        if place + columns >= len(shown):  # nothing below this panel
             ax.tick_params(labelbottom=True)
             ax.set_xlabel("Confidence (%)")
-    thinned = f": {len(picked)} of {len(ranked)}, evenly spaced" if len(picked) < len(ranked) else ""
-    by = NAMES[next(model for model in COLOURS if model in filled)] + ", newcomers by theirs" * (NOVEL in filled)
-    figure.suptitle(f"Clients by the ECE of the {by}, the worst first{thinned}", fontsize=10)
+    figure.suptitle(_title(bins, len(shown), len(ranked)), fontsize=10)
     figure.supylabel("Accuracy (%)", fontsize=10)
-    _model_legend(figure, list(filled))
+    _model_legend(figure, list(bins))
     return figure
+
+
+def _filled_bins(rows: Rows) -> dict[str, dict[int, list[Mapping[str, Any]]]]:
+    """The confidence bins that hold examples, by model and client."""
+    bins: dict[str, dict[int, list[Mapping[str, Any]]]] = {}
+    for row in rows:
+        if float(row["count"]):
+            bins.setdefault(row["model"], {}).setdefault(int(row["client"]), []).append(row)
+    return bins
+
+
+def _worst_first(bins: Mapping[str, Mapping[int, Rows]]) -> list[int]:
+    """The clients by the ECE of their personal model, or of the one they have."""
+    errors: dict[int, float] = {}
+    for model in reversed(COLOURS):  # the personal model comes last and overwrites the others
+        for client, rows in bins.get(model, {}).items():
+            errors[client] = calibration_error(rows)
+    return sorted(errors, key=lambda client: -errors[client])
+
+
+def _title(bins: Mapping[str, Any], shown: int, clients: int) -> str:
+    first = next(model for model in COLOURS if model in bins)
+    newcomers = ", newcomers by theirs" if NOVEL in bins else ""
+    thinned = f": {shown} of {clients}, evenly spaced" if shown < clients else ""
+    return f"Clients by the ECE of the {NAMES[first]}{newcomers}, the worst first{thinned}"
 
 
 def _model_legend(figure: Figure, models: Sequence[str]) -> None:
@@ -86,8 +116,8 @@ def _model_legend(figure: Figure, models: Sequence[str]) -> None:
 
     handles = []
     for model in models:
-        look: dict[str, Any] = dict(zip(("linestyle", "marker"), LINES[model], strict=True))
-        handles.append(Line2D([], [], color=COLOURS[model], label=NAMES[model], **look))
+        style, marker = LINES[model]
+        handles.append(Line2D([], [], color=COLOURS[model], label=NAMES[model], linestyle=style, marker=marker))
     handles.append(Line2D([], [], color="black", linestyle="--", linewidth=0.8, label="perfectly calibrated"))
     figure.legend(
         handles=handles,
@@ -98,36 +128,36 @@ def _model_legend(figure: Figure, models: Sequence[str]) -> None:
     )
 
 
-def _ece(bins: Rows) -> float:
-    count, confidence, accuracy = _columns(bins, "count", "confidence", "accuracy")
-    return float((count * np.abs(accuracy - confidence)).sum() / count.sum())
-
-
-def _columns(rows: Rows, *names: str) -> tuple[np.ndarray, ...]:
-    """Columns as numbers, NaN where they are empty."""
-    return tuple(np.array([float(row[name] or "nan") for row in rows]) for name in names)
-
-
-def _draw_client(ax: Axes, client: int, filled: Mapping[str, Mapping[int, Rows]]) -> None:
-    models = {model: clients[client] for model, clients in filled.items() if client in clients}
-    ax.plot([0, 100], [0, 100], "--", color="black", linewidth=0.8)
-    for model, bins in models.items():
-        count, confidence, accuracy = _columns(bins, "count", "confidence", "accuracy")
+def _draw_client(ax: Axes, client: int, bins: Mapping[str, Mapping[int, Rows]]) -> None:
+    plot_diagonal(ax, linewidth=0.8)
+    errors = []
+    for model, clients in bins.items():
+        if client not in clients:
+            continue
+        rows = clients[client]
         style, marker = LINES[model]
-        ax.plot(100 * confidence, 100 * accuracy, style, color=COLOURS[model], linewidth=1)
-        areas = 150 * count / count.sum()
-        ax.scatter(100 * confidence, 100 * accuracy, areas, COLOURS[model], marker=marker, alpha=0.8)
-    errors = ", ".join(f"{100 * _ece(bins):.1f} % {SHORT[model]}" for model, bins in models.items())
+        confidence = 100 * column(rows, "confidence")
+        accuracy = 100 * column(rows, "accuracy")
+        count = column(rows, "count")
+        ax.plot(confidence, accuracy, style, color=COLOURS[model], linewidth=1)
+        ax.scatter(confidence, accuracy, 150 * count / count.sum(), COLOURS[model], marker=marker, alpha=0.8)
+        errors.append(f"{100 * calibration_error(rows):.1f} % {SHORT[model]}")
     ticks = range(0, 101, 25)
     ax.set(xlim=(-4, 104), ylim=(-4, 104), xticks=ticks, yticks=ticks)
-    ax.set_title(f"Client {client}\nECE {errors}", fontsize=8)
+    ax.set_title(f"Client {client}\nECE {', '.join(errors)}", fontsize=8)
 
 
 def uncertainty_figure(rows: Rows) -> Figure | None:
-    """Mean entropy and mutual information of each client's predictions, a line from its own model to the global one."""
+    """Mean predictive entropy and mutual information of each client, with a line between its personal and global model.
+
+    A measure that is zero everywhere has no panel.
+    """
     models = [model for model in COLOURS if rows and f"{model}_entropy" in rows[0]]
-    panels = [(_columns(rows, *(f"{model}_{name}" for model in models)), label) for name, label in UNCERTAINTIES]
-    panels = [(values, label) for values, label in panels if values and max(map(np.nanmax, values)) > AGREED]
+    panels = []
+    for name, label in UNCERTAINTIES:
+        values = [column(rows, f"{model}_{name}") for model in models]
+        if values and max(np.nanmax(each) for each in values) > AGREEMENT:
+            panels.append((values, label))
     if not panels:
         return None
     figure = canvas(max(3.6, 3.1 * len(panels)), 3.6)
@@ -140,14 +170,16 @@ def uncertainty_figure(rows: Rows) -> Figure | None:
 
 
 def _draw_uncertainty(ax: Axes, models: Sequence[str], values: Sequence[np.ndarray]) -> None:
+    """One column of points per model; ``values`` holds an array [clients] for each."""
     places = np.arange(len(models))
-    spread = 0.1 * np.sin(2.4 * np.arange(len(values[0])))  # so that equal clients do not hide each other
-    lines = ax.plot(places[:, None] + spread, np.stack(values), color=DARK, linewidth=0.8, zorder=1)
-    joined = np.isfinite(np.stack(values)).sum(0).max() > 1  # a newcomer has one model
+    offsets = 0.1 * jitter(len(values[0]))
+    stacked = np.stack(values)
+    lines = ax.plot(places[:, None] + offsets, stacked, color=DARK, linewidth=0.8, zorder=1)
+    joined = np.isfinite(stacked).sum(0).max() > 1  # a newcomer has only one model, hence no line
     lines[0].set_label("the same client" if joined else "")
     for place, model, each in zip(places, models, values, strict=True):
-        marker = LINES[model][1]
-        ax.plot(place + spread, each, marker, color=COLOURS[model], alpha=0.7, markersize=4.5, linestyle="none")
+        _, marker = LINES[model]
+        ax.plot(place + offsets, each, marker, color=COLOURS[model], alpha=0.7, markersize=4.5, linestyle="none")
     medians = [np.nanmedian(each) for each in values]
     ax.hlines(medians, places - 0.25, places + 0.25, color="black", linewidth=1.5, label="median over clients")
     ax.set(xlim=(-0.5, len(models) - 0.5))
@@ -157,7 +189,10 @@ def _draw_uncertainty(ax: Axes, models: Sequence[str], values: Sequence[np.ndarr
 
 
 def deviation_figure(curves: Sequence[DeviationCurve], client: int = 0) -> Figure | None:
-    """ΔG and ΔL (nats) of one client by class, a pair of lines per run, over its and all clients' test examples."""
+    """Loss deviations ΔG and ΔL (nats) of one client by class, a pair of lines per run.
+
+    Behind them stand the numbers of test examples, of the client and of all clients.
+    """
     curves = [curve for curve in curves if curve.rows]
     if not curves:
         return None
@@ -165,11 +200,13 @@ def deviation_figure(curves: Sequence[DeviationCurve], client: int = 0) -> Figur
     ax = figure.subplots()
     _draw_counts(ax, curves[0].rows, client)
     for curve in curves:
-        mine = [row for row in curve.rows if int(row["client"]) == client]
-        classes, own, union = _columns(mine, "class", "dL", "dG")
-        name = f"{curve.name}: " if curve.name else ""
-        ax.plot(classes, union, "-", label=f"{name}ΔG, all clients' examples", **curve.look)
-        ax.plot(classes, own, ":", label=f"{name}ΔL, its own examples", markerfacecolor="white", **curve.look)
+        rows = [row for row in curve.rows if int(row["client"]) == client]
+        classes = column(rows, "class")
+        prefix = f"{curve.name}: " if curve.name else ""
+        everyone = f"{prefix}ΔG, all clients' examples"
+        own = f"{prefix}ΔL, its own examples"
+        ax.plot(classes, column(rows, "dG"), "-", label=everyone, **curve.look)
+        ax.plot(classes, column(rows, "dL"), ":", label=own, markerfacecolor="white", **curve.look)
     ax.axhline(0, color="black", linewidth=0.8)
     ax.set(xlabel="Class", ylabel="NLL above the clients' mean (nats)", title=f"Loss deviation of client {client}")
     ax.grid(visible=False)
@@ -178,8 +215,10 @@ def deviation_figure(curves: Sequence[DeviationCurve], client: int = 0) -> Figur
 
 
 def _draw_counts(ax: Axes, rows: Rows, client: int) -> None:
-    """Test examples per class, of all clients and of one, on a second, logarithmic axis behind the lines."""
-    owner, label, count = _columns(rows, "client", "class", "test_examples")
+    """Test examples per class, of all clients and of one, on a logarithmic axis behind the lines."""
+    owner = column(rows, "client")
+    label = column(rows, "class")
+    count = column(rows, "test_examples")
     classes = np.unique(label).astype(int)
     everyone = [count[label == c].sum() for c in classes]
     own = [count[(label == c) & (owner == client)].sum() for c in classes]

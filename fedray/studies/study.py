@@ -136,7 +136,7 @@ def _seeds(cell: Cell, options: Options) -> int:
     return cell.seeds if options.seeds is None else options.seeds
 
 
-def progress(study: str, options: Options) -> dict[str, bool]:
+def list_runs(study: str, options: Options) -> dict[str, bool]:
     """Whether each run of a study is finished, by its name."""
     tracking = options.execution.tracking
     done = finished(study, tracking.uri, tracking.experiment)

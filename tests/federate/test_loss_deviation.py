@@ -147,7 +147,7 @@ def test_a_run_writes_it_and_is_otherwise_the_same(tmp_path, monkeypatch, capfd)
     monkeypatch.setattr(figures, "draw_all", lambda _: [])  # others' figures take their time
     assert main([*FAST, "--output", "with", "--loss-deviation"]) == 0
     assert main([*FAST, "--output", "without"]) == 0
-    found = figures.table(Path("with/loss_deviation.csv"))
+    found = figures.read_csv(Path("with/loss_deviation.csv"))
     assert len(found) == 10 * 10
     for row in found:
         held = int(row["test_examples"]) > 0

@@ -83,7 +83,7 @@ def test_nothing_is_drawn_from_nothing(tmp_path):
 
 
 def test_accuracy_curves_are_the_table(folder):
-    accuracy, nll = drawn(figures._accuracy_figure(folder))
+    accuracy, nll = drawn(figures.accuracy_figure(folder))
     for line, model in zip(accuracy.lines, ACCURACY, strict=True):
         assert line.get_label() == f"{model} model"
         assert line.get_color() == figures.COLOURS[model]
@@ -99,14 +99,14 @@ def test_newcomers_are_called_so(tmp_path):
     write(
         tmp_path / "calibration.csv", [["model", "bin", "count", "confidence", "accuracy"], ["novel", 0, 4, 0.05, 0.25]]
     )
-    (accuracy,) = drawn(figures._accuracy_figure(tmp_path))
+    (accuracy,) = drawn(figures.accuracy_figure(tmp_path))
     assert [line.get_label() for line in accuracy.lines] == ["personal model", "newcomers"]
-    assert drawn(figures._reliability_figure(tmp_path))[0].get_title() == "Newcomers: ECE 20.0 %"
+    assert drawn(figures.reliability_figure(tmp_path))[0].get_title() == "Newcomers: ECE 20.0 %"
 
 
 def test_ece_stands_in_for_a_missing_nll(tmp_path):
     write(tmp_path / "metrics.csv", [["round", "global/accuracy", "global/ece"], [1, 0.5, 0.25]])
-    accuracy, ece = drawn(figures._accuracy_figure(tmp_path))
+    accuracy, ece = drawn(figures.accuracy_figure(tmp_path))
     assert ece.get_ylabel() == "ECE (%)"
     assert list(ece.lines[0].get_ydata()) == [25.0]
     assert accuracy.lines[0].get_marker() != "None"  # one point is visible
@@ -114,11 +114,11 @@ def test_ece_stands_in_for_a_missing_nll(tmp_path):
 
 def test_accuracy_alone_has_one_panel(tmp_path):
     write(tmp_path / "metrics.csv", [["round", "global/accuracy"], [1, 0.5], [2, 0.6]])
-    assert len(drawn(figures._accuracy_figure(tmp_path))) == 1
+    assert len(drawn(figures.accuracy_figure(tmp_path))) == 1
 
 
 def test_reliability_bars_are_the_table(folder):
-    axes = drawn(figures._reliability_figure(folder))
+    axes = drawn(figures.reliability_figure(folder))
     assert len(axes) == 4
     for top, below, model in zip(axes[:2], axes[2:], COUNT, strict=True):
         count, confidence, accuracy = calibration(model)
@@ -138,13 +138,13 @@ def test_reliability_bars_are_the_table(folder):
 def test_a_model_without_predictions_has_no_panel(folder):
     rows = [row for row in csv.reader((folder / "calibration.csv").open()) if row[0] != "personal"]
     write(folder / "calibration.csv", rows)
-    axes = drawn(figures._reliability_figure(folder))
+    axes = drawn(figures.reliability_figure(folder))
     assert [ax.get_title() for ax in axes] == ["Global model: ECE 5.0 %", ""]
 
 
 def test_uncertainty_boxes_are_the_draws(folder):
     cells = uncertainty(rounds=[0, 10], clients=[3, 7, 8])
-    axes = drawn(figures._uncertainty_figure(folder))
+    axes = drawn(figures.uncertainty_figure(folder))
     assert len(axes) == 6
     for ax, probs, label in zip(axes, cells["probs"], cells["label"], strict=True):
         low, first, median, third, high = np.quantile(probs, [0, 0.25, 0.5, 0.75, 1], axis=0)
@@ -166,14 +166,14 @@ def test_entropy_and_mutual_information_of_known_draws(tmp_path):
     assert figures._entropies(sure) == pytest.approx((np.log(2), np.log(2)))
     assert figures._entropies(np.full((3, 4), 0.25)) == pytest.approx((np.log(4), 0.0))
     np.savez(tmp_path / "uncertainty.npz", round=[1], client=[0], label=[0], probs=sure[None])
-    (ax,) = drawn(figures._uncertainty_figure(tmp_path))
+    (ax,) = drawn(figures.uncertainty_figure(tmp_path))
     assert ax.get_title() == "H 0.69, MI 0.69"
 
 
 def test_a_large_grid_is_thinned_and_a_missing_cell_is_empty(tmp_path):
     cells = uncertainty(rounds=list(range(9)), clients=list(range(20)))
     np.savez(tmp_path / "uncertainty.npz", **{name: values[1:] for name, values in cells.items()})
-    axes = drawn(figures._uncertainty_figure(tmp_path))
+    axes = drawn(figures.uncertainty_figure(tmp_path))
     assert len(axes) == 25
     assert [ax.get_ylabel().split("\n")[0] for ax in axes[::5]] == [f"Round {r}" for r in (0, 2, 4, 6, 8)]
     assert [ax.texts[0].get_text() for ax in axes[:5]] == [f"Client {c}" for c in (0, 5, 10, 14, 19)]

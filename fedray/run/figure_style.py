@@ -1,0 +1,89 @@
+"""What all figures share: style, colours, and small helpers for reading, placing and saving."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# The palette of Okabe and Ito, which suits any colour vision; without its yellow, which is too pale on white.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+# A model has the same colour in every figure of a run. Line styles and markers keep models apart in black and white.
+COLOURS = {"personal": PALETTE[0], "global": PALETTE[1], "novel": PALETTE[2]}
+LINES: dict[str, tuple[Any, str]] = {"personal": ("-", "o"), "global": ("--", "s"), "novel": ("-.", "^")}
+GREY = "#8C8C8C"
+STYLE: dict[Any, Any] = {
+    "font.size": 10,
+    "axes.titlesize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#E5E5E5",
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+}
+
+Rows = Sequence[Mapping[str, Any]]  # of a CSV file
+
+
+def canvas(width: float, height: float) -> Figure:
+    """An empty figure, in inches, that needs no display."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save(folder: Path, name: str, build: Callable[[], Figure | None]) -> Path | None:
+    """Draw a figure in the common style and write it to figures/<name> below a folder; None if nothing is drawn."""
+    import matplotlib
+
+    with matplotlib.rc_context(STYLE):
+        figure = build()
+        if figure is None:
+            return None
+        path = folder / "figures" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=200)
+    return path
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file; empty if there is no file."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def column(rows: Rows, name: str) -> np.ndarray:
+    """A column as numbers; NaN for empty fields."""
+    return np.array([float("nan") if row[name] in ("", None) else float(row[name]) for row in rows])
+
+
+def calibration_error(rows: Rows) -> float:
+    """ECE = Σ_b n_b |accuracy_b - confidence_b| / Σ_b n_b, of filled confidence bins as in calibration.csv."""
+    count = column(rows, "count")
+    gaps = np.abs(column(rows, "accuracy") - column(rows, "confidence"))
+    return float((count * gaps).sum() / count.sum())
+
+
+def evenly_spaced(count: int, most: int) -> list[int]:
+    """At most ``most`` of the positions 0 ... count - 1, evenly spaced, with the first and the last."""
+    return np.linspace(0, count - 1, min(count, most)).round().astype(int).tolist()
+
+
+def jitter(count: int) -> np.ndarray:
+    """Offsets between -1 and 1 that keep points with equal values from hiding each other; always the same."""
+    return np.sin(2.4 * np.arange(count))
+
+
+def plot_diagonal(ax: Any, linewidth: float, **look: Any) -> None:
+    """The line on which a calibrated model lies, in %."""
+    ax.plot([0, 100], [0, 100], "--", color="black", linewidth=linewidth, **look)
