@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "cli": "registry config types",
     "data": "registry config types",
     "federate": "data config registry nets arrays types",
-    "actors": "federate data config arrays types",
+    "actors": "federate data config registry arrays types",
     "run": "actors federate data config registry nets arrays terminal types",
     "compare": "run federate config registry terminal types",
     "studies": "compare run federate config registry terminal types",
