@@ -14,6 +14,7 @@ import ray
 from ray.exceptions import RayError
 
 from actors.placement import Node
+from fedray import registry
 from fedray.types import FedRayError
 
 START_ATTEMPTS = 3  # ray.init gives its own processes 30 s, too little on a machine that is busy
@@ -33,7 +34,7 @@ def connect(address: str | None) -> bool:
     if address != "local":
         try:
             _knock(address)
-            ray.init(address=address, runtime_env={"py_modules": _packages()}, **options)
+            ray.init(address=address, runtime_env={"py_modules": _packages() + _plug_ins()}, **options)
             return False
         except (OSError, RuntimeError, ValueError, RayError) as error:
             if given:
@@ -43,7 +44,7 @@ def connect(address: str | None) -> bool:
                 ) from None
     for attempt in range(START_ATTEMPTS):
         try:
-            ray.init(address="local", include_dashboard=False, **options)
+            ray.init(address="local", include_dashboard=False, runtime_env={"py_modules": _plug_ins()}, **options)
             return True
         except Exception as error:
             ray.shutdown()
@@ -81,6 +82,11 @@ def _packages() -> list[str]:
     """Our own packages, to be shipped to the nodes of a cluster that was not started here."""
     root = Path(__file__).resolve().parent.parent
     return [str(root / name) for name in ("fedray", "actors", "tune")]
+
+
+def _plug_ins() -> list[str]:
+    """The user's own plug-ins, to be shipped to every node: actors import them to unpickle a plan."""
+    return [str(path) for path in registry.sources(registry.plug_ins())]
 
 
 def nodes() -> list[Node]:

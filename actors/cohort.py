@@ -53,6 +53,9 @@ class RayCohort:
     """
 
     def __init__(self, plan: Plan, layout: Layout, backend: str, dataset: Any = None, policy: Policy | None = None):
+        if dataset is None and plan.given is not None:
+            dataset = ray.put(plan.given)
+        plan = plan._replace(given=None)  # the actors get it as a reference
         self._plan, self._plan_ref, self._layout, self._backend = plan, ray.put(plan), layout, backend
         self._dataset = dataset  # reference to the loaded dataset; None: every actor loads it
         self._policy = policy or Policy()
@@ -65,6 +68,7 @@ class RayCohort:
 
     def reset(self, plan: Plan) -> None:
         """Begin another federation of the same number of clients in the same actors."""
+        plan = plan._replace(given=None)
         self._plan, self._plan_ref = plan, ray.put(plan)
         self._committed = [None] * len(self._layout.blocks)
         self._ask_all("reset", self._plan_ref)

@@ -56,6 +56,7 @@ class RayFederation:
         self._ahead: Any = None
         self._own_cluster = connect(execution.address)
         try:
+            self._dataset = [] if plan.given is None else [ray.put(plan.given)]
             self._build(begun)
         except BaseException:
             self.close()
@@ -111,7 +112,10 @@ class RayFederation:
         remote = remote_options(num_cpus=self.layout.bundles[0]["CPU"], num_gpus=0, scheduling_strategy=strategy)
         policy = Policy(execution.on_failure, execution.round_timeout)
         name = execution.name or "fedray"
-        self.server = remote.remote(self.plan, self.layout, execution.backend, policy, self._store, begun, name)
+        plan = self.plan._replace(given=None)
+        self.server = remote.remote(
+            plan, self.layout, execution.backend, policy, self._store, begun, name, self._dataset
+        )
         self._played, self._ahead = begun.state.round if begun else 0, None
 
     def _play(self) -> RoundMetrics:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from actors.cohort import Policy, RayCohort
@@ -30,11 +31,12 @@ class ServerActor:
         store: Store | None = None,
         begun: Checkpoint | None = None,
         name: str = "fedray",
+        dataset: Sequence[Any] = (),  # a reference to the caller's own examples; in a list, so that it stays one
     ):
         numerics().__enter__()  # for the life of the process
         self._plan, self._store, self._skip = plan, store, policy is not None and policy.on_failure == "skip"
         self._state = begun.state if begun else start(plan)
-        self._cohort = RayCohort(plan, layout, backend, None, policy)
+        self._cohort = RayCohort(plan, layout, backend, dataset[0] if dataset else None, policy)
         self._gauges = Gauges(name)
         if begun:
             self._cohort.restore(begun.state.round, begun.clients)

@@ -14,6 +14,10 @@ from fedray.config import Execution, Experiment, override
 from fedray.types import Algorithm, FedRayError
 
 DEFAULT_ALGORITHM = "pfedbayes"
+PLUGIN_HELP = (
+    "Modules of your own, on PYTHONPATH or in this folder, that define an ALGORITHM, SELECTION, DATASET, PARTITION or "
+    "NETWORK; the module's name is the name of each. May be repeated."
+)
 
 
 class Parsed(NamedTuple):
@@ -39,6 +43,9 @@ def parse(
     tyro prints help and mistakes and leaves with its own exit code (0, 2). Raises FedRayError for an unknown
     algorithm or preset.
     """
+    plug_ins = _plug_ins(argv)
+    for module in plug_ins:
+        registry.plug_in(module)
     names = registry.algorithms()
     given = bool(argv) and not argv[0].startswith("-")
     usual = registry.algorithm_name(base[0].algorithm) if base else DEFAULT_ALGORITHM
@@ -56,6 +63,7 @@ def parse(
         ("experiment", Annotated[Experiment, flat], dataclasses.field(default=experiment)),
         ("execution", Annotated[Execution, flat], dataclasses.field(default=execution)),
         ("preset", Annotated[str, tyro.conf.arg(help=_preset_help(record))], ""),
+        ("plugin", Annotated[tuple[str, ...], tyro.conf.arg(help=PLUGIN_HELP, metavar="MODULE")], plug_ins),
         *more,
     ]
     parsed: Any = tyro.cli(
@@ -74,6 +82,13 @@ def early(argv: Sequence[str], option: str) -> str:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument(option, default="", nargs="?", dest="value")
     return parser.parse_known_args(list(argv))[0].value or ""
+
+
+def _plug_ins(argv: Sequence[str]) -> tuple[str, ...]:
+    """The values of --plugin, which are read before the rest, because they bring names for the rest."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--plugin", action="extend", nargs="*", default=[])
+    return tuple(parser.parse_known_args(list(argv))[0].plugin)
 
 
 def _preset(argv: Sequence[str], name: str, record: Algorithm) -> str:
@@ -98,7 +113,7 @@ def command(experiment: Experiment) -> str:
     name = registry.algorithm_name(experiment.algorithm)
     record = registry.algorithms()[name]
     default = override(Experiment(algorithm=record.config()), dict(record.defaults))
-    words = ["python -m fedray.launch", name]
+    words = ["python -m fedray.launch", name, *(f"--plugin {module}" for module in registry.plug_ins())]
     words += _options(experiment, default, "")
     return " ".join(words + _options(experiment.algorithm, default.algorithm, ""))
 

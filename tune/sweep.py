@@ -113,7 +113,7 @@ def _run(request: Request, layout: Layout, at_once: int, recorder: Recorder, res
     sweep, base = request.sweep, request.base
     resume = resume and any(request.folder.glob("experiment_state-*.json"))  # else nothing was begun
     dataset = None if "data.name" in request.space else ray.put(loading.load(base.data))
-    common = Common(base, layout, request.execution.backend, sweep.metric, dataset)
+    common = Common(base, layout, request.execution.backend, sweep.metric, registry.plug_ins(), dataset)
     random.seed(base.seed)  # Tune's schedulers draw from the global generators
     np.random.seed(base.seed % 2**32)
     analysis = ray_tune.run(

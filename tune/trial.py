@@ -9,6 +9,7 @@ from ray import tune as ray_tune
 
 from actors.cohort import RayCohort
 from actors.placement import Layout
+from fedray import registry
 from fedray.config import Experiment, override
 from fedray.federate import checkpoint_files, report
 from fedray.federate.block import numerics
@@ -23,6 +24,7 @@ class Common(NamedTuple):
     layout: Layout
     backend: str
     metric: str
+    plug_ins: tuple[str, ...]  # modules that bring names of their own
     dataset: Any  # reference to the loaded dataset: every node gets it once; None: each process loads its own
 
 
@@ -32,6 +34,7 @@ class Trial(ray_tune.Trainable):
     def setup(self, config: dict[str, Any], common: Common) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Start the clients."""
         numerics().__enter__()  # for the life of the process
+        registry.plug_in_again(common.plug_ins, "this sweep")
         self._common = common
         self._begin(config)
         self._cohort = RayCohort(self._plan, common.layout, common.backend, common.dataset)

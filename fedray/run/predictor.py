@@ -104,6 +104,7 @@ def load(folder: str | Path) -> Predictor:
     try:
         described = json.loads((folder / "config.json").read_text())
         name, shape = described["algorithm"], described["data"]
+        registry.plug_in_again(described.get("plug_ins", ()), str(folder))
         cfg = experiment_of(name, described["experiment"])
     except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise FedRayError(

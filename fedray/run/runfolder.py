@@ -23,7 +23,7 @@ from fedray import registry
 from fedray.config import Execution, Experiment, differing, from_dict, to_dict
 from fedray.federate import checkpoint
 from fedray.federate.checkpoint import Store, rounds
-from fedray.federate.plan import Plan
+from fedray.federate.plan import Plan, plug_ins_of
 from fedray.run.mlflow_store import shown
 from fedray.types import FedRayError
 
@@ -86,6 +86,7 @@ def read(place: str) -> Note:
     try:
         with fsspec.open(f"{place}/{NOTE}", "r") as file:
             found = json.load(file)  # type: ignore[arg-type]
+        registry.plug_in_again(found.get("plug_ins", ()), f"--resume {place}")
         experiment = experiment_of(found["algorithm"], found["experiment"])
         execution = from_dict(Execution, found["execution"])
         if "://" in place:  # it may have moved
@@ -101,6 +102,7 @@ def read(place: str) -> Note:
 
 def _content(note: Note) -> dict[str, Any]:
     content = {"name": note.name, "algorithm": registry.algorithm_name(note.experiment.algorithm)}
+    content |= {"plug_ins": plug_ins_of(note.experiment)}
     return content | {"experiment": to_dict(note.experiment), "execution": to_dict(note.execution)} | {
         "run_id": note.run_id
     }  # fmt: skip
