@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import typing
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import tyro
@@ -18,6 +20,33 @@ PLUGIN_HELP = (
     "Modules of your own, on PYTHONPATH or in this folder, that define an ALGORITHM, SELECTION, DATASET, PARTITION or "
     "NETWORK; the module's name is the name of each. May be repeated."
 )
+
+
+METAVARS = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH"}
+_tyro = tyro.constructors.ConstructorRegistry()
+
+
+@_tyro.primitive_rule
+def _optional(
+    info: tyro.constructors.PrimitiveTypeInfo,
+) -> tyro.constructors.PrimitiveConstructorSpec[Any] | tyro.constructors.UnsupportedTypeAnnotationError | None:
+    """A setting that may stay open takes a value of its type; tyro itself would show ``{None}|INT``."""
+    if info.type is type(None):  # the algorithm's own settings: no option
+        return tyro.constructors.UnsupportedTypeAnnotationError(())
+    options = typing.get_args(info.type)
+    if type(None) not in options:
+        return None
+    kinds = [Path] if Path in options else [option for option in options if option in METAVARS]
+    if len(kinds) != 1 or (len(kinds) < len(options) - 1 and Path not in options):
+        return None
+    (kind,) = kinds
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=METAVARS[kind],
+        instance_from_str=lambda words: None if words[0] == "None" else kind(words[0]),
+        is_instance=lambda value: value is None or isinstance(value, options),
+        str_from_instance=lambda value: [str(value)],
+    )
 
 
 class Parsed(NamedTuple):
@@ -60,7 +89,12 @@ def parse(
     flat = tyro.conf.arg(name="")
     fields = [
         ("algorithm", Annotated[record.config, flat], dataclasses.field(default=experiment.algorithm)),
-        ("experiment", Annotated[Experiment, flat], dataclasses.field(default=experiment)),
+        # The settings of the algorithm have options of their own, above.
+        (
+            "experiment",
+            Annotated[Experiment, flat],
+            dataclasses.field(default=override(experiment, {"algorithm": None})),
+        ),
         ("execution", Annotated[Execution, flat], dataclasses.field(default=execution)),
         ("preset", Annotated[str, tyro.conf.arg(help=_preset_help(record))], ""),
         ("plugin", Annotated[tuple[str, ...], tyro.conf.arg(help=PLUGIN_HELP, metavar="MODULE")], plug_ins),
@@ -71,7 +105,8 @@ def parse(
         prog=f"{prog} {name}" if given else prog,
         description=describe(names, name),
         args=list(argv),
-        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.HelptextFromCommentsOff),
+        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.HelptextFromCommentsOff, tyro.conf.SuppressFixed),
+        registry=_tyro,
     )
     experiment = dataclasses.replace(parsed.experiment, algorithm=parsed.algorithm)
     return Parsed(experiment, parsed.execution, parsed.preset, parsed)
@@ -106,6 +141,27 @@ def listed(names: Mapping[str, Algorithm]) -> str:
     """The algorithms with their summaries, for a description."""
     width = max(map(len, names))
     return "\n".join(f"  {name:<{width}}  {record.summary}" for name, record in names.items())
+
+
+def plug_ins() -> str:
+    """The selection policies, datasets, partitions and networks with their summaries, for a description."""
+    tables = {
+        "--selection": registry.selections(),
+        "--data.name": registry.datasets(),
+        "--data.partition": registry.partitions(),
+        "--model.name": registry.networks(),
+    }
+    parts: list[str] = []
+    for option, table in tables.items():
+        width = max(map(len, table))
+        lines = [f"  {_shown(name, record):<{width}}  {record.summary}" for name, record in table.items()]
+        parts.append("\n".join([f"{option} is one of", *lines]))
+    return "\n\n".join(parts)
+
+
+def _shown(name: str, record: Any) -> str:
+    """A name as the user types it: a file format stands for the path of a file."""
+    return "PATH" if getattr(record, "suffixes", ()) else name
 
 
 def command(experiment: Experiment) -> str:

@@ -192,7 +192,7 @@ def write_json(path: Path, value: Any) -> None:
     os.replace(part, path)
 
 
-def place(resume: str, output: Path | None, name: str) -> Path:
+def place(resume: str, output: str | Path | None, name: str) -> Path:
     """Where a result goes: the folder that is resumed, or a new one."""
     here = resume and "://" not in resume
     return Path(os.path.abspath(resume if here else output or Path("runs") / name))

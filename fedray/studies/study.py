@@ -159,7 +159,7 @@ def identity(cell: Cell) -> str:
 
 
 def _folder(study: str, options: Options) -> Path:
-    return options.execution.output or Path("runs") / study
+    return Path(options.execution.output or Path("runs") / study)
 
 
 def request(study: str, cell: Cell, options: Options) -> session.Request:
