@@ -44,7 +44,9 @@ def connect(address: str | None) -> bool:
                 ) from None
     for attempt in range(START_ATTEMPTS):
         try:
-            ray.init(address="local", include_dashboard=False, runtime_env={"py_modules": _plug_ins()}, **options)
+            # Without plug-ins there is nothing to ship, and every process starts without an environment to set up.
+            shipped = {"py_modules": _plug_ins()} if registry.plug_ins() else None
+            ray.init(address="local", include_dashboard=False, runtime_env=shipped, **options)
             return True
         except Exception as error:
             ray.shutdown()
