@@ -16,6 +16,7 @@ import ray
 from ray.exceptions import RayError
 
 from actors.placement import Node
+from fedray import registry
 from fedray.terminal import say
 from fedray.types import FedRayError, first_line
 
@@ -37,7 +38,7 @@ def connect(address: str | None) -> bool:
     if address != "local":
         try:
             _knock(address)
-            ray.init(address=address, runtime_env={"py_modules": _packages()}, **options)
+            ray.init(address=address, runtime_env={"py_modules": _packages() + _plug_ins()}, **options)
             return False
         except (OSError, RuntimeError, ValueError, RayError) as error:
             if given:
@@ -55,8 +56,10 @@ def _start(options: dict[str, Any]) -> None:
     pause = 1.0
     while True:
         try:
+            # Without plug-ins there is nothing to ship, and every process starts without an environment to set up.
+            shipped = {"py_modules": _plug_ins()} if registry.plug_ins() else None
             with _announced(SILENT_SECONDS, f"waiting for Ray's processes to start (at most {START_SECONDS:g} s)"):
-                ray.init(address="local", include_dashboard=False, **options)
+                ray.init(address="local", include_dashboard=False, runtime_env=shipped, **options)
             return
         except Exception as error:
             ray.shutdown()
@@ -108,6 +111,11 @@ def _packages() -> list[str]:
     """Our own packages, to be shipped to the nodes of a cluster that was not started here."""
     root = Path(__file__).resolve().parent.parent
     return [str(root / name) for name in ("fedray", "actors", "tune")]
+
+
+def _plug_ins() -> list[str]:
+    """The user's own plug-ins, to be shipped to every node: actors import them to unpickle a plan."""
+    return [str(path) for path in registry.sources(registry.plug_ins())]
 
 
 def nodes() -> list[Node]:

@@ -68,8 +68,10 @@ class RayCohort:
     """
 
     def __init__(self, plan: Plan, layout: Layout, backend: str, dataset: Any = None, policy: FailurePolicy = RETRY):
-        self._plan = plan
-        self._plan_ref = ray.put(plan)
+        if dataset is None and plan.given is not None:
+            dataset = ray.put(plan.given)
+        self._plan = plan._replace(given=None)  # the actors get it as a reference
+        self._plan_ref = ray.put(self._plan)
         self._layout = layout
         self._backend = backend
         self._dataset = dataset  # reference to the loaded dataset; None: every actor loads it
@@ -82,9 +84,9 @@ class RayCohort:
 
     def reset(self, plan: Plan, policy: FailurePolicy) -> None:
         """Begin another federation of the same number of clients in the same actors."""
-        self._plan = plan
+        self._plan = plan._replace(given=None)
         self._policy = policy
-        self._plan_ref = ray.put(plan)
+        self._plan_ref = ray.put(self._plan)
         self._committed = [None] * len(self._layout.blocks)
         self._ask(Question(ClientActor.reset, self._to_all(self._plan_ref)))
 

@@ -67,6 +67,7 @@ class RayFederation:
         self._ahead: Any = None
         self._own_cluster = connect(execution.address)
         try:
+            self._dataset = [] if plan.given is None else [ray.put(plan.given)]
             self._build(begun)
         except BaseException:
             self.close()
@@ -123,7 +124,16 @@ class RayFederation:
         )
         remote = remote_options(num_cpus=self.layout.bundles[0]["CPU"], num_gpus=0, scheduling_strategy=strategy)
         name = execution.name or "fedray"
-        self.server = remote.remote(self.plan, self.layout, execution.backend, self._policy, self._store, begun, name)
+        self.server = remote.remote(
+            self.plan._replace(given=None),
+            self.layout,
+            execution.backend,
+            self._policy,
+            self._store,
+            begun,
+            name,
+            self._dataset,
+        )
         self._played = begun.state.round if begun else 0
         self._ahead = None
 

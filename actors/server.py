@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from actors.cohort import RayCohort
@@ -31,13 +32,14 @@ class ServerActor:
         store: CheckpointStore | None = None,
         begun: Checkpoint | None = None,
         name: str = "fedray",
+        dataset: Sequence[Any] = (),  # a reference to the caller's own examples; in a list, so that it stays one
     ):
         fix_numerics()
         self._plan = plan
         self._store = store
         self._policy = policy
         self._state = begun.state if begun else start(plan)
-        self._cohort = RayCohort(plan, layout, backend, None, policy)
+        self._cohort = RayCohort(plan, layout, backend, dataset[0] if dataset else None, policy)
         self._gauges = Gauges(name)
         if begun:
             self._cohort.restore(begun.state.round, begun.clients)

@@ -6,8 +6,10 @@ import argparse
 import dataclasses
 import signal
 import sys
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn, TypeVar
 
 import tyro
@@ -24,6 +26,37 @@ T = TypeVar("T")
 
 DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130  # exit codes of every command
 DEFAULT_ALGORITHM = "pfedbayes"
+PLUGIN_HELP = (
+    "Modules of your own, on PYTHONPATH or in this folder, that define an ALGORITHM, SELECTION, DATASET, PARTITION or "
+    "NETWORK; the module's name is the name of each. May be repeated."
+)
+
+
+METAVARS = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH"}
+_tyro = tyro.constructors.ConstructorRegistry()
+
+
+@_tyro.primitive_rule
+def _optional(
+    info: tyro.constructors.PrimitiveTypeInfo,
+) -> tyro.constructors.PrimitiveConstructorSpec[Any] | tyro.constructors.UnsupportedTypeAnnotationError | None:
+    """A setting that may stay open takes a value of its type; tyro itself would show ``{None}|INT``."""
+    if info.type is type(None):  # the algorithm's own settings: no option
+        return tyro.constructors.UnsupportedTypeAnnotationError(())
+    options = typing.get_args(info.type)
+    if type(None) not in options:
+        return None
+    kinds = [Path] if Path in options else [option for option in options if option in METAVARS]
+    if len(kinds) != 1 or (len(kinds) < len(options) - 1 and Path not in options):
+        return None
+    (kind,) = kinds
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=METAVARS[kind],
+        instance_from_str=lambda words: None if words[0] == "None" else kind(words[0]),
+        is_instance=lambda value: value is None or isinstance(value, options),
+        str_from_instance=lambda value: [str(value)],
+    )
 
 
 class Door(NamedTuple):
@@ -113,7 +146,8 @@ def read_options(kind: type[T], argv: Sequence[str], prog: str, description: str
         prog=prog,
         description=description,
         args=list(argv),
-        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.HelptextFromCommentsOff),
+        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.HelptextFromCommentsOff, tyro.conf.SuppressFixed),
+        registry=_tyro,
     )
 
 
@@ -142,6 +176,9 @@ def parse(
     """
     from fedray import registry  # imports PyTorch, for which `fedray status` does not wait
 
+    plug_ins = _plug_ins(argv)
+    for module in plug_ins:
+        registry.plug_in(module)
     names = registry.algorithms()
     given = bool(argv) and not argv[0].startswith("-")
     usual = registry.algorithm_name(base[0].algorithm) if base else DEFAULT_ALGORITHM
@@ -156,15 +193,20 @@ def parse(
     flat = tyro.conf.arg(name="")
     fields = [
         ("algorithm", Annotated[record.config, flat], dataclasses.field(default=experiment.algorithm)),
-        ("experiment", Annotated[Experiment, flat], dataclasses.field(default=experiment)),
+        # The settings of the algorithm have options of their own, above.
+        (
+            "experiment",
+            Annotated[Experiment, flat],
+            dataclasses.field(default=override(experiment, {"algorithm": None})),
+        ),
         ("execution", Annotated[Execution, flat], dataclasses.field(default=execution)),
-        ("selection", Annotated[str, tyro.conf.arg(help=_selection_help())], experiment.selection),
         ("preset", Annotated[str, tyro.conf.arg(help=_preset_help(record))], ""),
+        ("plugin", Annotated[tuple[str, ...], tyro.conf.arg(help=PLUGIN_HELP, metavar="MODULE")], plug_ins),
         *more,
     ]
     options: type[Any] = dataclasses.make_dataclass("Options", fields, frozen=True)
     parsed = read_options(options, argv, f"{prog} {name}" if given else prog, describe(names, name))
-    experiment = dataclasses.replace(parsed.experiment, algorithm=parsed.algorithm, selection=parsed.selection)
+    experiment = dataclasses.replace(parsed.experiment, algorithm=parsed.algorithm)
     return Parsed(experiment, parsed.execution, parsed.preset, parsed)
 
 
@@ -173,6 +215,13 @@ def early(argv: Sequence[str], option: str) -> str:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument(option, default="", nargs="?", dest="value")
     return parser.parse_known_args(list(argv))[0].value or ""
+
+
+def _plug_ins(argv: Sequence[str]) -> tuple[str, ...]:
+    """The values of --plugin, which are read before the rest, because they bring names for the rest."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--plugin", action="extend", nargs="*", default=[])
+    return tuple(parser.parse_known_args(list(argv))[0].plugin)
 
 
 def _preset(argv: Sequence[str], name: str, record: Algorithm) -> str:
@@ -186,17 +235,33 @@ def _preset_help(record: Algorithm) -> str:
     return f"Named settings, applied before the other options: {', '.join(record.presets) or 'none here'}."
 
 
-def _selection_help() -> str:
-    from fedray import registry
-
-    policies = "; ".join(f"{name}: {policy.summary}" for name, policy in registry.selections().items())
-    return f"Policy that picks the clients of a round. {policies}."
-
-
 def listed(names: Mapping[str, Algorithm]) -> str:
     """The algorithms with their summaries, for a description."""
     width = max(map(len, names))
     return "\n".join(f"  {name:<{width}}  {record.summary}" for name, record in names.items())
+
+
+def plug_ins() -> str:
+    """The selection policies, datasets, partitions and networks with their summaries, for a description."""
+    from fedray import registry
+
+    tables = {
+        "--selection": registry.selections(),
+        "--data.name": registry.datasets(),
+        "--data.partition": registry.partitions(),
+        "--model.name": registry.networks(),
+    }
+    parts: list[str] = []
+    for option, table in tables.items():
+        width = max(map(len, table))
+        lines = [f"  {_shown(name, record):<{width}}  {record.summary}" for name, record in table.items()]
+        parts.append("\n".join([f"{option} is one of", *lines]))
+    return "\n\n".join(parts)
+
+
+def _shown(name: str, record: Any) -> str:
+    """A name as the user types it: a file format stands for the path of a file."""
+    return "PATH" if getattr(record, "suffixes", ()) else name
 
 
 def command(experiment: Experiment) -> str:
@@ -206,7 +271,7 @@ def command(experiment: Experiment) -> str:
     name = registry.algorithm_name(experiment.algorithm)
     record = registry.algorithms()[name]
     default = override(Experiment(algorithm=record.config()), dict(record.defaults))
-    words = ["python -m fedray.launch", name]
+    words = ["python -m fedray.launch", name, *(f"--plugin {module}" for module in registry.plug_ins())]
     words += _options(experiment, default, "")
     return " ".join(words + _options(experiment.algorithm, default.algorithm, ""))
 

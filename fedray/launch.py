@@ -51,6 +51,7 @@ def _description(names: Mapping[str, Algorithm], chosen: str) -> str:
         "  python -m fedray.launch fedavg --lr 0.1 --rounds 30\n"
         "  python -m fedray.launch pfedbayes --data.name mnist --data.root DIR --zeta 5 --rounds 100\n"
         "  python -m fedray.launch --resume runs/NAME                go on with a run that was interrupted\n\n"
+        f"{cli.plug_ins()}\n\n"
         f"Options below are those of {chosen}; `python -m fedray.launch ALGORITHM --help` shows another's."
     )
 

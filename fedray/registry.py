@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.metadata
 import inspect
 import itertools
+import os
 import pkgutil
+import sys
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -29,17 +33,19 @@ class Kind(NamedTuple):
     package: str  # the folder of the built-in files
     attribute: str  # the name of the record in each of them
     record: str  # the type of the record, module:class
+    group: str  # of the entry points by which installed packages offer theirs
 
 
-ALGORITHM = Kind("fedray.algorithms", "ALGORITHM", "fedray.types:Algorithm")
-SELECTION = Kind("fedray.selection", "SELECTION", "fedray.types:Selection")
-DATASET = Kind("fedray.data.datasets", "DATASET", "fedray.data.records:DatasetRecord")
-PARTITION = Kind("fedray.data.partitions", "PARTITION", "fedray.data.records:PartitionRecord")
-NETWORK = Kind("fedray.nets.networks", "NETWORK", "fedray.nets.network:NetworkRecord")
+ALGORITHM = Kind("fedray.algorithms", "ALGORITHM", "fedray.types:Algorithm", "fedray.algorithms")
+SELECTION = Kind("fedray.selection", "SELECTION", "fedray.types:Selection", "fedray.selection")
+DATASET = Kind("fedray.data.datasets", "DATASET", "fedray.data.records:DatasetRecord", "fedray.datasets")
+PARTITION = Kind("fedray.data.partitions", "PARTITION", "fedray.data.records:PartitionRecord", "fedray.partitions")
+NETWORK = Kind("fedray.nets.networks", "NETWORK", "fedray.nets.network:NetworkRecord", "fedray.networks")
 KINDS = (ALGORITHM, SELECTION, DATASET, PARTITION, NETWORK)
 
 Record = TypeVar("Record", bound=tuple[Any, ...])
 Entry = TypeVar("Entry")
+_named: dict[str, dict[Kind, Any]] = {}  # module -> its records, of the plug-ins that the user named
 
 
 def _discover(package: ModuleType, attribute: str, kind: type[Record]) -> dict[str, Record]:
@@ -93,8 +99,117 @@ def _built_in(kind: Kind) -> Mapping[str, Any]:
     return _discover(importlib.import_module(kind.package), kind.attribute, pkgutil.resolve_name(kind.record))
 
 
+@functools.cache
+def _installed(kind: Kind) -> Mapping[str, Any]:
+    """The records that installed packages offer by entry points NAME = module or module:ATTRIBUTE."""
+    found: dict[str, Any] = {}
+    for point in sorted(importlib.metadata.entry_points(group=kind.group), key=lambda point: point.name):
+        where = f"entry point {point.name} = {point.value} of {kind.group}"
+        try:
+            target = point.load()
+        except Exception as error:  # whatever the package raises while it is imported
+            reason = f"{type(error).__name__}: {error}"
+            raise FedRayError(f"{where}: cannot be imported ({reason}); mend or uninstall the package") from error
+        record = getattr(target, kind.attribute, None) if isinstance(target, ModuleType) else target
+        if not isinstance(record, pkgutil.resolve_name(kind.record)):
+            raise FedRayError(f"{where}: is {record!r}; it must be a module with {kind.attribute}, or that record")
+        _check_free(kind, point.name, record, where, {**_built_in(kind), **found})
+        found[point.name] = record
+    return found
+
+
 def _table(kind: Kind) -> Mapping[str, Any]:
-    return _built_in(kind)
+    named = {_last(module): records[kind] for module, records in _named.items() if kind in records}
+    more = {**_installed(kind), **named}
+    table = _built_in(kind)
+    return dict(sorted({**table, **more}.items())) if more else table
+
+
+def plug_in(module: str) -> None:
+    """Register the records of a module under its name (the last part of it); again, it changes nothing.
+
+    The module is imported from Python's path or from the current folder. Raises FedRayError where it cannot be
+    imported, defines no record, or has a name that is taken.
+    """
+    if module in _named:
+        return
+    where = f"--plugin {module}"
+    folder = os.getcwd()
+    if folder not in sys.path and "" not in sys.path:
+        sys.path.append(folder)
+    try:
+        imported = importlib.import_module(module)
+    except Exception as error:  # whatever the module raises while it is imported
+        reason = f"{type(error).__name__}: {error}"
+        remedy = "give the name of a module (not a path) on PYTHONPATH or in the current folder"
+        raise FedRayError(f"{where}: cannot be imported ({reason}); {remedy}") from error
+    records: dict[Kind, Any] = {}
+    for kind in KINDS:
+        record = getattr(imported, kind.attribute, None)
+        if record is None:
+            continue
+        if not isinstance(record, pkgutil.resolve_name(kind.record)):
+            raise FedRayError(f"{where}: {kind.attribute} is {record!r}; it must be a {kind.record.partition(':')[2]}")
+        if kind in (ALGORITHM, SELECTION):
+            check_functions(module, record)
+        _check_free(kind, _last(module), record, where, _table(kind))
+        records[kind] = record
+    if not records:
+        names = ", ".join(kind.attribute for kind in KINDS)
+        raise FedRayError(f"{where}: defines none of {names}; see docs/add-a-dataset.md")
+    _named[module] = records
+
+
+def _check_free(kind: Kind, name: str, record: Any, where: str, table: Mapping[str, Any]) -> None:
+    """Raise FedRayError where a name is taken, or an algorithm has the settings class of another one."""
+    if name in table:
+        raise FedRayError(f"{where}: the name {name!r} is taken by another {kind.attribute}; rename the module")
+    # A run knows its algorithm by the class of its settings.
+    if kind == ALGORITHM:
+        for other, known in table.items():
+            if known.config is record.config:
+                raise FedRayError(
+                    f"{where}: its settings class {record.config.__name__} is that of {other}; define a subclass"
+                )
+
+
+def _last(module: str) -> str:
+    return module.rpartition(".")[2]
+
+
+def plug_ins() -> tuple[str, ...]:
+    """The modules that the user named in this process."""
+    return tuple(_named)
+
+
+def plug_ins_of(used: Mapping[Kind, str]) -> tuple[str, ...]:
+    """Those of them whose records have one of these names: what a run needs to be found again."""
+    return tuple(
+        module
+        for module, records in _named.items()
+        if any(kind in records and name == _last(module) for kind, name in used.items())
+    )
+
+
+def plug_in_again(modules: Iterable[object], run: str) -> None:
+    """Register the plug-ins of a run that was noted; raises FedRayError naming the run and the one that is missing."""
+    for module in modules:
+        if not isinstance(module, str) or not all(part.isidentifier() for part in module.split(".")):
+            raise FedRayError(f"{run}: notes the plug-in {module!r}, which is not the name of a module; it is damaged")
+        try:
+            plug_in(module)
+        except FedRayError as error:
+            raise FedRayError(f"{run}: used the plug-in {module}, which is not here; {error}") from error
+
+
+def sources(modules: Sequence[str]) -> list[Path]:
+    """The file or, of a module in a package, the folder of the outermost package of each plug-in."""
+    found: list[Path] = []
+    for module in modules:
+        outermost = importlib.import_module(module.partition(".")[0])
+        file = Path(str(outermost.__file__))
+        found.append(file.parent if hasattr(outermost, "__path__") else file)
+    return found
 
 
 def algorithms() -> Mapping[str, Algorithm]:

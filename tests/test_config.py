@@ -1,10 +1,12 @@
 """Settings: one way to change them, there and back through JSON, and complaints with value, reason and remedy."""
 
+import dataclasses
 import json
 import pickle
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedray import config, registry
@@ -161,3 +163,47 @@ def test_plans_refuse_settings_with_value_reason_and_remedy(settings, match):
 def test_every_setting_has_a_help_text(kind):
     nested = {"data", "model", "tracking", "checkpoint", "algorithm"}  # explain themselves
     assert set(undocumented(kind)) <= nested
+
+
+@pytest.mark.parametrize("kind", [CheckpointConfig, DataConfig, ModelConfig, Experiment, Execution, TrackingConfig])
+def test_a_value_of_another_type_is_refused_for_every_setting(kind):
+    for field in dataclasses.fields(kind):
+        if field.name != "algorithm":
+            with pytest.raises(FedRayError, match=rf"{field.name.replace('_', '-')} <object .*: is not .+; give "):
+                kind(**{field.name: object()})
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "match"),
+    [
+        (DataConfig, {"alpha": "0.5"}, r"--data.alpha '0.5': is not a number; give a number"),
+        (DataConfig, {"classes": True}, r"--data.classes True: is not a whole number or None"),
+        (DataConfig, {"layout": "ring"}, r"--data.layout 'ring': is not one of cluster, window"),
+        (ModelConfig, {"hidden": 5}, r"--model.hidden 5: is not a tuple, each a whole number"),
+        (Experiment, {"data": "digits"}, r"--data 'digits': is not DataConfig"),
+        (Experiment, {"seed": 1.5}, r"--seed 1.5: is not a whole number"),
+    ],
+)
+def test_a_complaint_about_a_type_says_what_it_should_be(kind, settings, match):
+    with pytest.raises(FedRayError, match=match):
+        kind(**settings)
+
+
+def test_values_of_a_like_type_are_taken():
+    assert DataConfig(root="dir").root == Path("dir")
+    assert DataConfig(root=Path("dir")) == DataConfig(root="dir")
+    assert Execution(output="out").output == Path("out")
+    assert ModelConfig(hidden=[5, 7]).hidden == (5, 7)  # type: ignore[arg-type]
+    assert type(Experiment(rounds=np.int64(3)).rounds) is int  # type: ignore[arg-type]
+    assert DataConfig(alpha=1).alpha == 1
+
+
+@pytest.mark.parametrize("name", ["root", "embedding"])
+def test_the_home_of_nobody_is_refused(name):
+    with pytest.raises(FedRayError, match=rf"--data.{name} ~nouser/x: there is no such user"):
+        small_plan("fedavg", {f"data.{name}": "~nouser/x"})
+
+
+def test_configs_need_no_command_line_library():
+    for path in Path(config.__file__).parent.glob("*.py"):
+        assert "tyro" not in path.read_text()

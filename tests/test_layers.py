@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "cli": "registry config terminal types",
     "data": "registry config types",
     "federate": "data config registry nets arrays types",
-    "actors": "federate data config arrays terminal types",
+    "actors": "federate data config registry arrays terminal types",
     "run": "actors federate data config registry nets arrays terminal types",
     "compare": "run federate cli config registry terminal types",
     "studies": "compare run federate cli config registry terminal types",

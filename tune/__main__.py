@@ -29,6 +29,7 @@ def describe(names: Mapping[str, Algorithm], chosen: str) -> str:
         "  python -m tune pfedbayes --samples 20 --max-rounds 40 --space 'zeta=loguniform(1,20)'\n"
         "  python -m tune fedavg --search grid --space 'lr=grid(0.01,0.1)' --scheduler none --seeds 3\n"
         "  python -m tune --resume runs/NAME                         go on with a sweep that was interrupted\n\n"
+        f"{cli.plug_ins()}\n\n"
         f"Every option of `python -m fedray.launch {chosen}` is a fixed value here; --space names what is searched."
     )
 

@@ -126,7 +126,15 @@ def _run(request: SweepRequest, layout: Layout, at_once: int, recorder: Recorder
     base = request.base
     resume = resume and any(request.folder.glob("experiment_state-*.json"))  # else nothing was begun
     dataset = None if "data.name" in request.space else ray.put(loading.load(base.data))
-    common = Common(base, layout, request.execution.backend, sweep.metric, dataset, request.execution.round_timeout)
+    common = Common(
+        base,
+        layout,
+        request.execution.backend,
+        sweep.metric,
+        registry.plug_ins(),
+        dataset,
+        request.execution.round_timeout,
+    )
     random.seed(base.seed)  # Tune's schedulers draw from the global generators
     np.random.seed(base.seed % 2**32)
     analysis = ray_tune.run(

@@ -9,6 +9,7 @@ from ray import tune as ray_tune
 
 from actors.cohort import RayCohort
 from actors.placement import Layout
+from fedray import registry
 from fedray.config import Experiment, override
 from fedray.federate import checkpoint_files, report
 from fedray.federate.block import fix_numerics
@@ -25,6 +26,7 @@ class Common(NamedTuple):
     layout: Layout
     backend: str
     metric: str
+    plug_ins: tuple[str, ...]  # modules that bring names of their own
     dataset: Any  # reference to the loaded dataset: every node gets it once; None: each process loads its own
     timeout: float | None = None  # seconds after which a client actor counts as hanging
 
@@ -35,6 +37,7 @@ class Trial(ray_tune.Trainable):
     def setup(self, config: dict[str, Any], common: Common) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Start the clients."""
         fix_numerics()
+        registry.plug_in_again(common.plug_ins, "this sweep")
         self._common = common
         self._begin(config)
         self._cohort = RayCohort(self._plan, common.layout, common.backend, common.dataset, self._policy)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-import tyro
-
-from fedray.types import check_choices, require
+from fedray.config.checks import check_types
+from fedray.types import require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,52 +15,48 @@ class DataConfig:
     """The dataset and how its examples are dealt to the clients."""
 
     name: str = "digits"
-    """digits, mnist, fashion_mnist, cifar10, covertype, sent140, femnist, or the path of a file: .npz with arrays
-    x [N, ...] and y [N]; .json as LEAF's; .jsonl with a user, text and label per line (.gz of the last two)."""
-    root: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    """A dataset of the list above, or the path of a file: .npz with arrays x [N, ...] and y [N]; .json as LEAF's;
+    .jsonl with a user, text and label per line (.gz of the last two)."""
+    root: str | Path | None = None
     """Folder that holds the dataset in torchvision's layout, or sent140/ or femnist/ with LEAF's train and test
     folders, or covertype/covertype.npz with X [N, 54] and y [N] in 1..7 (an excerpt: covertype_subset.npz); by default
     $FEDRAY_DATA_ROOT or ~/.cache/fedray."""
     download: bool = False
     """Let torchvision, or scikit-learn for covertype, download the dataset into the root when it is missing."""
-    embedding: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Frozen word vectors for texts: a word and its numbers per line, such as glove.6B.50d.txt. By default every word
-    has random numbers of its own, which know nothing of its meaning: accuracies are lower."""
+    embedding: str | Path | None = None
+    """File of frozen word vectors for texts: a word and its numbers per line, such as glove.6B.50d.txt. By default
+    every word has random numbers of its own, which know nothing of its meaning: accuracies are lower."""
     scaling: Literal["auto", "range", "unit", "standard", "feature"] = "auto"
     """Units of inputs: range: [-1, 1]; unit: [0, 1]; standard: mean 0 and sd 1 of all together; feature: of each by
     itself (the last two over all examples, those for testing too, as published protocols do). auto: range, but unit for
     femnist and shards, feature for covertype, and with lognormal sizes pFedBreD's: feature for mnist, standard for
     fashion_mnist; float features as they are."""
-    classes: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    classes: int | None = None
     """Keep only the examples of the first so many classes; by default of all."""
     partition: str = "auto"
-    """labels: a few classes per client, as in pFedBayes; lognormal: windows of classes (u + j) mod C with lognormal
-    sizes, as in pFedMe and pFedBreD; dirichlet: class shares drawn from Dir(alpha); iid: at random; natural: users are
-    clients, or groups of users with sizes drawn from Dir(alpha); ratio: two classes 1:r, the frequent one alternating
-    from client to client; shards: each class cut into equal shards, of which every client gets some of distinct
-    classes at random (the last two as in the client-selection paper). auto is natural for sent140, femnist and LEAF
-    files, ratio for covertype, else labels."""
+    """How the examples are dealt, a partition of the list above. auto is natural for sent140, femnist and LEAF files,
+    ratio for covertype, else labels."""
     majority: int = 9
     """r, how many examples of its frequent class a client has to one of the other (ratio partition)."""
     layout: Literal["cluster", "window"] = "cluster"
     """Which labels client u holds: cluster (s*u + j) mod C, two kinds of client; window (u + j) mod C, C kinds."""
-    labels_per_client: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    labels_per_client: int | None = None
     """s, the number of classes that a client holds (labels, lognormal and shards partitions); by default the paper's
     for the dataset (5; with lognormal sizes 3, of fashion_mnist 2; 3 shards)."""
     label_bug: bool = False
     """Mislabel the first ten examples of each class of a client by their slot 0..s-1, as the published generator of
-    pFedBreD's MNIST does (lognormal partition): for comparison with its tables only, accuracies count the wrong labels.
+    pFedBreD's MNIST does (lognormal partition). For comparison with its tables only: accuracies count the wrong labels.
     """
     size: Literal["small", "medium", "large"] = "medium"
-    """Examples per client and class, exact and stratified, as pFedBayes's tables (labels partition)."""
+    """Examples per client and class, exact and stratified, as in the tables of pFedBayes (labels partition)."""
     alpha: float = 0.5
     """Concentration of the dirichlet and natural partitions; small is more heterogeneous."""
-    test_fraction: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    test_fraction: float | None = None
     """Share of a client's examples kept for testing (all partitions but labels of a dataset with a table); by default
     0.25, of sent140 and femnist LEAF's 0.1, of covertype 0.2, with shards 1/7 as in MNIST's official division."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_types(self, "data.")
         kept = self.classes
         require(kept is None or kept >= 2, "data.classes", kept, "a classifier needs two", "leave it out for all")
 
@@ -71,18 +66,15 @@ class ModelConfig:
     """The network."""
 
     name: str = "auto"
-    """auto: the paper's network for the dataset (mlp; vgg for cifar10; lstm for texts; dnn for femnist; blr for
-    covertype; with lognormal sizes dnn and cnn). mclr is multinomial logistic regression, dnn the mlp with leaky ReLUs,
-    cnn two convolutions and three linear layers (BPFed; pFedBreD's CifarNet), lstm two bidirectional LSTMs and two
-    linear layers for texts, blr Bayesian logistic regression of two classes, whose prior's log-precision is a parameter
-    (see --prior gamma)."""
+    """A network of the list above. auto: the paper's network for the dataset (mlp; vgg for cifar10; lstm for texts;
+    dnn for femnist; blr for covertype; with lognormal sizes dnn and cnn)."""
     hidden: tuple[int, ...] = (100,)
     """Widths of the hidden layers of the mlp or dnn."""
     lstm_hidden: int = 50
     """Units of each direction of the lstm; the layer before its last one has a hundred times as many."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_types(self, "model.")
         remedy = "use --model.name mclr for a network without hidden layers"
         require(
             all(isinstance(width, int) and width >= 1 for width in self.hidden),

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-import tyro
-
-from fedray.types import check_choices, require
+from fedray.config.checks import check_types
+from fedray.types import require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +18,9 @@ class TrackingConfig:
     """MLflow tracking URI; by default the SQLite file runs/mlflow.db; 'none' switches tracking off."""
     experiment: str = "fedray"
     """MLflow experiment that the run belongs to."""
+
+    def __post_init__(self) -> None:
+        check_types(self, "tracking.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +38,7 @@ class CheckpointConfig:
     """What to do where one cannot be written: go on without it and say so, or stop the run."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_types(self, "checkpoint.")
         require(self.every >= 0, "checkpoint.every", self.every, "a number of rounds", "use 0 to keep nothing")
         require(self.keep >= 1, "checkpoint.keep", self.keep, "at least one is kept", "use --checkpoint.every 0")
 
@@ -50,17 +52,17 @@ class Execution:
     backend: Literal["auto", "loop", "vmap", "compiled"] = "auto"
     """How a process runs its clients: one by one, stacked, or one by one with compiled kernels (other rounding, needs
     a C++ compiler); auto stacks small networks, and everything on a GPU."""
-    clients_per_actor: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    clients_per_actor: int | None = None
     """Clients hosted by one Ray actor; by default one, or more where the cluster has less room."""
-    gpus_per_client: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    gpus_per_client: float | None = None
     """GPU share of one client; by default what fits evenly."""
-    address: Annotated[str | None, tyro.conf.arg(metavar="STR")] = None
+    address: str | None = None
     """Ray cluster to join ('auto', or host:port); by default $RAY_ADDRESS, a running cluster, or a new local one."""
-    name: Annotated[str | None, tyro.conf.arg(metavar="STR")] = None
+    name: str | None = None
     """Name of the run; by default algorithm-dataset-s<seed>-<time>."""
-    output: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    output: str | Path | None = None
     """Folder for the result; by default runs/<name>. It must not hold anything yet."""
-    round_timeout: Annotated[float | None, tyro.conf.arg(metavar="SECONDS")] = None
+    round_timeout: float | None = None
     """Seconds after which an actor that has not answered counts as hanging; by default there is no limit."""
     loss_deviation: bool = False
     """After the last round, write the loss deviation of the personal models by class (pFedBreD). For simulations only:
@@ -70,7 +72,7 @@ class Execution:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_types(self)
         limit = self.round_timeout
         require(limit is None or limit > 0, "round_timeout", limit, "a time is positive", "leave it out to wait")
         per_actor, share = self.clients_per_actor, self.gpus_per_client

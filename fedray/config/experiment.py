@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import tyro
-
+from fedray.config.checks import check_types
 from fedray.config.data import DataConfig, ModelConfig
-from fedray.types import check_choices, require
+from fedray.types import require
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
     """Everything that the numbers depend on."""
 
-    algorithm: Annotated[Any, tyro.conf.Suppress] = None
+    algorithm: Any = None
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     rounds: int = 20
     """Communication rounds."""
-    clients: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    clients: int | None = None
     """Number of clients; by default the paper's for the dataset (10; 20 for cifar10; 198 for femnist; with lognormal
     sizes 100 and 20), or every user of a LEAF file."""
-    clients_per_round: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    clients_per_round: int | None = None
     """Clients that train in a round and are averaged; by default the paper's for the dataset (all; 10 of 20 for
     cifar10; 4 of 10 for sent140; 20 of 198 for femnist; with lognormal sizes 20 of 100 and 4 of 20)."""
     train_all: bool = False
@@ -34,7 +33,7 @@ class Experiment:
     """Clients held out of the federation, the last ones; after its rounds they adapt their personal factors alone."""
     adapt_rounds: int = 10
     """Rounds of local training of the clients that were held out."""
-    selection: Annotated[str, tyro.conf.Suppress] = "uniform"  # an option of fedray.cli, which lists the policies
+    selection: str = "uniform"
     """Policy that picks the clients of a round."""
     seed: int = 0
     """Seed of every random stream of the run."""
@@ -53,7 +52,7 @@ class Experiment:
     abort: stop at once."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_types(self)
         for name in ("rounds", "clients", "clients_per_round", "batch_size", "local_steps", "eval_every"):
             value = getattr(self, name)
             ok = value is None or (isinstance(value, int) and value >= 1)

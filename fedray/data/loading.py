@@ -36,14 +36,19 @@ class Shard(NamedTuple):
 
 def record(name: str) -> DatasetRecord:
     """The record of a dataset's name, or of a file's format; raises FedRayError with the names that are known."""
+    return registry.datasets()[record_name(name)]
+
+
+def record_name(name: str) -> str:
+    """The name of a dataset, or of the format of a file; raises as :func:`record`."""
     table = registry.datasets()
-    formats = [found for found in table.values() if found.suffixes and name.endswith(found.suffixes)]
+    formats = [key for key, found in table.items() if found.suffixes and name.endswith(found.suffixes)]
     if formats:
         return formats[0]
     known = [key for key, found in table.items() if not found.suffixes]
     own = "the path of an .npz file with x [N, ...] and y [N], or of a .json or .jsonl file as LEAF's"
     require(name in known, "data.name", name, "not a dataset", f"choose from {', '.join(known)}, {own}")
-    return table[name]
+    return name
 
 
 def absolute_paths(cfg: DataConfig) -> DataConfig:

@@ -74,6 +74,22 @@ def checked(train: Iterable[np.ndarray], test: Iterable[np.ndarray]) -> Partitio
     return partition
 
 
+def check_given(partition: Partition, clients: int | None, examples: int) -> None:
+    """Raise FedRayError unless a caller's own partition deals existing examples to this number of clients."""
+    remedy = "give a Partition(train, test) of int64 arrays, one of each per client"
+    if not isinstance(partition, Partition) or len(partition.train) != len(partition.test):
+        raise FedRayError(f"partition: has not one list for training and one for testing per client; {remedy}")
+    parts = (*partition.train, *partition.test)
+    if any(not isinstance(part, np.ndarray) or part.dtype != np.int64 or part.ndim != 1 for part in parts):
+        raise FedRayError(f"partition: holds something else than flat int64 arrays; {remedy}")
+    if any(len(part) == 0 or part.min() < 0 or part.max() >= examples for part in parts):
+        raise FedRayError(f"partition: a list is empty, or leaves the {examples} examples; {remedy}")
+    require(
+        clients == len(partition.train), "clients", clients, f"the partition has {len(partition.train)}", "leave it out"
+    )
+    check_disjoint(partition)
+
+
 def check_clients(clients: int) -> None:
     """Raise FedRayError for a federation without clients."""
     require(clients >= 1, "clients", clients, "a federation needs clients", "choose at least 1")

@@ -53,6 +53,29 @@ def checked_labels(values: Any, count: int, classes: int) -> np.ndarray:
     return y.astype(np.int64)
 
 
+def checked_dataset(dataset: Dataset) -> Dataset:
+    """The caller's own examples, labels as int64; raises FedRayError where they do not fit together."""
+    remedy = "give a fedray.data.readers.Dataset(x [N, ...], y [N], classes, scaling)"
+    if not isinstance(dataset, Dataset):
+        raise FedRayError(f"dataset={type(dataset).__name__}: is not a Dataset; {remedy}")
+    x, users, vectors = dataset.x, dataset.users, dataset.vectors
+    reason = ""
+    if not isinstance(x, np.ndarray) or x.ndim < 2 or x.dtype.kind not in "iuf":
+        reason = "x is not an array [N, ...] of numbers"
+    elif x.dtype.kind == "f" and not np.isfinite(x).all():
+        reason = "x holds NaN or infinity"
+    elif users is not None and np.shape(users) != (len(x),):
+        reason = f"users are not {len(x)} numbers"
+    elif vectors is not None and (x.dtype.kind == "f" or x.min() < 0 or x.max() >= len(vectors)):
+        reason = "x are not word numbers of the vectors"
+    if reason:
+        raise FedRayError(f"dataset: {reason}; {remedy}")
+    try:
+        return dataset._replace(y=checked_labels(dataset.y, len(x), dataset.classes))
+    except (ValueError, TypeError) as error:
+        raise FedRayError(f"dataset: {error}; {remedy}") from None
+
+
 def idx_images(files: Sequence[Path]) -> Dataset:
     """Images uint8 [N, 1, 28, 28] of ten classes; the files are images, labels, images, labels, and so on."""
     xs: list[np.ndarray] = []

@@ -6,14 +6,15 @@ from typing import Any, NamedTuple
 
 import psutil
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedray import registry
 from fedray.arrays.rng import Stream
 from fedray.config import Experiment, override
 from fedray.data import loading, papers
 from fedray.data.loading import Dataset
-from fedray.data.partition import Partition
+from fedray.data.partition import Partition, check_given
+from fedray.data.readers import checked_dataset
 from fedray.data.scaling import Scaling
 from fedray.nets import network
 from fedray.nets.model import Model
@@ -32,6 +33,8 @@ class Plan(NamedTuple):
     partition: Partition
     scaling: Scaling | None  # of raw inputs; None: used as they are
     remarks: tuple[str, ...] = ()  # what one must know of the data before one quotes a number
+    given: Dataset | None = None  # the caller's own examples; None: those that cfg.data names
+    plug_ins: tuple[str, ...] = ()  # modules that a process must import to know the names in cfg
 
     @property
     def clients(self) -> int:
@@ -58,8 +61,11 @@ class Plan(NamedTuple):
         return round_number > self.cfg.rounds
 
     def dataset(self, loaded: Dataset | None = None) -> Dataset:
-        """The pooled examples in the run's units; ``loaded`` saves reading them again."""
-        pooled = loading.load(self.cfg.data, self.model.classes) if loaded is None else loaded
+        """The pooled examples in the run's units: ``loaded``, the caller's own, or those of the files."""
+        registry.plug_in_again(self.plug_ins, "this run")
+        pooled = self.given if loaded is None else loaded
+        if pooled is None:
+            pooled = loading.load(self.cfg.data, self.model.classes)
         return pooled._replace(scaling=self.scaling)
 
     @property
@@ -150,8 +156,28 @@ def _check_memory(plan: Plan) -> None:
         )
 
 
-def make_plan(cfg: Experiment, dataset: Dataset | None = None) -> Plan:
-    """Check an experiment and fix its partition and network; ``dataset`` saves loading what is loaded already.
+def plug_ins_of(cfg: Experiment) -> tuple[str, ...]:
+    """The modules of the plug-ins that a resolved experiment uses."""
+    names = {
+        registry.ALGORITHM: registry.algorithm_name(cfg.algorithm),
+        registry.SELECTION: cfg.selection,
+        registry.DATASET: loading.record_name(cfg.data.name),
+        registry.PARTITION: cfg.data.partition,
+        registry.NETWORK: cfg.model.name,
+    }
+    return registry.plug_ins_of(names)
+
+
+def make_plan(
+    cfg: Experiment,
+    dataset: Dataset | None = None,
+    partition: Partition | None = None,
+    layers: nn.Sequential | None = None,
+) -> Plan:
+    """Check an experiment and fix its partition and network.
+
+    A given ``dataset``, ``partition`` or chain of ``layers`` takes the place of the one that the experiment names, in
+    every process.
 
     Raises FedRayError for anything that could not run: an unknown dataset or policy, a split that is too large,
     unreadable files, a policy whose score the algorithm does not offer.
@@ -161,6 +187,11 @@ def make_plan(cfg: Experiment, dataset: Dataset | None = None) -> Plan:
             f"algorithm={cfg.algorithm!r}: is not the settings of an algorithm; give one, such as PFedBayes(), from "
             f"fedray.algorithms ({', '.join(registry.algorithms())})"
         )
+    if partition is not None:
+        own = len(partition.train) if cfg.clients is None else cfg.clients
+        cfg = override(cfg, {"data.partition": papers.GIVEN, "clients": own})
+    if layers is not None:
+        cfg = override(cfg, {"model.name": papers.GIVEN})
     cfg = resolve(cfg)
     algorithm = registry.algorithm_of(cfg.algorithm)
     selection = registry.pick(registry.selections(), "`selection`", cfg.selection)
@@ -171,15 +202,22 @@ def make_plan(cfg: Experiment, dataset: Dataset | None = None) -> Plan:
         f"{registry.algorithm_name(cfg.algorithm)} offers no {selection.score} score",
         "choose `selection=uniform`",
     )
-    dataset = loading.load(cfg.data) if dataset is None else dataset
+    given = None if dataset is None else checked_dataset(dataset)
+    dataset = loading.load(cfg.data) if given is None else given
     cfg = papers.fill_from_dataset(cfg, dataset)
     _check_clients(cfg, algorithm)
-    rng = Stream(cfg.seed, "partition").numpy
-    partition = papers.deal(cfg, dataset, rng)
-    layers = registry.pick(registry.networks(), "--model.name", cfg.model.name)
-    model = network.build(layers, cfg.model, dataset.input_shape, dataset.classes)
+    if partition is None:
+        partition = papers.deal(cfg, dataset, Stream(cfg.seed, "partition").numpy)
+    else:
+        check_given(partition, cfg.clients, len(dataset.y))
+    if layers is None:
+        record = registry.pick(registry.networks(), "--model.name", cfg.model.name)
+        model = network.build(record, cfg.model, dataset.input_shape, dataset.classes)
+    else:
+        model = network.given(layers, dataset.input_shape, dataset.classes)
+    scaling = loading.scaling(cfg.data.scaling, dataset)
     remarks = papers.remarks(cfg.data, dataset, partition)
-    plan = Plan(cfg, algorithm, selection, model, partition, loading.scaling(cfg.data.scaling, dataset), remarks)
+    plan = Plan(cfg, algorithm, selection, model, partition, scaling, remarks, given, plug_ins_of(cfg))
     _check_memory(plan)
     plan.initial_server()  # the algorithm refuses here what it cannot run
     return plan

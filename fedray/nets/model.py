@@ -25,9 +25,11 @@ PARAMETRIC = nn.Linear | nn.Conv2d | BiLSTM
 class Model:
     """A network whose parameters are one vector theta [P].
 
-    ``layers`` is a chain of nn.Linear, nn.Conv2d, BiLSTM and parameter-free modules; the modules only describe the
-    computation, their own weights are never used. Linear weights are stored [in, out] (x @ W + b), which is also what
-    makes a product of one client bitwise equal to its row of a stacked product.
+    ``layers`` is a chain of nn.Linear, nn.Conv2d, BiLSTM and modules without parameters or buffers; chains in the chain
+    are unpacked. The modules only describe the computation, their own weights are never used. Linear weights are stored
+    [in, out] (x @ W + b), which is also what makes a product of one client bitwise equal to its row of a stacked
+    product. Raises FedRayError, naming the layer, for any other layer, and where the chain does not map the inputs to
+    the classes.
     """
 
     layers: nn.Sequential
@@ -43,6 +45,9 @@ class Model:
     activations: int = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", nn.Sequential(*_unpacked(self.layers)))
+        for place, layer in enumerate(self.layers):
+            _check(place, layer)
         shapes: list[tuple[int, ...]] = []
         slices, tensors, start = {}, {}, 0
         for layer in self.layers:
@@ -55,6 +60,8 @@ class Model:
                     tensors[f"{name}.bias"] = slice(stop - own[1][0], stop)
                 slices[name], start = slice(start, stop), stop
                 shapes += own
+        if not slices:
+            raise FedRayError(f"network {self.layers}: has no parameters to learn; add an nn.Linear")
         head = list(slices)[-1]
         tensors |= {
             f"head.{kind}": tensors[f"{head}.{kind}"] for kind in ("weight", "bias") if f"{head}.bias" in tensors
@@ -74,9 +81,20 @@ class Model:
         # With our own arithmetic on zeros: running the modules on the meta device would import PyTorch's compiler,
         # ten seconds of every process.
         total, x, zeros = 0, torch.zeros(1, *self.input_shape), iter(self.split(torch.zeros(self.padded)))
-        for layer in self.layers:
-            x = _apply(layer, x, zeros)
+        for place, layer in enumerate(self.layers):
+            try:
+                x = _apply(layer, x, zeros)
+            except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
+                raise FedRayError(
+                    f"network: layer {place} ({layer}) cannot take {list(x.shape)}, which inputs of shape "
+                    f"{list(self.input_shape)} become ({error}); mend its sizes"
+                ) from None
             total += x.numel() if isinstance(layer, PARAMETRIC) else 0
+        if x.shape != (1, self.classes):
+            raise FedRayError(
+                f"network: maps an input of shape {list(self.input_shape)} to {list(x.shape[1:])}, not to the "
+                f"{self.classes} logits of the classes; mend its last layer"
+            )
         return 0 if any(isinstance(layer, BiLSTM) for layer in self.layers) else total
 
     def split(self, theta: Tensor) -> tuple[Tensor, ...]:
@@ -157,13 +175,39 @@ class Model:
         return torch.cat([theta[: self.size], theta.new_zeros(self.padded - self.size)])
 
 
+def _unpacked(layers: nn.Sequential) -> Iterator[nn.Module]:
+    for layer in layers:
+        if type(layer) is nn.Sequential:
+            yield from _unpacked(layer)
+        else:
+            yield layer
+
+
+def _check(place: int, layer: nn.Module) -> None:
+    """Raise FedRayError for a layer whose parameters, state or randomness would be lost without a word."""
+    what = f"network: layer {place} ({type(layer).__name__})"
+    known = "nn.Linear, nn.Conv2d, BiLSTM and modules without parameters or buffers"
+    if type(layer) in (nn.Linear, nn.Conv2d, BiLSTM):
+        return  # a subclass may compute something else
+    held = [name for name, _ in (*layer.named_parameters(), *layer.named_buffers())]
+    if held or isinstance(layer, PARAMETRIC):
+        reason = f"holds {', '.join(held)}, which would stay out of the posterior" if held else "is not the known one"
+        raise FedRayError(f"{what}: {reason}; build the network of {known}")
+    if any(isinstance(part, nn.modules.dropout._DropoutNd) for part in layer.modules()):
+        raise FedRayError(f"{what}: draws random numbers of its own, which no seed repeats; leave it out")
+
+
 def _shapes(name: str, layer: nn.Module) -> tuple[tuple[int, ...], ...]:
     """The shapes of a layer's parameters: weight and bias; of an LSTM, those for inputs, then those for states."""
     if isinstance(layer, BiLSTM):
         return layer.shapes
     assert isinstance(layer, nn.Linear | nn.Conv2d)
-    if layer.bias is None or (isinstance(layer, nn.Conv2d) and (layer.groups != 1 or set(layer.dilation) != {1})):
-        raise FedRayError(f"layer {name} ({layer}): needs a bias, one group and no dilation; rebuild it that way")
+    plain = not isinstance(layer, nn.Conv2d) or (
+        layer.groups == 1 and set(layer.dilation) == {1} and layer.padding_mode == "zeros"
+    )
+    if layer.bias is None or not plain:
+        reason = "needs a bias, one group, no dilation and padding with zeros"
+        raise FedRayError(f"layer {name} ({layer}): {reason}; rebuild it that way")
     if isinstance(layer, nn.Linear):
         return (layer.in_features, layer.out_features), (layer.out_features,)
     return tuple(layer.weight.shape), (layer.out_channels,)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch import nn
 
 from fedray.nets.model import Model
+from fedray.types import FedRayError
 
 if TYPE_CHECKING:
     from fedray.config import ModelConfig
@@ -29,3 +31,13 @@ class NetworkRecord(NamedTuple):
 def build(record: NetworkRecord, cfg: ModelConfig, input_shape: tuple[int, ...], classes: int) -> Model:
     """The model of a network for these inputs and classes; raises FedRayError where they do not suit it."""
     return Model(record.layers(cfg, input_shape, classes), input_shape, classes, record.extra)
+
+
+def given(layers: nn.Sequential, input_shape: tuple[int, ...], classes: int) -> Model:
+    """The model of a caller's own chain of layers, which stays as it is; its weights are not used.
+
+    Raises FedRayError for layers that a model cannot have, and for inputs or classes that they do not suit.
+    """
+    if not isinstance(layers, nn.Sequential):
+        raise FedRayError(f"layers={type(layers).__name__}: is not a chain of layers; give a torch.nn.Sequential")
+    return Model(copy.deepcopy(layers).to("meta"), input_shape, classes)

@@ -114,6 +114,7 @@ def load(folder: str | Path) -> Predictor:
 
 def _plan(folder: Path, described: Any) -> Plan:
     """The plan of a result's config.json and partition; raises what damage leads to."""
+    registry.plug_in_again(described.get("plug_ins", ()), str(folder))
     cfg = experiment_of(described["algorithm"], described["experiment"])
     shape = described["data"]
     inputs = shape["input_shape"]

@@ -24,7 +24,7 @@ from fedray.config import Execution, Experiment, decisive, differences, flatten,
 from fedray.config.decode import decode, fits, refuse_damage
 from fedray.federate import checkpoint
 from fedray.federate.checkpoint import CheckpointStore, rounds
-from fedray.federate.plan import Plan
+from fedray.federate.plan import Plan, plug_ins_of
 from fedray.run.files import write_json
 from fedray.run.mlflow_store import shown
 from fedray.types import FedRayError, first_line
@@ -88,6 +88,7 @@ def read(place: str) -> Note:
     with refuse_damage(f"--resume {place}: holds no run to go on with", "give the folder of an interrupted run"):
         with fsspec.open(f"{place}/{NOTE}", "rb") as file:
             found = decode(file.read())  # type: ignore[union-attr]
+        registry.plug_in_again(found.get("plug_ins", ()), f"--resume {place}")
         settings = dict(found["execution"])
         # Older versions kept the failure policy among the settings of the execution.
         moved = {"on_failure": settings.pop("on_failure")} if "on_failure" in settings else {}
@@ -104,6 +105,7 @@ def read(place: str) -> Note:
 
 def _content(note: Note) -> dict[str, Any]:
     content = {"name": note.name, "algorithm": registry.algorithm_name(note.experiment.algorithm)}
+    content |= {"plug_ins": plug_ins_of(note.experiment)}
     return content | {"experiment": to_dict(note.experiment), "execution": to_dict(note.execution)} | {
         "run_id": note.run_id
     }  # fmt: skip
@@ -190,7 +192,7 @@ def locked(folder: Path) -> Iterator[None]:
         Path(lock.lock_file).unlink(missing_ok=True)
 
 
-def place(resume: str, output: Path | None, name: str) -> Path:
+def place(resume: str, output: str | Path | None, name: str) -> Path:
     """Where a result goes: the folder that is resumed, or a new one."""
     here = resume and "://" not in resume
     return Path(os.path.abspath(resume if here else output or Path("runs") / name))

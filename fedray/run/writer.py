@@ -123,6 +123,7 @@ def describe(plan: Plan) -> dict[str, Any]:
     }
     return {
         "algorithm": registry.algorithm_name(plan.cfg.algorithm),
+        "plug_ins": list(plan.plug_ins),
         "experiment": to_dict(plan.cfg),
         "data": shape,
     }

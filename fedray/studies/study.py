@@ -183,7 +183,7 @@ def run(study: str, options: Options) -> Tally:
 
 
 def _folder(study: str, options: Options) -> Path:
-    return options.execution.output or Path("runs") / study
+    return Path(options.execution.output or Path("runs") / study)
 
 
 def request(study: str, planned: PlannedRun, options: Options) -> session.Request:

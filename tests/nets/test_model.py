@@ -9,6 +9,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from fedray.arrays.rng import Stream
+from fedray.types import FedRayError
 from tests.helpers import NETS, built, described
 
 
@@ -104,3 +105,55 @@ def test_every_pre_activation_has_noise_of_its_own():
     hidden = (flat @ w1 + b1 + spread * (flat.square().sum(1, True) + 1).sqrt() * noise[:, :5]).relu()
     logits = hidden @ w2 + b2 + spread * (hidden.square().sum(1, True) + 1).sqrt() * noise[:, 5:]
     assert_close(model.forward_local((w1, b1, w2, b2), model.split(sd), x, noise), logits, rtol=1e-5, atol=1e-5)
+
+
+class Residual(nn.Module):
+    """A block whose weights no model knows."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(5, 5)
+
+    def forward(self, x):
+        return x + self.inner(x)
+
+
+class Doubled(nn.Linear):
+    """A layer that computes something else than its parent."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("layer", "match"),
+    [
+        (Residual(), r"layer 1 \(Residual\): holds inner.weight, inner.bias, which would stay out"),
+        (nn.LayerNorm(5), r"layer 1 \(LayerNorm\): holds weight, bias"),
+        (nn.BatchNorm1d(5, affine=False), r"layer 1 \(BatchNorm1d\): holds running_mean"),
+        (Doubled(5, 5), r"layer 1 \(Doubled\): holds weight, bias"),
+        (nn.Dropout(0.5), r"layer 1 \(Dropout\): draws random numbers"),
+        (nn.Linear(5, 5, bias=False), r"needs a bias"),
+        (nn.Linear(4, 5), r"layer 1 .*cannot take \[1, 5\]"),
+    ],
+)
+def test_a_layer_that_would_be_lost_is_refused_by_name(layer, match):
+    with pytest.raises(FedRayError, match=match):
+        described((5,), 3, nn.Flatten(), layer, nn.Linear(5, 3))
+
+
+def test_a_chain_that_does_not_end_in_the_classes_is_refused():
+    with pytest.raises(FedRayError, match=r"maps an input of shape \[5\] to \[4\], not to the 3 logits"):
+        described((5,), 3, nn.Flatten(), nn.Linear(5, 4))
+    with pytest.raises(FedRayError, match="no parameters to learn"):
+        described((3,), 3, nn.Flatten())
+    with pytest.raises(FedRayError, match="padding with zeros"):
+        described((1, 4, 4), 8, nn.Conv2d(1, 2, 3, stride=2, padding=1, padding_mode="reflect"), nn.Flatten())
+
+
+def test_chains_in_the_chain_are_unpacked():
+    plain = described((5,), 3, nn.Flatten(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+    nested = described((5,), 3, nn.Flatten(), nn.Sequential(nn.Linear(5, 4), nn.Sequential(nn.ReLU(), nn.Linear(4, 3))))
+    theta, x = plain.init(Stream(0, "server")), Stream(0, "x").normal([6, 5])
+    assert (nested.size, nested.slices) == (plain.size, plain.slices)
+    assert torch.equal(nested.apply(theta, x), plain.apply(theta, x))

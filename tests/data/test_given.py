@@ -1,0 +1,103 @@
+"""Examples, a partition and layers that the caller gives are used everywhere, and refused where they do not fit."""
+
+import numpy as np
+import pytest
+from torch import nn
+
+from fedray.algorithms.fedavg import FedAvg
+from fedray.config import DataConfig, Execution, Experiment
+from fedray.data.partition import Partition
+from fedray.data.readers import Dataset
+from fedray.federate.in_process import LocalFederation
+from fedray.federate.plan import make_plan
+from fedray.types import FedRayError
+
+CHANCE = 0.1
+
+
+def noise(n=1797):
+    """As many examples as the digits have, of pure noise with random labels."""
+    rng = np.random.default_rng(0)
+    return Dataset(rng.standard_normal((n, 1, 8, 8)).astype(np.float32), rng.integers(0, 10, n), 10, None)
+
+
+def plan_of(dataset, **settings):
+    return make_plan(
+        Experiment(algorithm=FedAvg(lr=0.1), rounds=3, data=DataConfig(partition="iid"), **settings), dataset
+    )
+
+
+def accuracy(metrics):
+    found = metrics.global_
+    return float(found.correct.sum() / found.examples.sum())
+
+
+def test_nothing_is_learned_of_noise_in_process():
+    *_, last = LocalFederation(plan_of(noise()))
+    assert abs(accuracy(last) - CHANCE) < 0.1
+
+
+@pytest.mark.ray
+def test_nothing_is_learned_of_noise_in_actors(cluster):
+    from actors.federation import RayFederation
+
+    with RayFederation(plan_of(noise()), Execution(clients_per_actor=5)) as federation:
+        *_, last = federation
+    assert abs(accuracy(last) - CHANCE) < 0.1
+
+
+def test_a_given_partition_is_used():
+    parts = [np.arange(start, start + 40) for start in (0, 40, 80)]
+    partition = Partition(tuple(part[:30] for part in parts), tuple(part[30:] for part in parts))
+    plan = make_plan(Experiment(algorithm=FedAvg()), noise(), partition)
+    assert (plan.clients, plan.cfg.clients_per_round) == (3, 3)
+    assert plan.partition is partition
+    shards = LocalFederation(plan).cohort.block.data
+    assert shards.total.tolist() == [30, 30, 30]
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "clients", "match"),
+    [
+        ([[0, 1]], [[1, 2]], None, "example 1 occurs twice"),
+        ([[0, 1]], [[5000]], None, "leaves the 1797 examples"),
+        ([[0, 1]], [[-1]], None, "leaves the 1797 examples"),
+        ([[0, 1]], [[2], [3]], None, "one list for training and one for testing"),
+        ([[0, 1], [2]], [[3], []], None, "a list is empty"),
+        ([[0.0]], [[1.0]], None, "flat int64"),
+        ([[0, 1]], [[2]], 2, "--clients 2: the partition has 1"),
+    ],
+)
+def test_a_partition_that_does_not_fit_is_refused(train, test, clients, match):
+    train, test = (
+        tuple(np.array(part) if part else np.array(part, np.int64) for part in parts) for parts in (train, test)
+    )
+    with pytest.raises(FedRayError, match=match):
+        make_plan(Experiment(algorithm=FedAvg(), clients=clients, clients_per_round=1), noise(), Partition(train, test))
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"x": "abc"}, "x is not an array"),
+        ({"x": np.full((1797, 3), np.nan)}, "NaN or infinity"),
+        ({"y": np.zeros(5, int)}, "labels are not 1797"),
+        ({"y": np.full(1797, 10)}, "number 10 classes"),
+        ({"classes": "ten"}, "dataset: "),
+        ({"users": np.zeros(3)}, "users are not 1797"),
+    ],
+)
+def test_examples_that_do_not_fit_are_refused(changes, match):
+    with pytest.raises(FedRayError, match=match):
+        plan_of(noise()._replace(**changes))
+    with pytest.raises(FedRayError, match="dataset=tuple: is not a Dataset"):
+        plan_of((1, 2))
+
+
+def test_given_layers_are_the_network_and_stay_as_they_are():
+    layers = nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(64, 5), nn.Tanh()), nn.Linear(5, 10))
+    plan = make_plan(Experiment(algorithm=FedAvg(), data=DataConfig(partition="iid")), layers=layers)
+    assert plan.model.size == 65 * 5 + 6 * 10
+    assert layers[2].weight.device.type == "cpu"
+    with pytest.raises(FedRayError, match="layers=int: is not a chain"):
+        make_plan(Experiment(algorithm=FedAvg()), layers=3)  # type: ignore[arg-type]

@@ -1,0 +1,138 @@
+"""Algorithms, policies, datasets, partitions and networks are one file each, inside and outside of the checkout."""
+
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedray import registry
+from fedray.types import FedRayError
+
+ROOT = Path(__file__).resolve().parent.parent
+GUIDE = (ROOT / "docs/add-a-dataset.md").read_text(encoding="utf-8")
+(RINGS,) = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+PROX = re.findall(r"```python\n(.*?)```", (ROOT / "docs/add-an-algorithm.md").read_text(encoding="utf-8"), re.DOTALL)[0]
+POLICY = "from fedray.selection import uniform\n\nSELECTION = uniform.SELECTION._replace(summary='mine')\n"
+PLUG_INS = {"rings": RINGS, "my_prox": PROX, "my_policy": POLICY}
+USE = "--plugin rings --plugin my_prox my_policy --data.name rings --selection my_policy --rounds 2 --tracking.uri none"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, code in PLUG_INS.items():
+        (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
+    return tmp_path
+
+
+def call(folder, *words, path=ROOT):
+    env = os.environ | {"PYTHONPATH": str(path)}
+    return subprocess.run([sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=400)
+
+
+def launch(folder, *words):
+    found = call(folder, "-m", "fedray.launch", *words)
+    assert found.returncode == 0, found.stderr
+    return found.stdout
+
+
+def test_five_plug_ins_outside_of_the_checkout_play_and_are_found_again(folder):
+    launch(folder, "my_prox", *USE.split(), "--runtime", "local", "--output", "out", "--json")
+    noted = json.loads((folder / "out/config.json").read_text())
+    assert sorted(noted["plug_ins"]) == ["my_policy", "my_prox", "rings"]
+    assert (noted["experiment"]["model"]["name"], noted["experiment"]["data"]["partition"]) == ("rings", "rings")
+    loads = "import fedray; print(fedray.load('{}'))"
+    assert "my_prox, 4 clients" in call(folder, "-c", loads.format("out")).stdout
+    elsewhere = call("/", "-c", loads.format(folder / "out"))
+    assert "used the plug-in" in elsewhere.stderr
+    assert "FedRayError" in elsewhere.stderr
+
+
+@pytest.mark.ray
+def test_plug_ins_reach_the_actors(folder):
+    launch(folder, "my_prox", *USE.split(), "--runtime", "local", "--output", "local", "--json")
+    launch(folder, "my_prox", *USE.split(), "--output", "ray", "--clients-per-actor", "2", "--json")
+    for name in ("global", "personal"):
+        file = f"{name}.safetensors"
+        assert (folder / "local" / file).read_bytes() == (folder / "ray" / file).read_bytes()
+
+
+def test_a_file_in_its_folder_is_a_dataset_a_partition_and_a_network(tmp_path):
+    for package in ("fedray", "actors", "tune"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for place in ("data/datasets", "data/partitions", "nets/networks"):
+        (tmp_path / "fedray" / place / "rings.py").write_text(RINGS, encoding="utf-8")
+    (tmp_path / "fedray/selection/my_policy.py").write_text(POLICY, encoding="utf-8")
+    words = "fedavg --data.name rings --selection my_policy --rounds 1 --tracking.uri none --runtime local --json"
+    found = call(tmp_path, "-m", "fedray.launch", *words.split(), path=tmp_path)
+    assert found.returncode == 0, found.stderr
+
+
+@pytest.fixture
+def fresh(monkeypatch):
+    """A registry that forgets the plug-ins of a test."""
+    monkeypatch.setattr(registry, "_named", {})
+    registry._installed.cache_clear()
+    yield
+    registry._installed.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize(
+    ("name", "code", "match"),
+    [
+        ("no_such_module", None, r"--plugin no_such_module: cannot be imported \(ModuleNotFoundError"),
+        ("broken_pi", "1 / 0", r"--plugin broken_pi: cannot be imported \(ZeroDivisionError"),
+        ("empty_pi", "x = 1", r"--plugin empty_pi: defines none of ALGORITHM, SELECTION, DATASET"),
+        ("wrong_pi", "NETWORK = 3", r"--plugin wrong_pi: NETWORK is 3; it must be a NetworkRecord"),
+        ("uniform", POLICY, r"--plugin uniform: the name 'uniform' is taken by another SELECTION"),
+        (
+            "same_pi",
+            "from fedray.algorithms.fedavg import ALGORITHM",
+            r"--plugin same_pi: its settings class FedAvg is that of fedavg; define a subclass",
+        ),
+    ],
+)
+def test_what_cannot_be_registered_is_refused(tmp_path, monkeypatch, name, code, match):
+    monkeypatch.syspath_prepend(tmp_path)
+    if code is not None:
+        (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
+    with pytest.raises(FedRayError, match=match):
+        registry.plug_in(name)
+    assert registry.plug_ins() == ()
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_module_is_registered_once_under_its_name(folder, monkeypatch):
+    monkeypatch.syspath_prepend(folder)
+    registry.plug_in("rings")
+    registry.plug_in("rings")
+    assert registry.plug_ins() == ("rings",)
+    assert {"rings", "digits"} <= set(registry.datasets())
+    assert registry.plug_ins_of({registry.NETWORK: "rings"}) == ("rings",)
+    assert registry.plug_ins_of({registry.NETWORK: "mlp"}) == ()
+    assert registry.sources(("rings",)) == [folder / "rings.py"]
+    with pytest.raises(FedRayError, match=r"runs/x: used the plug-in gone_pi, which is not here; .*No module named"):
+        registry.plug_in_again(("rings", "gone_pi"), "runs/x")
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("value", ["rings", "rings:DATASET"])
+def test_entry_points_of_installed_packages_are_found(folder, monkeypatch, value):
+    monkeypatch.syspath_prepend(folder)
+    point = importlib.metadata.EntryPoint("circles", value, "fedray.datasets")
+    points = {"fedray.datasets": [point]}
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points.get(group, []))
+    assert registry.datasets()["circles"].summary == "two rings"
+    registry._installed.cache_clear()
+    points["fedray.datasets"] = [importlib.metadata.EntryPoint("digits", value, "fedray.datasets")]
+    with pytest.raises(FedRayError, match="the name 'digits' is taken"):
+        registry.datasets()
+    points["fedray.datasets"] = [importlib.metadata.EntryPoint("circles", "gone_pi", "fedray.datasets")]
+    with pytest.raises(FedRayError, match=r"entry point circles = gone_pi of fedray.datasets: cannot be imported"):
+        registry.datasets()
