@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # an error must not cost the seconds that PyTorch takes to im
 BINS = 10  # equal confidence bins (l/10, (l+1)/10], as in BPFed's calibration tables
 
 
-class FedRayError(ValueError):
+class FedRayError(Exception):
     """A mistake in what the user asked for or supplied: names the value, the reason and the remedy."""
 
 

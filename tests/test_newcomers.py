@@ -12,7 +12,7 @@ from fedray.arrays import trees
 from fedray.config import DataConfig
 from fedray.data import loading
 from fedray.federate import checkpoint, report
-from fedray.federate.checkpoint import Store
+from fedray.federate.checkpoint import CheckpointStore
 from fedray.federate.in_process import LocalFederation
 from fedray.types import FedRayError
 from tests.helpers import block, differing, small_plan
@@ -93,7 +93,7 @@ def test_newcomers_learn(name):
 
 @able
 def test_it_goes_on_from_a_checkpoint_in_the_middle_of_adaptation(name, tmp_path):
-    plan, store = small_plan(name, HELD), Store(str(tmp_path))
+    plan, store = small_plan(name, HELD), CheckpointStore(str(tmp_path))
     expected, _ = whole(name)
     first = iter(LocalFederation(plan, "loop", store=store))
     assert [next(first).round for _ in range(4)] == [1, 2, 3, 4]

@@ -75,7 +75,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_types(self, "model.")
-        remedy = "use --model.name mclr for a network without hidden layers"
+        remedy = "use `model.name=mclr` for a network without hidden layers"
         require(
             all(isinstance(width, int) and width >= 1 for width in self.hidden),
             "model.hidden",

@@ -40,7 +40,7 @@ class CheckpointConfig:
     def __post_init__(self) -> None:
         check_types(self, "checkpoint.")
         require(self.every >= 0, "checkpoint.every", self.every, "a number of rounds", "use 0 to keep nothing")
-        require(self.keep >= 1, "checkpoint.keep", self.keep, "at least one is kept", "use --checkpoint.every 0")
+        require(self.keep >= 1, "checkpoint.keep", self.keep, "at least one is kept", "use `checkpoint.every=0`")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,7 @@ def files(cfg: DataConfig) -> list[Path]:
         found = [path for part in parts for path in sorted(part.glob("*")) if path.name.endswith(SUFFIXES)]
         if found:
             return found
-    remedy = "put LEAF's train and test folders there, point --data.root to where they are, or give a file's path"
+    remedy = "put LEAF's train and test folders there, point `data.root` to where they are, or give a file's path"
     require(False, "data.name", name, f"{root / name} has no .json or .jsonl files", remedy)
     return []
 

@@ -76,7 +76,7 @@ def load(cfg: DataConfig, classes: int | None = None) -> Dataset:
     """
     cfg = absolute_paths(cfg)
     dataset = record(cfg.name).load(cfg, classes if cfg.classes is None else None)
-    reason, remedy = "the dataset has no texts", "leave it out, or choose --data.name sent140"
+    reason, remedy = "the dataset has no texts", "leave it out, or choose `data.name=sent140`"
     require(cfg.embedding is None or dataset.vectors is not None, "data.embedding", cfg.embedding, reason, remedy)
     return dataset if cfg.classes is None else _first(dataset, cfg.classes)
 

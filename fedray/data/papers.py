@@ -22,7 +22,7 @@ def partition_name(cfg: DataConfig) -> str:
 
 def partition_record(cfg: DataConfig) -> PartitionRecord:
     """The record of the partition; raises FedRayError for an unknown name, with the known ones."""
-    return registry.pick(registry.partitions(), "--data.partition", partition_name(cfg))
+    return registry.pick(registry.partitions(), "`data.partition`", partition_name(cfg))
 
 
 def protocol(cfg: DataConfig) -> Protocol:
@@ -71,7 +71,7 @@ def deal(cfg: Experiment, dataset: Dataset, rng: np.random.Generator) -> Partiti
     assert cfg.clients is not None, "the number of clients is known before the examples are dealt"
     assert own.labels_per_client is not None
     assert own.test_fraction is not None
-    reason, remedy = "only the lognormal partition has seeds to mislabel", "leave it out, or --data.partition lognormal"
+    reason, remedy = "only the lognormal partition has seeds to mislabel", "leave it out, or `data.partition=lognormal`"
     require(record.mislabels or not own.label_bug, "data.label_bug", own.label_bug, reason, remedy)
     settings = DealSettings(cfg.clients, own.labels_per_client, own.test_fraction, own, protocol(own))
     return record.deal(dataset, settings, rng)
@@ -89,14 +89,14 @@ def remarks(cfg: DataConfig, dataset: Dataset, partition: Partition) -> tuple[st
     """What one must know of the data before quoting a number."""
     found: list[str] = []
     if dataset.vectors is not None and cfg.embedding is None:
-        found.append("without --data.embedding the words have random vectors: accuracies are lower than with GloVe's")
+        found.append("without `data.embedding` the words have random vectors: accuracies are lower than with GloVe's")
     if cfg.partition != GIVEN:
         found += partition_record(cfg).remarks(dataset, partition)
     if partition.relabel is not None:
         test, wrong = np.concatenate(partition.test), partition.relabel[:, 0]
         share = np.isin(wrong, test).sum() / len(test)
         found.append(
-            f"--data.label-bug: {len(wrong)} examples carry a wrong label, {share:.1%} of those for testing; "
+            f"`data.label_bug`: {len(wrong)} examples carry a wrong label, {share:.1%} of those for testing; "
             "accuracies count them, and compare with others of that kind only"
         )
     return tuple(found)

@@ -16,7 +16,7 @@ import numpy as np
 from fedray.data.scaling import Scaling, within
 from fedray.types import FedRayError
 
-REPLACE = "delete it and add --data.download, or choose another --data.root"
+REPLACE = "delete it and add `data.download`, or choose another `data.root`"
 
 
 class Dataset(NamedTuple):

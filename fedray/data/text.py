@@ -49,7 +49,7 @@ def vectors(words: Sequence[str], file: Path | None) -> np.ndarray:
     if file is None:
         found = dict(zip(words, map(_hashed, words), strict=True))
     else:
-        remedy = "give --data.embedding a text file with a word and its numbers in every line, such as glove.6B.50d.txt"
+        remedy = "give `data.embedding` a text file with a word and its numbers in every line, such as glove.6B.50d.txt"
         with reading(file, remedy):
             found = _read(file, set(words))
     width = len(next(iter(found.values()), np.empty(WIDTH)))

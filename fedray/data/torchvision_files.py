@@ -22,7 +22,7 @@ def files(cfg: DataConfig, kind: str, names: Sequence[str]) -> list[Path]:
     if missing and cfg.download:
         _download(kind, root, missing)
     elif missing:
-        remedy = "add --data.download, or point --data.root or $FEDRAY_DATA_ROOT to a folder that has it"
+        remedy = "add `data.download`, or point `data.root` or $FEDRAY_DATA_ROOT to a folder that has it"
         require(False, "data.name", cfg.name, f"{root / missing[0]} is missing", remedy)
     return [root / name for name in names]
 
@@ -40,4 +40,4 @@ def _download(kind: str, root: Path, missing: list[str]) -> None:
                 os.replace(Path(folder, name), root / name)
     except Exception as error:  # urllib, ssl, tarfile and torchvision raise what they like
         remedy = "check the network and the folder, or copy the dataset there in torchvision's layout"
-        raise FedRayError(f"--data.download: {kind} did not arrive in {root} ({error}); {remedy}") from error
+        raise FedRayError(f"`data.download`: {kind} did not arrive in {root} ({error}); {remedy}") from error

@@ -152,7 +152,7 @@ def _check_memory(plan: Plan) -> None:
         name = registry.algorithm_name(plan.cfg.algorithm)
         raise FedRayError(
             f"{name} with {plan.model.size} parameters: its models take {wanted / 2**30:.0f} GiB, and this machine has "
-            f"{there / 2**30:.0f} GiB of memory; lower --particles or --model.hidden"
+            f"{there / 2**30:.0f} GiB of memory; lower `particles` or `model.hidden`"
         )
 
 
@@ -211,7 +211,7 @@ def make_plan(
     else:
         check_given(partition, cfg.clients, len(dataset.y))
     if layers is None:
-        record = registry.pick(registry.networks(), "--model.name", cfg.model.name)
+        record = registry.pick(registry.networks(), "`model.name`", cfg.model.name)
         model = network.build(record, cfg.model, dataset.input_shape, dataset.classes)
     else:
         model = network.given(layers, dataset.input_shape, dataset.classes)

@@ -200,7 +200,7 @@ def _why(failures: Sequence[Failure]) -> str:
     first = next(failure for failure in failures if not failure.action or failure.action == "left out")
     text = (
         f"{described(first)}, so it was not averaged in and the run stops; lower the learning rates, check the "
-        "client's data, or go on without such clients by --on-failure skip"
+        "client's data, or go on without such clients by `on_failure=skip`"
     )
     return f"{text}\n{first.traceback}" if first.traceback else text
 

@@ -66,7 +66,7 @@ def test_other_files_are_refused(tmp_path, spoil, message):
 
 def test_a_missing_file_is_named_or_downloaded_without_pickle(tmp_path, monkeypatch):
     cfg = DataConfig(name="covertype", root=tmp_path)
-    with pytest.raises(FedRayError, match=r"covertype/covertype.npz is missing; add --data.download"):
+    with pytest.raises(FedRayError, match=r"covertype/covertype.npz is missing; add `data.download`"):
         loading.load(cfg)
     x, y = raw()
     asked = []
@@ -86,7 +86,7 @@ def test_a_missing_file_is_named_or_downloaded_without_pickle(tmp_path, monkeypa
         raise OSError("no route")
 
     monkeypatch.setitem(sys.modules, "sklearn.datasets", SimpleNamespace(fetch_covtype=broken))
-    with pytest.raises(FedRayError, match=r"--data.download: covertype did not arrive .*no route"):
+    with pytest.raises(FedRayError, match=r"`data.download`: covertype did not arrive .*no route"):
         loading.load(DataConfig(name="covertype", root=tmp_path / "other", download=True))
 
 

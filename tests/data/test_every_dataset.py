@@ -48,7 +48,7 @@ def test_the_seed_alone_decides(name):
 @pytest.mark.parametrize("name", registry.partitions())
 def test_more_clients_than_examples_are_refused_with_a_remedy(name):
     clients = 3_000 if name == "ratio" else 20_001
-    with pytest.raises(FedRayError, match=rf"^--clients {clients}: .+; "):
+    with pytest.raises(FedRayError, match=rf"^clients {clients}: .+; "):
         dealt(name, 0, clients)
 
 
@@ -60,7 +60,7 @@ def test_a_partition_has_words(name):
 
 @pytest.mark.parametrize("name", [name for name in NAMED if name != "digits"])
 def test_a_dataset_whose_files_are_missing_says_where_they_should_be(name, tmp_path):
-    with pytest.raises(FedRayError, match=rf"^--data.name {name}: {tmp_path}.+; .*--data.root"):
+    with pytest.raises(FedRayError, match=rf"^data.name {name}: {tmp_path}.+; .*`data.root`"):
         loading.load(DataConfig(name=name, root=tmp_path))
 
 

@@ -65,7 +65,7 @@ def test_a_given_partition_is_used():
         ([[0, 1]], [[2], [3]], None, "one list for training and one for testing"),
         ([[0, 1], [2]], [[3], []], None, "a list is empty"),
         ([[0.0]], [[1.0]], None, "flat int64"),
-        ([[0, 1]], [[2]], 2, "--clients 2: the partition has 1"),
+        ([[0, 1]], [[2]], 2, "clients 2: the partition has 1"),
     ],
 )
 def test_a_partition_that_does_not_fit_is_refused(train, test, clients, match):

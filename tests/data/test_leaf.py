@@ -173,7 +173,7 @@ def test_damaged_compression_and_missing_files_are_refused_by_name(tmp_path):
         with pytest.raises(FedRayError, match=rf"{name}: .*; give a file in LEAF's format"):
             loading.load(DataConfig(name=str(tmp_path / name)))
     for name in ("sent140", "femnist"):
-        with pytest.raises(FedRayError, match=rf"data.name {name}: {tmp_path}/{name} has no .json.*--data.root"):
+        with pytest.raises(FedRayError, match=rf"data.name {name}: {tmp_path}/{name} has no .json.*`data.root`"):
             loading.load(DataConfig(name=name, root=tmp_path))
     write(tmp_path / "sent140", {"train/a.json": GOOD, "test/b.json": b"{"})
     with pytest.raises(FedRayError, match=r"sent140/test/b\.json: "):
@@ -182,7 +182,7 @@ def test_damaged_compression_and_missing_files_are_refused_by_name(tmp_path):
 
 def test_an_embedding_without_texts_is_refused(tmp_path):
     (tmp_path / "v.txt").write_text("good 1 2\n")
-    with pytest.raises(FedRayError, match=r"--data.embedding .*v\.txt: the dataset has no texts"):
+    with pytest.raises(FedRayError, match=r"data.embedding .*v\.txt: the dataset has no texts"):
         loading.load(DataConfig(embedding=tmp_path / "v.txt"))
 
 

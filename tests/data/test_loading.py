@@ -212,7 +212,7 @@ def test_a_damaged_or_missing_npz_is_refused(tmp_path):
 
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10"])
 def test_missing_files_are_named_with_the_remedy(tmp_path, name):
-    with pytest.raises(FedRayError, match=rf"data.name {name}: {tmp_path}/.* is missing; add --data.download"):
+    with pytest.raises(FedRayError, match=rf"data.name {name}: {tmp_path}/.* is missing; add `data.download`"):
         loading.load(DataConfig(name=name, root=tmp_path))
 
 
@@ -243,7 +243,7 @@ def test_damaged_idx_files_are_refused_by_name(tmp_path, file, damage, reason):
     write_mnist(tmp_path)
     path = tmp_path / file
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(FedRayError, match=rf"{path}: .*{reason}.*; delete it and add --data.download"):
+    with pytest.raises(FedRayError, match=rf"{path}: .*{reason}.*; delete it and add `data.download`"):
         loading.load(DataConfig(name="mnist", root=tmp_path))
 
 
@@ -275,7 +275,7 @@ def test_damaged_cifar_batches_are_refused_by_name(tmp_path, content):
     write_cifar(tmp_path)
     path = tmp_path / "cifar-10-batches-py" / "data_batch_3"
     path.write_bytes(content)
-    with pytest.raises(FedRayError, match=rf"{path}: .*; delete it and add --data.download"):
+    with pytest.raises(FedRayError, match=rf"{path}: .*; delete it and add `data.download`"):
         loading.load(DataConfig(name="cifar10", root=tmp_path))
 
 
@@ -340,7 +340,7 @@ def test_a_download_keeps_the_files_that_are_there(tmp_path, torchvision):
 
 @pytest.mark.parametrize(("name", "reason"), [("fashion_mnist", "no route to host"), ("cifar10", "No such file")])
 def test_a_failed_download_says_so(tmp_path, torchvision, name, reason):
-    with pytest.raises(FedRayError, match=rf"--data.download: .*{reason}.*; check the network"):
+    with pytest.raises(FedRayError, match=rf"`data.download`: .*{reason}.*; check the network"):
         loading.load(DataConfig(name=name, root=tmp_path, download=True))
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 

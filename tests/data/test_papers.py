@@ -117,7 +117,7 @@ def test_lognormal_sizes_bring_the_federation_of_pfedbred(name, clients, per_rou
 @pytest.mark.parametrize("partition", ["labels", "dirichlet", "iid"])
 def test_only_lognormal_partitions_have_seeds_to_mislabel(partition):
     cfg = experiment(10, partition=partition, label_bug=True)
-    with pytest.raises(FedRayError, match=r"data.label_bug True: .*--data.partition lognormal"):
+    with pytest.raises(FedRayError, match=r"data.label_bug True: .*`data.partition=lognormal`"):
         papers.deal(cfg, loading.load(DataConfig()), rng())
 
 
@@ -132,10 +132,10 @@ def test_what_one_must_know_of_a_partition_is_said():
     wrong = partition._replace(relabel=np.array([[partition.test[0][0], 9], [partition.train[0][0], 9]]))
     remark = papers.remarks(cfg.data, dataset, wrong)[1]
     share = 1 / sum(map(len, partition.test))
-    assert f"label-bug: 2 examples carry a wrong label, {share:.1%} of those for testing" in remark
+    assert f"label_bug`: 2 examples carry a wrong label, {share:.1%} of those for testing" in remark
     texts = dataset._replace(vectors=np.zeros((3, 2)))
     (remark,) = papers.remarks(DataConfig(), texts, iid(dataset.y, 4, 0.25, rng()))
-    assert "without --data.embedding" in remark
+    assert "without `data.embedding`" in remark
     assert papers.remarks(DataConfig(embedding="v.txt"), texts, iid(dataset.y, 4, 0.25, rng())) == ()
     assert papers.remarks(DataConfig(), dataset, iid(dataset.y, 4, 0.25, rng())) == ()
 

@@ -111,8 +111,8 @@ def test_an_infeasible_split_names_class_need_and_remedy():
         label_shards(labels, 20, 5, 200, 800, "cluster", rng())
     message = str(refusal.value)
     assert "clients 20: class 5 has 6313 examples, its 10 owners need 10 x 1000" in message
-    assert "lower --clients to at most 12" in message
-    assert "--data.size of at most 631 " in message
+    assert "lower `clients` to at most 12" in message
+    assert "`data.size` of at most 631 " in message
 
 
 @pytest.mark.parametrize("layout", ["cluster", "window"])
@@ -125,9 +125,9 @@ def test_the_advice_of_a_refusal_is_the_largest_that_works(layout, counts):
             break
         except FedRayError:
             pass
-    with pytest.raises(FedRayError, match=f"lower --clients to at most {clients},") as refusal:
+    with pytest.raises(FedRayError, match=f"lower `clients` to at most {clients},") as refusal:
         label_shards(labels, 30, 2, 6, 4, layout, rng())
-    each = int(str(refusal.value).split("--data.size of at most ")[1].split()[0])
+    each = int(str(refusal.value).split("`data.size` of at most ")[1].split()[0])
     label_shards(labels, 30, 2, each - 1, 1, layout, rng())
     with pytest.raises(FedRayError):
         label_shards(labels, 30, 2, each, 1, layout, rng())
@@ -136,8 +136,8 @@ def test_the_advice_of_a_refusal_is_the_largest_that_works(layout, counts):
 def test_a_class_without_enough_for_one_client_gets_no_impossible_advice():
     with pytest.raises(FedRayError) as refusal:
         label_shards(labels_of([1, 50]), 1, 2, 5, 5, "cluster", rng())
-    assert "lower --clients" not in str(refusal.value)
-    assert "--data.size" not in str(refusal.value)
+    assert "lower `clients`" not in str(refusal.value)
+    assert "`data.size`" not in str(refusal.value)
     assert "dirichlet" in str(refusal.value)
 
 

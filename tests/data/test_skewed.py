@@ -59,7 +59,7 @@ def test_too_many_clients_are_refused_with_the_largest_number():
     with pytest.raises(FedRayError, match=r"^clients 5: .* serve 4 clients"):
         ratio(labels_of(100, 400), 5, 9, 0.2, rng())
     ratio(labels, 4, 9, 0.2, rng())
-    with pytest.raises(FedRayError, match=r"serve 0 clients at 1:90; lower --data.majority"):
+    with pytest.raises(FedRayError, match=r"serve 0 clients at 1:90; lower `data.majority`"):
         ratio(labels, 2, 90, 0.2, rng())
     with pytest.raises(FedRayError, match=r"^data.partition ratio: it is for two classes, and the data have 3"):
         ratio(labels_of(9, 9, 9), 2, 9, 0.2, rng())

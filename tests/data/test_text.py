@@ -78,5 +78,5 @@ def test_an_unusable_file_of_vectors_is_refused(tmp_path, content, reason):
     if reason is None:
         assert text.vectors(["good"], path)[1].tolist() == [1, 2, 3, 4]
         return
-    with pytest.raises(FedRayError, match=rf"v\.txt: .*{reason}.*; give --data.embedding a text file"):
+    with pytest.raises(FedRayError, match=rf"v\.txt: .*{reason}.*; give `data.embedding` a text file"):
         text.vectors(["good"], path)

@@ -33,7 +33,7 @@ def test_a_client_that_fails_stops_the_run_by_name(kind, reason, backend):
     _, plan = ill(kind)
     running = LocalFederation(plan, "loop" if kind == "exception" else backend)
     with pytest.raises(
-        TrainingError, match=rf"^client {VICTIM}, round 1, finish: .*{reason}.*--on-failure skip"
+        TrainingError, match=rf"^client {VICTIM}, round 1, finish: .*{reason}.*`on_failure=skip`"
     ) as caught:
         next(iter(running))
     assert ("Traceback" in str(caught.value)) == (kind == "exception")
@@ -111,7 +111,7 @@ def test_what_fails_outside_of_training_names_its_stage_too(name, where):
     plan = fails_in(small_plan("pfedbayes", SETTINGS), name)
     if name == "broadcast":  # it also makes the view that evaluations get, unless there is a function for that
         view = small_plan("pfedbayes", SETTINGS).algorithm.broadcast
-        publish = plan.algorithm.publish or (lambda cfg, model, server: view(cfg, model, server, range(6)))
+        publish = plan.algorithm.publish or (lambda ctx, server: view(ctx, server, range(6)))
         plan = plan._replace(algorithm=plan.algorithm._replace(publish=publish))
     with pytest.raises(StageError, match=rf"^{where}: RuntimeError: no luck\nTraceback") as caught:
         next(iter(LocalFederation(plan)))

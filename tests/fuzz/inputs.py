@@ -33,7 +33,7 @@ ODD: tuple[Any, ...] = (
 def prepare(folder: Path) -> Plan:
     """A finished result and an interrupted run with a checkpoint, in folders of these names."""
     plan = small_plan("pfedbayes", {"rounds": 2, "model.hidden": (4,), "local_steps": 1})
-    federation = LocalFederation(plan, store=checkpoint.Store(str(folder / "run/checkpoints")))
+    federation = LocalFederation(plan, store=checkpoint.CheckpointStore(str(folder / "run/checkpoints")))
     list(federation)
     writer = Writer(folder / "result")
     writer.run(plan, federation.snapshot(), federation.history().spotlights)

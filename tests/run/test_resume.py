@@ -258,7 +258,7 @@ def test_a_run_outlives_its_folder_where_its_checkpoints_are_elsewhere(
     assert launch.main(["--resume", place]) == 0
     assert launch.main([*FAST, "--tracking.uri", "none", "--name", "whole"]) == 0
     same_result("runs/whole", "runs/cut" if "://" in place else place)
-    assert checkpoint.rounds(checkpoint.Store(place if "://" in place else str(Path(place).absolute()))) == []
+    assert checkpoint.rounds(checkpoint.CheckpointStore(place if "://" in place else str(Path(place).absolute()))) == []
 
 
 def test_a_url_is_not_resumed_into_the_folder_of_another_run(

@@ -133,7 +133,7 @@ def test_a_watched_policy_chooses_as_ever_and_reports_what_it_did_not_look_at(na
     settings = {"algorithm.particles": 3, "algorithm.hip": "first_order", "rounds": 3}
     plain, seen = (small_plan("dsvgd", settings | {"selection": chosen}) for chosen in (name, f"{name}_watched"))
     running, other = LocalFederation(plain, "loop"), LocalFederation(seen, "loop")
-    first = rounds._scores(seen, seen.initial_server(), LocalCohort(seen, "loop"))[0]
+    first = rounds._scores(seen, seen.initial_server(), LocalCohort(seen, "loop"), 1)[0]
     found = list(other)
     assert [result.participants for result in running] == [result.participants for result in found]
     assert differing(running.snapshot(), other.snapshot()) == []
@@ -174,7 +174,7 @@ def test_how_many_clients_scores_the_server_holds(name, held):
     plan = watched(small_plan("dsvgd", {"selection": name, "algorithm.particles": 3}), alive, most)
     gc.freeze()  # what other tests left is not looked through at each count
     try:
-        rounds._scores(plan, plan.initial_server(), LocalCohort(plan, "loop"))
+        rounds._scores(plan, plan.initial_server(), LocalCohort(plan, "loop"), 1)
     finally:
         gc.unfreeze()
     assert max(most[:6]) == held

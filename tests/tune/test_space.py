@@ -49,7 +49,7 @@ def test_without_entries_the_space_is_the_algorithms_own():
         ("zeta=uniform(a,b)", "takes two numbers"),
         ("zeta=normal(0,1)", "cannot be read"),
         ("zeta", "cannot be read"),
-        ("zeta=choice(1,-1)", "--zeta -1"),
+        ("zeta=choice(1,-1)", "zeta -1"),
         ("zeta=choice(high)", "'high' is not of the kind of 10.0"),
         ("average=choice(median)", "median"),
         ("local_steps=uniform(1,9)", "takes no fractions"),

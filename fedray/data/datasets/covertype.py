@@ -32,7 +32,7 @@ def load(cfg: DataConfig, classes: int | None = None) -> Dataset:
     present = [root / name for name in NAMES if (root / name).exists()]
     if not present and cfg.download:
         present = [fetch(root)]
-    remedy = "add --data.download, or point --data.root or $FEDRAY_DATA_ROOT to a folder that has it"
+    remedy = "add `data.download`, or point `data.root` or $FEDRAY_DATA_ROOT to a folder that has it"
     require(bool(present), "data.name", "covertype", f"{root / NAMES[0]} is missing", remedy)
     path = present[0]
     with reading(path, REPLACE), np.load(path, allow_pickle=False) as archive:
@@ -60,7 +60,7 @@ def fetch(root: Path) -> Path:
             os.replace(whole, path)  # actors may do so at once
     except Exception as error:  # urllib, tarfile and scikit-learn raise what they like
         remedy = "check the network and the folder, or put the file there"
-        raise FedRayError(f"--data.download: covertype did not arrive in {path} ({error}); {remedy}") from error
+        raise FedRayError(f"`data.download`: covertype did not arrive in {path} ({error}); {remedy}") from error
     return path
 
 

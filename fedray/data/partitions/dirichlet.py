@@ -8,7 +8,7 @@ from fedray.config import DataConfig
 from fedray.data.partition import Partition, check_sizes, hold_out
 from fedray.data.readers import Dataset
 from fedray.data.records import DealSettings, PartitionRecord, Protocol
-from fedray.types import FedRayError, require
+from fedray.types import SettingError, require
 
 REDRAWS = 100  # attempts at a partition that gives every client at least two examples
 
@@ -31,10 +31,8 @@ def dirichlet(
         if counts.sum(axis=0).min() >= 2:
             break
     else:
-        raise FedRayError(
-            f"--data.alpha {alpha}: {REDRAWS} draws left some of {clients} clients fewer than 2 examples; "
-            "choose an --data.alpha nearer to 1 or lower --clients"
-        )
+        reason = f"{REDRAWS} draws left some of {clients} clients fewer than 2 examples"
+        raise SettingError("data.alpha", alpha, reason, "choose a value nearer to 1, or lower `clients`")
     pieces = [np.split(rng.permutation(np.flatnonzero(labels == c)), cut) for c, cut in enumerate(cuts)]
     return hold_out([np.concatenate(parts) for parts in zip(*pieces, strict=True)], test_fraction, rng)
 

@@ -8,7 +8,7 @@ from fedray.config import DataConfig
 from fedray.data.partition import Partition, check_fraction, checked, held_out, owners
 from fedray.data.readers import Dataset
 from fedray.data.records import DealSettings, PartitionRecord, Protocol
-from fedray.types import FedRayError
+from fedray.types import FedRayError, SettingError
 
 
 def even_size(labels: np.ndarray, of: list[list[int]], test_fraction: float) -> tuple[int, int]:
@@ -34,7 +34,7 @@ def label_shards(
 ) -> Partition:
     """Exactly ``train`` + ``test`` examples of each of its labels for every client (:func:`held_labels`).
 
-    The shuffled examples of a class are cut in client order; labels [N] are 0..C-1. Raises FedRayError where
+    The shuffled examples of a class are cut in client order; labels [N] are 0..C-1. Raises SettingError where
     a class is too small for its owners, with the largest feasible --clients. Source: the tables of pFedBayes.
     """
     if train < 1 or test < 1:
@@ -62,12 +62,10 @@ def _check_supply(available: np.ndarray, of: list[list[int]], clients: int, need
     scarcest = min(room, key=room.__getitem__)
     most = min(of[c][available[c] // need] for c in short)  # the first client that some class cannot serve
     count, each = len(of[scarcest]), room[scarcest]
-    fewer = f"lower --clients to at most {most}, " if most else ""
-    smaller = f"choose a --data.size of at most {each} per client and class, " if each > 1 else ""
-    raise FedRayError(
-        f"--clients {clients}: class {scarcest} has {available[scarcest]} examples, its {count} owners need "
-        f"{count} x {need}; {fewer}{smaller}or --data.partition dirichlet or iid"
-    )
+    fewer = f"lower `clients` to at most {most}, " if most else ""
+    smaller = f"choose a `data.size` of at most {each} per client and class, " if each > 1 else ""
+    reason = f"class {scarcest} has {available[scarcest]} examples, its {count} owners need {count} x {need}"
+    raise SettingError("clients", clients, reason, f"{fewer}{smaller}or `data.partition=dirichlet` or iid")
 
 
 def deal(dataset: Dataset, settings: DealSettings, rng: np.random.Generator) -> Partition:

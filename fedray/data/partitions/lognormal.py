@@ -86,8 +86,8 @@ def skipped(labels: np.ndarray, partition: Partition) -> int:
 def _check(available: np.ndarray, clients: int, held: int, sizes: LognormalSizes) -> None:
     counts = [len(of) for of in owners(clients, held, len(available), "window")]
     reason = f"{GROUPS} groups of clients share their draws"
-    require(clients >= GROUPS, "clients", clients, reason, f"choose at least {GROUPS}, or another --data.partition")
-    label, other = int(available.argmin()), "choose --data.partition labels, dirichlet or iid"
+    require(clients >= GROUPS, "clients", clients, reason, f"choose at least {GROUPS}, or another `data.partition`")
+    label, other = int(available.argmin()), "choose `data.partition=labels`, dirichlet or iid"
     reason = f"class {label} has {available[label]} examples, of which this protocol sets {sizes.reserve} aside"
     require(available[label] > sizes.reserve, "data.partition", "lognormal", reason, other)
     for label, (supply, count) in enumerate(zip(available, counts, strict=True)):

@@ -24,7 +24,7 @@ def ratio(labels: np.ndarray, clients: int, majority: int, test_fraction: float,
     and in testing. labels [N] are 0 or 1. Raises FedRayError for other classes, or more clients than can be served,
     with their largest number.
     """
-    classes, remedy = len(np.bincount(labels)), "use --data.partition shards, dirichlet or iid"
+    classes, remedy = len(np.bincount(labels)), "use `data.partition=shards`, dirichlet or iid"
     require(classes == 2, "data.partition", "ratio", f"it is for two classes, and the data have {classes}", remedy)
     require(majority >= 1, "data.majority", majority, "the frequent class has no less", "use 9, as the paper")
     split = np.random.default_rng(SPLIT)
@@ -35,7 +35,7 @@ def ratio(labels: np.ndarray, clients: int, majority: int, test_fraction: float,
     supply = [min(len(train[label]), len(test[label])) for label in (0, 1)]
     most = next((n for n in range(clients, 0, -1) if (np.array(supply) >= _units(n, majority).sum(0)).all()), 0)
     reason = f"classes of {len(orders[0])} and {len(orders[1])} examples serve {most} clients at 1:{majority}"
-    require(clients == most, "clients", clients, reason, f"lower it to {most}" if most else "lower --data.majority")
+    require(clients == most, "clients", clients, reason, f"lower it to {most}" if most else "lower `data.majority`")
     return checked(_cut(train, clients, majority, rng), _cut(test, clients, majority, rng))
 
 

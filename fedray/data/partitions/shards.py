@@ -28,7 +28,7 @@ def shards(labels: np.ndarray, clients: int, held: int, test_fraction: float, rn
     held_labels(0, held, classes, "window")
     step = classes // math.gcd(classes, held)
     reason = f"{clients} x {held} shards cannot be cut evenly from {classes} classes"
-    remedy = f"choose a multiple of {step}, or another --data.classes or --data.labels-per-client"
+    remedy = f"choose a multiple of {step}, or another `data.classes` or `data.labels_per_client`"
     require(clients >= 1 and clients % step == 0, "clients", clients, reason, remedy)
     count, scarce = clients * held // classes, int(available.argmin())
     most = int(available[scarce]) // 2 * classes // held // step * step

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def layers(cfg: ModelConfig, input_shape: tuple[int, ...], classes: int) -> nn.Sequential:
     """One linear layer to one logit, and a logit of 0 before it; raises FedRayError unless there are two classes."""
     reason = f"it is for two classes, and the dataset has {classes}"
-    require(classes == 2, "model.name", "blr", reason, "use --model.name mclr, or --data.name covertype")
+    require(classes == 2, "model.name", "blr", reason, "use `model.name=mclr`, or `data.name=covertype`")
     with torch.device("meta"):
         logit = nn.Linear(math.prod(input_shape), 1)
     return nn.Sequential(nn.Flatten(), logit, nn.ConstantPad1d((1, 0), 0.0))

@@ -25,7 +25,7 @@ def layers(cfg: ModelConfig, input_shape: tuple[int, ...], classes: int) -> nn.S
     """The layers; raises FedRayError for images that the poolings would leave nothing of."""
     reason = f"inputs of shape {input_shape} are too small for its convolutions"
     large = len(input_shape) == 3 and min(input_shape[1:]) >= SIDE
-    require(large, "model.name", "cnn", reason, f"use images of at least {SIDE} x {SIDE}, or --model.name mlp")
+    require(large, "model.name", "cnn", reason, f"use images of at least {SIDE} x {SIDE}, or `model.name=mlp`")
     pixels = math.prod(((side - 4) // 2 - 4) // 2 for side in input_shape[1:])
     with torch.device("meta"):
         features = [nn.Conv2d(input_shape[0], 6, 5), nn.ReLU(), nn.MaxPool2d(2)]

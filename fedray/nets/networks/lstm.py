@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def layers(cfg: ModelConfig, input_shape: tuple[int, ...], classes: int) -> nn.Sequential:
     """The layers for H = --model.lstm-hidden; raises FedRayError for inputs that are no sequences of vectors."""
     reason = f"inputs of shape {input_shape} are no sequences of word vectors"
-    require(len(input_shape) == 2, "model.name", "lstm", reason, "use --data.name sent140, or --model.name mlp")
+    require(len(input_shape) == 2, "model.name", "lstm", reason, "use `data.name=sent140`, or `model.name=mlp`")
     hidden = cfg.lstm_hidden
     encoder = [BiLSTM(input_shape[1], hidden), BiLSTM(2 * hidden, hidden), Ends()]
     with torch.device("meta"):

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fedray.nets.network import NetworkRecord
-from fedray.types import FedRayError
+from fedray.types import SettingError
 
 if TYPE_CHECKING:
     from fedray.config import ModelConfig
@@ -22,12 +22,10 @@ SIDE = 32  # pixels that five poolings need
 
 
 def layers(cfg: ModelConfig, input_shape: tuple[int, ...], classes: int) -> nn.Sequential:
-    """The layers; raises FedRayError for images that five poolings would leave nothing of."""
+    """The layers; raises SettingError for images that five poolings would leave nothing of."""
     if len(input_shape) != 3 or min(input_shape[1:]) < SIDE:
-        raise FedRayError(
-            f"--model.name vgg: inputs of shape {input_shape} are too small; use images of at least "
-            f"{SIDE} x {SIDE}, or --model.name mlp"
-        )
+        reason = f"inputs of shape {input_shape} are too small"
+        raise SettingError("model.name", "vgg", reason, f"use images of at least {SIDE} x {SIDE}, or `model.name=mlp`")
     pixels = (input_shape[1] // SIDE) * (input_shape[2] // SIDE)
     chain: list[nn.Module] = []
     with torch.device("meta"):
