@@ -139,7 +139,9 @@ def test_settings_are_refused_with_value_reason_and_remedy(kind, field, values):
     kind = registry.algorithms()[kind].config if isinstance(kind, str) else kind
     name = ("model." if kind is ModelConfig else "") + field
     for value in values:
-        with pytest.raises(FedRayError, match=rf"^{name} {re.escape(str(value))}: .+; (try|use|give|leave|choose) "):
+        with pytest.raises(
+            FedRayError, match=rf"^{name} '?{re.escape(str(value))}'?: .+; (try|use|give|leave|choose) "
+        ):
             kind(**{field: value})
 
 
@@ -207,3 +209,11 @@ def test_the_home_of_nobody_is_refused(name):
 def test_configs_need_no_command_line_library():
     for path in Path(config.__file__).parent.glob("*.py"):
         assert "tyro" not in path.read_text()
+
+
+@pytest.mark.parametrize("name", registry.algorithms())
+def test_a_value_of_another_type_is_refused_for_every_setting_of_an_algorithm(name):
+    config = registry.algorithms()[name].config
+    for field in dataclasses.fields(config):
+        with pytest.raises(FedRayError, match=rf"^{field.name} <object .*: is not .+; give "):
+            config(**{field.name: object()})

@@ -41,6 +41,7 @@ def launch(folder, *words):
     return found.stdout
 
 
+@pytest.mark.slow
 def test_five_plug_ins_outside_of_the_checkout_play_and_are_found_again(folder):
     launch(folder, "my_prox", *USE.split(), "--runtime", "local", "--output", "out", "--json")
     noted = json.loads((folder / "out/config.json").read_text())

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 from fedray.federate import report
-from fedray.types import Algorithm, FedRayError, check_choices, require
+from fedray.types import Algorithm, FedRayError, check_types, require
 
 ASCENDING = ("accuracy", "worst_decile")  # measures of which more is better
 
@@ -44,7 +44,7 @@ class Sweep:
     """Folder of an interrupted sweep to go on with; it holds all other options."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_types(self)
         for name in ("samples", "seeds", "max_rounds", "grace_rounds"):
             value = getattr(self, name)
             require(value is None or value >= 1, name, value, "at least one is needed", "give a positive whole number")

@@ -20,7 +20,7 @@ from fedray.arrays.optim import OptimizerState, initial_state, optimizer_step
 from fedray.arrays.rng import Stream
 from fedray.nets.likelihood import log_probs, nll_and_grad
 from fedray.nets.model import Model
-from fedray.types import Algorithm, Batch, Context, LogUniform, check_choices, require
+from fedray.types import Algorithm, Batch, Context, LogUniform, check_types, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Averaging:
     before it is tested. FedAvg and FedProx have a personal model with it only: the fine-tuned global one."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_types(self)
         require(0 < self.beta <= 2, "beta", self.beta, "the server's step lies in (0, 2]", "try 1, the average")
         require(self.ft >= 0, "ft", self.ft, "a number of steps is not negative", "use 0 for no fine-tuning")
 

@@ -27,7 +27,7 @@ from fedray.bayes.gaussian import Gaussian, draw, inverse_sigma, sigma, sigma_an
 from fedray.bayes.particles import Likelihood, network
 from fedray.bayes.sites import Natural
 from fedray.nets.likelihood import log_probs
-from fedray.types import Algorithm, Batch, Context, LogUniform, require
+from fedray.types import Algorithm, Batch, Context, LogUniform, check_types, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +49,7 @@ class PVI:
     in them: a small σ learns fast at first and is forgotten slowly."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         for name in ("prior_precision", "lr", "sd_init"):
             require(getattr(self, name) > 0, name, getattr(self, name), "it is positive", "leave it out")
         require(self.mc_samples >= 1, "mc_samples", self.mc_samples, "at least one is needed", "try 1")

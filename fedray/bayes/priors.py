@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedray.arrays.rng import Stream
 from fedray.nets.model import Model
-from fedray.types import check_choices, require
+from fedray.types import check_types, require
 
 LARGEST = 15.0  # |log ξ| beyond which the precision ξ is held
 
@@ -47,7 +47,7 @@ class PriorSettings:
     is: a scale, as both public codes draw it and one differentiates it (rate 100), or the rate (0.01)."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_types(self)
         for name in ("prior_precision", "prior_shape", "prior_rate"):
             value = getattr(self, name)
             require(0 < value < math.inf, name, value, "it is positive and finite", "leave it out")

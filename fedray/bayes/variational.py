@@ -16,7 +16,7 @@ from torch import Tensor
 from fedray.bayes.gaussian import Gaussian, kl, kl_and_grad_posterior, kl_and_grad_prior, sigma_and_slope
 from fedray.nets.likelihood import nll_and_grad, nll_and_grad_local
 from fedray.nets.model import Model
-from fedray.types import Batch, check_choices, require
+from fedray.types import Batch, check_types, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Objective:
     """Standard deviation of the weight noise in units of σ; below 1 the result is not a posterior."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_types(self)
         require(0 <= self.zeta < math.inf, "zeta", self.zeta, "a KL weight is finite and not negative", "try 10")
         require(self.mc_samples >= 1, "mc_samples", self.mc_samples, "at least one is needed", "try 1")
         require(self.noise_sd >= 0, "noise_sd", self.noise_sd, "an sd is not negative", "use 1, the posterior's")

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from fedray.config.checks import check_types
-from fedray.types import require
+from fedray.types import check_types, require
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from fedray.config.checks import check_types
 from fedray.config.data import DataConfig, ModelConfig
-from fedray.types import require
+from fedray.types import check_types, require
 
 
 @dataclass(frozen=True, kw_only=True)

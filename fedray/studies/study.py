@@ -24,7 +24,7 @@ from fedray.federate.plan import make_plan, resolve
 from fedray.run import mlflow_store, runfolder, session
 from fedray.studies.named import STUDIES, TABLES, Cell
 from fedray.terminal import say
-from fedray.types import FedRayError, check_choices, require
+from fedray.types import FedRayError, check_types, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class Options:
     execution: Annotated[Execution, tyro.conf.arg(name="")] = field(default_factory=Execution)
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_types(self)
         for name in ("seeds", "limit"):
             value = getattr(self, name)
             require(value is None or value >= 1, name, value, "at least one is needed", "leave it out")

@@ -7,7 +7,7 @@ from fedray.config import Execution
 from fedray.federate.in_process import LocalFederation
 from tests.helpers import ALGORITHMS, differing, small_plan
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

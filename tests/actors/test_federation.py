@@ -57,7 +57,10 @@ def test_stacked_in_process(reference: tuple[Snapshot, list[float]]) -> None:
     assert nll == reference[1]
 
 
-@pytest.mark.parametrize(("clients_per_actor", "backend"), [(10, "loop"), (5, "vmap"), (1, "auto")])
+@pytest.mark.parametrize(
+    ("clients_per_actor", "backend"),
+    [pytest.param(10, "loop", marks=pytest.mark.slow), (5, "vmap"), pytest.param(1, "auto", marks=pytest.mark.slow)],
+)
 def test_on_1_2_and_10_actors(reference: tuple[Snapshot, list[float]], clients_per_actor: int, backend: str) -> None:
     execution = Execution(clients_per_actor=clients_per_actor, backend=backend)  # type: ignore[arg-type]
     federation = RayFederation(small(), execution)
@@ -73,6 +76,7 @@ PARTICLES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", PARTICLES)
 def test_particles_and_who_is_chosen_by_them_are_the_same_on_1_and_2_actors(mode: str) -> None:
     plan = small(**PARTICLES[mode])
@@ -107,6 +111,7 @@ def test_an_actor_killed_in_mid_round_changes_nothing() -> None:
     assert_same(snapshot, undisturbed)
 
 
+@pytest.mark.slow
 def test_an_actor_killed_before_its_first_round_and_between_rounds() -> None:
     plan = small(rounds=2)
     undisturbed, _ = played(LocalFederation(plan, "loop"))
@@ -120,6 +125,7 @@ def test_an_actor_killed_before_its_first_round_and_between_rounds() -> None:
     assert_same(snapshot, undisturbed)
 
 
+@pytest.mark.slow
 def test_the_loss_deviation_is_the_same_on_actors_even_where_one_dies() -> None:
     plan = small()
     with LocalFederation(plan, "loop") as alone:
@@ -133,6 +139,7 @@ def test_the_loss_deviation_is_the_same_on_actors_even_where_one_dies() -> None:
         assert torch.equal(x, y), name
 
 
+@pytest.mark.slow
 def test_an_upload_with_infinities_names_the_client_and_leaves_no_actor() -> None:
     plan = make_plan(Experiment(algorithm=PFedBayes(lr_global=1e38), rounds=2, local_steps=3))
     federation = RayFederation(plan, Execution(clients_per_actor=5))
@@ -188,6 +195,7 @@ def test_newcomers_adapt_as_they_do_in_process() -> None:
         assert torch.equal(ours.novel.nll, theirs.novel.nll)
 
 
+@pytest.mark.slow
 def test_methods_without_private_state_run_too() -> None:
     plan = make_plan(Experiment(algorithm=FedAvg(lr=0.1), rounds=2, local_steps=3))
     snapshot, nll = played(RayFederation(plan, Execution(clients_per_actor=5)))

@@ -38,6 +38,7 @@ def exported(port: int) -> dict[str, float]:
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_what_a_run_reports_appears_on_the_endpoint_of_its_node() -> None:
     import ray

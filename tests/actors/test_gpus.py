@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from actors.federation import RayFederation
@@ -10,18 +12,15 @@ from fedray.algorithms.fedavg import FedAvg
 from fedray.config import Execution, Experiment
 from fedray.federate.plan import make_plan
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
-def test_five_clients_on_two_gpus() -> None:
+def test_five_clients_on_two_gpus(own_cluster: Callable[..., None]) -> None:
     import ray
 
-    ray.init(address="local", num_cpus=6, num_gpus=2, include_dashboard=False, log_to_driver=False)
-    try:
-        plan = make_plan(Experiment(algorithm=FedAvg(), clients=5, rounds=1, local_steps=1))
-        assert arrange(5, [Node(6, 2)]).gpus == 0.3333
-        with RayFederation(plan, Execution()) as federation:
-            assert [m.round for m in federation] == [1]
-            assert ray.available_resources()["GPU"] == pytest.approx(2 - 5 * 0.3333)
-    finally:
-        ray.shutdown()
+    own_cluster(num_cpus=6, num_gpus=2)
+    plan = make_plan(Experiment(algorithm=FedAvg(), clients=5, rounds=1, local_steps=1))
+    assert arrange(5, [Node(6, 2)]).gpus == 0.3333
+    with RayFederation(plan, Execution()) as federation:
+        assert [m.round for m in federation] == [1]
+        assert ray.available_resources()["GPU"] == pytest.approx(2 - 5 * 0.3333)

@@ -53,7 +53,7 @@ def ends_alike(
     return failures
 
 
-@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("kept", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_lost_server_is_rebuilt_from_the_last_checkpoint_or_the_start(kept: bool, tmp_path: Path) -> None:
     store = CheckpointStore(str(tmp_path)) if kept else None
     federation = RayFederation(small_plan("pfedbayes", SETTINGS), TWO, store)
@@ -65,6 +65,7 @@ def test_a_lost_server_is_rebuilt_from_the_last_checkpoint_or_the_start(kept: bo
     assert (failure.action == "rebuilt from round 0") == (not kept)
 
 
+@pytest.mark.slow
 def test_a_resumed_federation_may_have_other_actors_or_none(tmp_path: Path) -> None:
     from fedray.federate import checkpoint
 
@@ -81,6 +82,7 @@ def test_a_resumed_federation_may_have_other_actors_or_none(tmp_path: Path) -> N
     assert differing(local.snapshot(), undisturbed()) == []
 
 
+@pytest.mark.slow
 def test_clients_that_fail_or_hang_once_are_asked_again_in_a_new_process(tmp_path: Path) -> None:
     patient = Execution(clients_per_actor=3, backend="loop", round_timeout=8.0)
     kinds = {1: "exception", 3: "nan", 5: "exit", 7: "hang"}
@@ -129,6 +131,7 @@ def test_what_an_algorithm_raises_in_an_evaluation_names_the_client_and_the_stag
         list(federation)
 
 
+@pytest.mark.slow
 def test_nothing_is_tried_again_where_the_policy_is_abort(tmp_path: Path) -> None:
     issue(tmp_path, "exit", 1)
     ill = with_policy(faulty(plan(), tmp_path), "abort")
@@ -136,6 +139,7 @@ def test_nothing_is_tried_again_where_the_policy_is_abort(tmp_path: Path) -> Non
         list(run)
 
 
+@pytest.mark.slow
 def test_many_kills_at_random_moments(tmp_path: Path) -> None:
     """Server and client actors in turn, while rounds are under way."""
     federation = RayFederation(plan(), TWO, CheckpointStore(str(tmp_path)))
@@ -150,6 +154,7 @@ def test_many_kills_at_random_moments(tmp_path: Path) -> None:
     assert len(failures) >= 1
 
 
+@pytest.mark.slow
 def test_particles_outlive_actors_that_die_while_clients_are_chosen(tmp_path: Path) -> None:
     """One is killed before the first round, which starts with the scores, and one each later, at whatever moment."""
     chosen = {"selection": "hip_two_phase", "algorithm.mode": "serial", "algorithm.particles": 3}

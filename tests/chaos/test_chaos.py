@@ -67,6 +67,7 @@ def test_a_step_that_the_store_lacks_is_seen(finished: Path, monkeypatch: pytest
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_a_run_ends_whole_whatever_dies(capfd: pytest.CaptureFixture[str]) -> None:
     """The long version is `python -m tests.chaos`; here one fault each of the kinds that are recovered differently."""
     kinds = ["client", "server", "node", "driver", "nan"]

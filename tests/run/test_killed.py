@@ -71,6 +71,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "draw_all", lambda folder: None)
 
 
+@pytest.mark.slow
 def test_a_kill_at_every_event_of_the_first_checkpoint_costs_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     assert launch.main([*FAST, "--name", "whole"]) == 0
     done = subprocess.run([sys.executable, "-c", NURSERY, *FAST], capture_output=True, text=True, check=True)

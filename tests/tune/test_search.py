@@ -42,6 +42,7 @@ def slow_to_save():
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_a_trial_that_is_copied_over_while_it_is_saved_still_ends_its_rounds(tmp_path):
     space = {"lr": LogUniform(1e-4, 0.5)}
     sweep = Sweep(scheduler="pbt", metric="score", mode="max", max_rounds=6, grace_rounds=2)

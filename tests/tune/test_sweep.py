@@ -113,6 +113,7 @@ def asha(tmp_path_factory):
     return folder, finish(command(folder, *space, "--scheduler", "asha"))
 
 
+@pytest.mark.slow
 def test_every_trial_is_a_child_with_every_step_that_it_reported(asha):
     folder, (code, _, err) = asha
     assert code == 0, err
@@ -136,6 +137,7 @@ def _lines(folder):
     return (folder / "runs/sweep/result/trials.csv").read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_the_best_trials_command_gives_its_figures_bitwise(asha):
     folder, (_, out, _) = asha
     best = json.loads((folder / "runs/sweep/result/best.json").read_text())
@@ -162,6 +164,7 @@ def test_the_best_trials_command_gives_its_figures_bitwise(asha):
     assert {"trials.csv", "best.json", "space.json", "figures"} <= names
 
 
+@pytest.mark.slow
 def test_nothing_is_left_running(asha):
     folder, _ = asha
     mine = [p for p in psutil.process_iter(["cwd", "cmdline"]) if str(folder) in " ".join(p.info["cmdline"] or [])]
@@ -176,6 +179,7 @@ def whole(tmp_path_factory, cluster):
     return table(folder)
 
 
+@pytest.mark.slow
 def test_killed_actors_cost_no_trial_and_no_step(tmp_path, whole):
     """SIGKILL of a trial's own process, its server, and of a client actor; figures as in a sweep left alone."""
     with ThreadPoolExecutor() as threads:
@@ -193,6 +197,7 @@ def test_killed_actors_cost_no_trial_and_no_step(tmp_path, whole):
         assert len(client.get_metric_history(run.info.run_id, "personal/accuracy")) == 12
 
 
+@pytest.mark.slow
 def test_an_interrupted_sweep_goes_on_and_repeats_nothing(tmp_path, whole):
     process = command(tmp_path, *ZETAS, algorithm="pfedbayes")
     wait_for(lambda: _finished(tmp_path) >= 2, lambda: process.poll() is not None)
@@ -235,6 +240,7 @@ def test_a_diverging_trial_fails_with_its_reason_and_is_not_the_best(tmp_path):
     assert "client" in bad.data.tags["outcome"]
 
 
+@pytest.mark.slow
 def test_particles_are_swept_with_their_own_space_and_a_policy_that_asks_for_scores(tmp_path):
     options = ["--samples", "2", "--max-rounds", "2", "--scheduler", "none", "--mode", "serial", "--selection", "hip"]
     code, _, err = sweep(tmp_path, *options, *ONE, "--clients-per-round", "1", algorithm="dsvgd")
@@ -245,6 +251,7 @@ def test_particles_are_swept_with_their_own_space_and_a_policy_that_asks_for_sco
     assert all(set(steps(client, run, "selection/effective")) == {1, 2} for run in runs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheduler", ["pbt", "median"])
 def test_other_schedulers_end_by_themselves(tmp_path, scheduler):
     options = ["--space", "lr=loguniform(1e-4,0.5)", "--samples", "4", "--max-rounds", "8", "--grace-rounds", "2"]
@@ -258,6 +265,7 @@ def test_other_schedulers_end_by_themselves(tmp_path, scheduler):
         assert any(len(values) > 1 for values in used)  # somebody was copied over and perturbed
 
 
+@pytest.mark.slow
 def test_the_sampler_of_optuna_learns_over_seeds_of_its_own(tmp_path):
     options = ["--space", "lr=loguniform(1e-4,0.5)", "--samples", "6", "--search", "tpe", "--scheduler", "none"]
     code, _, err = sweep(tmp_path, *options, *ONE, "--max-rounds", "2")

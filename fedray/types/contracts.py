@@ -6,8 +6,6 @@ Everything that crosses ``torch.vmap`` is a NamedTuple of tensors, so a state is
 
 from __future__ import annotations
 
-import re
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
@@ -19,65 +17,6 @@ if TYPE_CHECKING:  # an error must not cost the seconds that PyTorch takes to im
     from fedray.nets.model import Model
 
 BINS = 10  # equal confidence bins (l/10, (l+1)/10], as in BPFed's calibration tables
-
-
-class FedRayError(Exception):
-    """A mistake in what the user asked for or supplied: names the value, the reason and the remedy."""
-
-
-class RunError(FedRayError):
-    """A run that had begun cannot go on: names who failed, the reason and the remedy."""
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an exception's message, or its type where the message is empty."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
-class SettingError(FedRayError):
-    """A setting has a value with which nothing can run: its dotted name, the value, the reason and the remedy.
-
-    Reason and remedy name other settings in backticks: `mode` or `mode=parallel`.
-    """
-
-    def __init__(self, setting: str, value: object, reason: str, remedy: str):
-        super().__init__(setting, value, reason, remedy)
-        self.setting = setting
-        self.value = value
-        self.reason = reason
-        self.remedy = remedy
-
-    def __str__(self) -> str:
-        return f"{self.setting} {self.value}: {self.reason}; {self.remedy}"
-
-
-def for_command_line(error: Exception) -> str:
-    """The message of an error with settings written as options: ``clients_per_round`` as ``--clients-per-round``."""
-    text = str(error)
-    if isinstance(error, SettingError):
-        text = f"`{error.setting}`{text[len(error.setting) :]}"
-    return re.sub(r"`([a-z][a-z0-9_.]*)(?:=([^`]*))?`", _option, text)
-
-
-def _option(found: re.Match[str]) -> str:
-    name, value = found.groups()
-    option = "--" + name.removeprefix("algorithm.").replace("_", "-")
-    return option if value is None else f"{option} {value}"
-
-
-def require(ok: bool, name: str, value: object, reason: str, remedy: str) -> None:
-    """Raise SettingError unless ``ok``: the one form of every complaint about a setting."""
-    if not ok:
-        raise SettingError(name, value, reason, remedy)
-
-
-def check_choices(cfg: object) -> None:
-    """Raise FedRayError for a field of a config whose type lists its values and that holds another."""
-    for name, hint in typing.get_type_hints(type(cfg)).items():
-        allowed = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else None
-        value = getattr(cfg, name)
-        require(allowed is None or value in allowed, name, value, "not one of its values", f"choose from {allowed}")
 
 
 class Batch(NamedTuple):

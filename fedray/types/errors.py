@@ -1,0 +1,124 @@
+"""Errors that name the value, the reason and the remedy, and the checks of settings that raise them."""
+
+from __future__ import annotations
+
+import dataclasses
+import numbers
+import re
+import typing
+from pathlib import Path
+from types import UnionType
+from typing import Any, cast
+
+
+class FedRayError(Exception):
+    """A mistake in what the user asked for or supplied: names the value, the reason and the remedy."""
+
+
+class RunError(FedRayError):
+    """A run that had begun cannot go on: names who failed, the reason and the remedy."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message, or its type where the message is empty."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+class SettingError(FedRayError):
+    """A setting has a value with which nothing can run: its dotted name, the value, the reason and the remedy.
+
+    Reason and remedy name other settings in backticks: `mode` or `mode=parallel`.
+    """
+
+    def __init__(self, setting: str, value: object, reason: str, remedy: str):
+        super().__init__(setting, value, reason, remedy)
+        self.setting = setting
+        self.value = value
+        self.reason = reason
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.setting} {self.value}: {self.reason}; {self.remedy}"
+
+
+def for_command_line(error: Exception) -> str:
+    """The message of an error with settings written as options: ``clients_per_round`` as ``--clients-per-round``."""
+    text = str(error)
+    if isinstance(error, SettingError):
+        text = f"`{error.setting}`{text[len(error.setting) :]}"
+    return re.sub(r"`([a-z][a-z0-9_.]*)(?:=([^`]*))?`", _option, text)
+
+
+def _option(found: re.Match[str]) -> str:
+    name, value = found.groups()
+    option = "--" + name.removeprefix("algorithm.").replace("_", "-")
+    return option if value is None else f"{option} {value}"
+
+
+def require(ok: bool, name: str, value: object, reason: str, remedy: str) -> None:
+    """Raise SettingError unless ``ok``: the one form of every complaint about a setting."""
+    if not ok:
+        raise SettingError(name, value, reason, remedy)
+
+
+def check_types(cfg: Any, prefix: str = "") -> None:
+    """Raise FedRayError for a field of a config that holds a value of another type than its own.
+
+    A whole number is a float, too. Lists become tuples, and paths given as strings become paths. ``prefix`` stands
+    before the names in messages.
+    """
+    hints: dict[str, Any] = typing.get_type_hints(cfg.__class__)
+    for field in dataclasses.fields(cfg):
+        hint = hints[field.name]
+        value = _plain(getattr(cfg, field.name))
+        if isinstance(value, str) and Path in _options(hint):
+            value = Path(value)
+        object.__setattr__(cfg, field.name, value)
+        if not _fits(hint, value):
+            reason, remedy = f"is not {_words(hint)}", f"give {_words(hint)}"
+            require(False, prefix + field.name, repr(value), reason, remedy)
+
+
+def _plain(value: Any) -> Any:
+    """A number of NumPy, as a search may draw it, as one of Python; a list as a tuple."""
+    if isinstance(value, list):
+        return tuple(cast("list[Any]", value))
+    convert: Any = getattr(value, "item", None) if isinstance(value, numbers.Number) else None
+    return convert() if convert else value
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint) if isinstance(hint, UnionType) else (hint,)
+
+
+def _fits(hint: Any, value: Any) -> bool:
+    return any(_is(option, value) for option in _options(hint))
+
+
+def _is(hint: Any, value: Any) -> bool:
+    if hint is Any:
+        return True
+    if typing.get_origin(hint) is typing.Literal:
+        return value in typing.get_args(hint)
+    if typing.get_origin(hint) is tuple:
+        items = cast("tuple[Any, ...]", value)
+        return isinstance(value, tuple) and all(_fits(typing.get_args(hint)[0], item) for item in items)
+    if isinstance(value, bool):
+        return hint is bool
+    return isinstance(value, (int, float) if hint is float else hint)
+
+
+def _words(hint: Any) -> str:
+    """A type in words, for a message."""
+    names = {int: "a whole number", float: "a number", bool: "True or False", str: "a string", Path: "a path"}
+    names |= {type(None): "None"}
+    words: list[str] = []
+    for option in _options(hint):
+        if typing.get_origin(option) is typing.Literal:
+            words.append(f"one of {', '.join(map(str, typing.get_args(option)))}")
+        elif typing.get_origin(option) is tuple:
+            words.append(f"a tuple, each {_words(typing.get_args(option)[0])}")
+        else:
+            words.append(names.get(option, getattr(option, "__name__", str(option))))
+    return " or ".join(words)
