@@ -142,7 +142,8 @@ def _room(layout: Layout, nodes: Sequence[Node], most: int) -> int:
     free = [(node.cpus, [1.0] * math.floor(node.gpus)) for node in nodes]
     for placed in range(most):
         for bundle in layout.bundles:
-            cpu, gpu = bundle["CPU"], bundle.get("GPU", 0.0)
+            cpu = bundle["CPU"]
+            gpu = bundle.get("GPU", 0.0)
             for at, (cpus, cards) in enumerate(free):
                 left = _take(cards, gpu)
                 if cpus + 1e-9 >= cpu and left is not None:

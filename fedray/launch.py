@@ -62,7 +62,8 @@ def show(outcome: RunResult) -> None:
 
     from fedray.federate import report
 
-    console, folder = Console(), outcome.folder
+    console = Console()
+    folder = outcome.folder
     if outcome.failures:
         console.print(_failures(outcome))
     console.print(report.table(outcome.plan, outcome.summary, outcome.summary["seconds"]))

@@ -80,7 +80,8 @@ def make_plan(run: Plan, options: Options) -> tuple[Plan, list[Shard]]:
 def _fitting(run: Plan, options: Options) -> Dataset:
     """The newcomers' examples in the run's units; raises FedRayError where its network cannot take them."""
     dataset = npz_file.load(DataConfig(name=str(Path(options.data).expanduser())), run.model.classes)
-    shape, wanted = tuple(dataset.x.shape[1:]), run.model.input_shape
+    shape = tuple(dataset.x.shape[1:])
+    wanted = run.model.input_shape
     reason = f"its inputs have the shape {list(shape)}, those of the run {list(wanted)}"
     require(shape == wanted, "data", options.data, reason, "give inputs of that shape")
     return dataset._replace(scaling=run.scaling)

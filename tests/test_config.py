@@ -180,7 +180,11 @@ def test_a_value_of_another_type_is_refused_for_every_setting(kind):
     [
         (DataConfig, {"alpha": "0.5"}, r"data.alpha '0.5': is not a number; give a number"),
         (DataConfig, {"classes": True}, r"data.classes True: is not a whole number or None"),
-        (DataConfig, {"layout": "ring"}, r"data.layout 'ring': is not one of cluster, window"),
+        (
+            DataConfig,
+            {"layout": "ring"},
+            r"data.layout ring: it is not a value of this setting; choose cluster or window",
+        ),
         (ModelConfig, {"hidden": 5}, r"model.hidden 5: is not a tuple, each a whole number"),
         (Experiment, {"data": "digits"}, r"data 'digits': is not DataConfig"),
         (Experiment, {"seed": 1.5}, r"seed 1.5: is not a whole number"),

@@ -193,5 +193,6 @@ def _parallel(table: Sequence[TrialResult], space: Mapping[str, Domain], metric:
 
 
 def _unit(values: Sequence[float]) -> list[float]:
-    low, high = min(values), max(values)
+    low = min(values)
+    high = max(values)
     return [(value - low) / (high - low) if high > low else 0.5 for value in values]

@@ -80,7 +80,10 @@ def scheduler(sweep: Sweep, space: Mapping[str, Domain]) -> Any:
 
     Raises FedRayError for population based training over several seeds: it copies trials into each other.
     """
-    metric, mode, rounds, grace = sweep.metric, sweep.mode, sweep.max_rounds or 1, sweep.grace_rounds or 1
+    metric = sweep.metric
+    mode = sweep.mode
+    rounds = sweep.max_rounds or 1
+    grace = sweep.grace_rounds or 1
     if sweep.scheduler == "none":
         return FIFOScheduler()
     if sweep.scheduler == "asha":

@@ -79,7 +79,8 @@ class Info(NamedTuple):
 def server_init(ctx: Context[DSGLD], rng: Stream) -> Server:
     facts = ctx.facts
     cfg = ctx.cfg
-    several, reason = facts.per_round, f"chains are dealt evenly among {facts.per_round} clients per round"
+    several = facts.per_round
+    reason = f"chains are dealt evenly among {facts.per_round} clients per round"
     require(cfg.particles % several == 0, "particles", cfg.particles, reason, f"use a multiple of {several}")
     reason = f"there are no chains for {facts.unheard} clients more"
     require(facts.unheard == 0, "train_all", True, reason, "leave it out")

@@ -128,7 +128,9 @@ def tilted(cfg: DSVGD, d: int, cavity: Any, x: Tensor, s: Tensor) -> Tensor:
 
 def server_init(ctx: Context[DSVGD], rng: Stream) -> Server:
     cfg, model, facts = ctx.cfg, ctx.model, ctx.facts
-    backend, serial, several = BACKENDS[cfg.sites], cfg.mode == "serial", facts.per_round
+    backend = BACKENDS[cfg.sites]
+    serial = cfg.mode == "serial"
+    several = facts.per_round
     reason = "serial DSVGD trains one client at a time"
     require(not serial or several == 1, "clients_per_round", several, reason, "use 1, or `mode=parallel`")
     possible = serial or cfg.merge == "average" or backend.gaussian
@@ -169,7 +171,8 @@ def step(ctx: Context[DSVGD], local: Local, batch: Batch, noise: Tensor) -> tupl
 def svgd_step(cfg: DSVGD, d: int, local: Local, likelihood: Likelihood) -> tuple[Local, Info]:
     """One SVGD step on p̃_k (eq. 13)."""
     nll, s = likelihood(local.x)
-    kernel, s = rbf(local.x, cfg.bandwidth), tilted(cfg, d, local.cavity, local.x, s)
+    kernel = rbf(local.x, cfg.bandwidth)
+    s = tilted(cfg, d, local.cavity, local.x, s)
     phi = direction(local.x, s, kernel)
     x, v = move(cfg.descent, local.x, local.v, local.first > 0, phi)
     return local._replace(x=x, v=v, first=torch.zeros_like(local.first)), Info(nll, kernel.h.to(nll.dtype))

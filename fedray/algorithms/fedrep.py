@@ -67,7 +67,8 @@ def _masked_step(
     ctx: Context[FedRep], local: Local, batch: Batch, moving: Tensor, remember: Tensor
 ) -> tuple[Local, fedavg.Info]:
     """FedAvg's step on the parameters in ``moving`` [P]; the optimizer starts anew unless it is to remember."""
-    net, before = local.net, local.net.theta.clone()
+    net = local.net
+    before = local.net.theta.clone()
 
     def kept(past: Tensor) -> Tensor:
         return past * remember

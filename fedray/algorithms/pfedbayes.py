@@ -97,7 +97,8 @@ def server_init(ctx: Context[PFedBayes], rng: Stream) -> Gaussian:
 
 
 def client_init(ctx: Context[PFedBayes], server: Gaussian) -> Client:
-    zero, t = zero_moments(server.mu), torch.zeros(())
+    zero = zero_moments(server.mu)
+    t = torch.zeros(())
     kept = zero if ctx.cfg.keep_global_moments else zero_moments(server.mu[:0])
     return Client(server, zero, zero, t, kept, kept, t)
 
@@ -190,7 +191,8 @@ def aggregate(ctx: Context[PFedBayes], server: Gaussian, ids: Sequence[int], ups
         return Gaussian(damped(server.mu, mean(ups.mu), cfg.beta), damped(server.rho, mean(ups.rho), cfg.beta))
     sd = sigma(ups.rho.double())
     mu, sd = (mean(ups.mu), mean(sd)) if cfg.average == "sigma" else moment_match(ups.mu.double(), sd)
-    mu, rho = mu.to(server.mu.dtype), inverse_sigma(sd).to(server.rho.dtype)
+    mu = mu.to(server.mu.dtype)
+    rho = inverse_sigma(sd).to(server.rho.dtype)
     return Gaussian(damped(server.mu, mu, cfg.beta), damped(server.rho, rho, cfg.beta))
 
 

@@ -115,7 +115,8 @@ class Proposal(NamedTuple):
 
 def server_init(ctx: Context[Proximal], rng: Stream) -> Point:
     """FedAvg's start; refuses variances that do not fit the network's layers."""
-    given, layers = ctx.cfg.variance, len(_layers(ctx.model))
+    given = ctx.cfg.variance
+    layers = len(_layers(ctx.model))
     reason = f"the network has {layers} layers"
     require(len(given) in (1, layers), "variance", given, reason, "give one number, or one per layer")
     return fedavg.server_init(ctx, rng)
@@ -136,7 +137,8 @@ def minibatches(cfg: PFedBreD) -> int:
 def step(ctx: Context[PFedBreD], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
     """One iteration: μ, K proximal steps from there, one outer step; info is the NLL where the proximal steps begin."""
     cfg = ctx.cfg
-    gradient, batches = partial(fedavg.gradient, ctx.model), split(batch, minibatches(cfg))
+    gradient = partial(fedavg.gradient, ctx.model)
+    batches = split(batch, minibatches(cfg))
     proposal = choose_prior(cfg, gradient, local, batches)
     return iterate(cfg, gradient, family(ctx), local, proposal, batches[-1])
 

@@ -136,7 +136,8 @@ def begin(ctx: Context[PVI], client: Client, down: Down, data: Batch) -> Local:
     # Other clients' sites take no precision away; the bound undoes the rounding of sums.
     lam = (down.q.lam - client.site.lam).clamp_min(ctx.cfg.prior_precision)
     cavity = Natural(lam, down.q.eta - client.site.eta)
-    q, zero = where(down.fresh, client.q, standard(down.q)), zero_moments(lam)
+    q = where(down.fresh, client.q, standard(down.q))
+    zero = zero_moments(lam)
     return Local(q, cavity, client.site, zero, zero, torch.zeros_like(down.fresh))
 
 

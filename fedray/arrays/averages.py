@@ -24,7 +24,8 @@ def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
 def total(values: Iterable[Tensor]) -> tuple[Tensor, int]:
     """Σ_k x_k in float64 and K, of tensors that come one after the other and need not be kept."""
     rest = iter(values)
-    added, count = next(rest).to(torch.float64, copy=True), 1
+    added = next(rest).to(torch.float64, copy=True)
+    count = 1
     for value in rest:
         added.add_(value)
         count += 1

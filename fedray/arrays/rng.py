@@ -88,9 +88,12 @@ class Passes:
     """
 
     def __init__(self, seed: int, client: int, examples: int, batch_size: int):
-        self._key, self._examples, self._batch_size = (seed, client), examples, batch_size
+        self._key = (seed, client)
+        self._examples = examples
+        self._batch_size = batch_size
         self._per_pass = -(-examples // batch_size)
-        self._pass, self._order = -1, np.empty(0, np.int64)
+        self._pass = -1
+        self._order = np.empty(0, np.int64)
 
     def __getitem__(self, position: int) -> np.ndarray:
         """Indices of the minibatch at a position, counted from the start of the run."""

@@ -26,7 +26,9 @@ def pieces(arrays: Mapping[str, Any]) -> list[bytes | memoryview]:
 
     The library's own writer copies everything twice, which for many clients is most of a checkpoint's cost.
     """
-    header, offset, data = {}, 0, list[memoryview]()
+    header = {}
+    offset = 0
+    data = list[memoryview]()
     for name, leaf in arrays.items():
         array = np.asarray(leaf, order="C")
         end = offset + array.nbytes

@@ -50,7 +50,8 @@ def concatenate(trees: Sequence[Any]) -> Any:
 def rows(tree: Any, index: Sequence[int]) -> Any:
     """The given rows of a stacked tree; consecutive ones cost no copy."""
     index = list(index)
-    first, size = index[0], len(index)
+    first = index[0]
+    size = len(index)
     if index == list(range(first, first + size)):
         return tree_map(lambda leaf: leaf[first : first + size], tree)
     return tree_map(lambda leaf: leaf[index], tree)

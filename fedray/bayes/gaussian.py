@@ -54,9 +54,12 @@ def kl_and_grad_prior(q: Gaussian, w: Gaussian, known: tuple[Tensor, Tensor] | N
     dμ_w = (μ_w - μ_q)/σ_w²; dσ_w = 1/σ_w - (σ_q² + (μ_q - μ_w)²)/σ_w³; dρ_w = dσ_w sigmoid(ρ_w).
     ``known`` is :func:`sigma_and_slope` of ρ_w, where the caller has it.
     """
-    (sq, _), (sw, slope) = sigma_and_slope(q.rho), known or sigma_and_slope(w.rho)
+    (sq, _) = sigma_and_slope(q.rho)
+    (sw, slope) = known or sigma_and_slope(w.rho)
     inverse = sw.reciprocal()
-    gap, ratio = (w.mu - q.mu) * inverse, sq / sw  # 0 and 1 exactly where q = w, so that rounding cannot move w
+    # 0 and 1 exactly where q = w, so that rounding cannot move w
+    gap = (w.mu - q.mu) * inverse
+    ratio = sq / sw
     moment = torch.addcmul(gap * gap, ratio, ratio)  # E_q[(θ - μ_w)²]/σ_w²
     divergence = (0.5 * (moment - 1) - torch.log(ratio)).sum(-1)
     return divergence, Gaussian(gap * inverse, (1 - moment) * inverse * slope)
@@ -70,7 +73,8 @@ def kl_and_grad_posterior(
     dμ_q = (μ_q - μ_w)/σ_w²; dσ_q = ((σ_q/σ_w)² - 1)/σ_q; dρ_q = dσ_q sigmoid(ρ_q).
     ``known`` is :func:`sigma_and_slope` of ρ_q, where the caller has it.
     """
-    (sq, slope), (sw, _) = known or sigma_and_slope(q.rho), sigma_and_slope(w.rho)
+    (sq, slope) = known or sigma_and_slope(q.rho)
+    (sw, _) = sigma_and_slope(w.rho)
     gap, ratio = (q.mu - w.mu) / sw, sq / sw  # 0 and 1 exactly where q = w
     square = ratio * ratio
     divergence = (0.5 * (gap * gap + (square - 1)) - torch.log(ratio)).sum(-1)

@@ -53,8 +53,10 @@ def compared(ctx: Context[Config], server: Any, own: Iterable[Tensor]) -> Refere
 
     In float64: pairings with it then are the double sums of Theorem 1 to rounding in that.
     """
-    cfg, size = ctx.cfg, ctx.model.size
-    x, (added, clients) = server.x.double(), total(own)
+    cfg = ctx.cfg
+    size = ctx.model.size
+    x = server.x.double()
+    (added, clients) = total(own)
     target = added / clients if cfg.hip == "paper" else added + cfg.p0(size).score(x)
     other = reference(x, target, rbf(x, cfg.bandwidth), size)
     return other if cfg.hip_offset else other._replace(offset=torch.zeros_like(other.offset))

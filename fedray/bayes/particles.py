@@ -81,7 +81,9 @@ def ggn_diagonal(model: Model, theta: Tensor, x: Tensor, weight: Tensor) -> Tens
     Hessian's diagonal exactly where the logits are linear in theta. Martens, "New Insights and Perspectives on the
     Natural Gradient Method", JMLR 2020, section 8.
     """
-    parts, inputs, a = model.split(theta), [], x.flatten(1)
+    parts = model.split(theta)
+    inputs = []
+    a = x.flatten(1)
     weights, biases = parts[::2], parts[1::2]
     for i, (w, b) in enumerate(zip(weights, biases, strict=True)):
         a = a.relu() if i else a

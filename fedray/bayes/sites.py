@@ -186,7 +186,8 @@ def cloud_renew(
     curvature: Tensor,
 ) -> Cloud:
     """L' steps of SVGD on q_new/q_old r_k, from the particles of r_k."""
-    at, new = width(settings, cavity.q), x
+    at = width(settings, cavity.q)
+    new = x
 
     def score(y: Tensor) -> Tensor:
         ratio = gradient(y, new, at, settings.d) - gradient(y, cavity.q, at, settings.d)

@@ -75,7 +75,9 @@ def squared_distances(x: Tensor, y: Tensor | None = None) -> Tensor:
         norm = other = gram.diagonal(dim1=-2, dim2=-1)
     else:
         y = y - middle
-        gram, norm, other = inner(x, y), pairing(x, x), pairing(y, y)
+        gram = inner(x, y)
+        norm = pairing(x, x)
+        other = pairing(y, y)
     return (norm[:, None] + other[None, :] - 2 * gram).clamp_min(0)
 
 
@@ -114,7 +116,8 @@ def stein_matrix(x: Tensor, s1: Tensor, s2: Tensor, kernel: Kernel, d: int) -> T
 
     K ∘ [s1 s2ᵀ + (2/h) s1_i·(x_i - x_j) - (2/h) (x_i - x_j)·s2_j + 2d/h - 4D/h²].
     """
-    x, gain = centred(x), 2 / kernel.h
+    x = centred(x)
+    gain = 2 / kernel.h
     first, second = inner(s1, x), inner(x, s2)
     cross = first.diagonal()[:, None] - first - second + second.diagonal()[None, :]
     trace = gain * d - gain.square() * kernel.distance

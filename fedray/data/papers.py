@@ -93,7 +93,8 @@ def remarks(cfg: DataConfig, dataset: Dataset, partition: Partition) -> tuple[st
     if cfg.partition != GIVEN:
         found += partition_record(cfg).remarks(dataset, partition)
     if partition.relabel is not None:
-        test, wrong = np.concatenate(partition.test), partition.relabel[:, 0]
+        test = np.concatenate(partition.test)
+        wrong = partition.relabel[:, 0]
         share = np.isin(wrong, test).sum() / len(test)
         found.append(
             f"`data.label_bug`: {len(wrong)} examples carry a wrong label, {share:.1%} of those for testing; "

@@ -25,7 +25,8 @@ def held_labels(client: int, labels_per_client: int, classes: int, layout: str) 
     For s = 5, C = 10 that is two kinds of client, or ten. Source: the codes of pFedBayes and of pFedMe.
     Raises FedRayError where s is not in 1..C or the layout is unknown.
     """
-    held, strides = labels_per_client, {"cluster": labels_per_client, "window": 1}
+    held = labels_per_client
+    strides = {"cluster": labels_per_client, "window": 1}
     reason = f"the dataset has {classes} classes"
     require(1 <= held <= classes, "data.labels_per_client", held, reason, f"choose 1 to {classes}")
     require(layout in strides, "data.layout", layout, "not a layout", f"choose from {', '.join(strides)}")

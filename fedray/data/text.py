@@ -71,7 +71,8 @@ def _read(file: Path, wanted: set[str]) -> dict[str, np.ndarray]:
         if len(head) == 2:  # word2vec begins with the number of words and that of their numbers
             width = int(head[1])
         else:
-            width, lines = len(head) - 1, itertools.chain([first], lines)
+            width = len(head) - 1
+            lines = itertools.chain([first], lines)
         for line in lines:
             if line[: line.find(" ")] in wanted:
                 word, *numbers = line.rstrip().rsplit(" ", width)  # a word may have spaces

@@ -86,7 +86,9 @@ class Block:
     """The shards and private states of some clients; its methods are the whole of what a client can be asked."""
 
     def __init__(self, plan: Plan, ids: Sequence[int], shards: Sequence[Shard], backend: str, device: str = "cpu"):
-        self.plan, self.ids, self.device = plan, tuple(ids), torch.device(device)
+        self.plan = plan
+        self.ids = tuple(ids)
+        self.device = torch.device(device)
         require(backend in BACKENDS, "backend", backend, "not a backend", f"choose from {BACKENDS}")
         server = plan.initial_server()
         self.context = plan.context
@@ -186,10 +188,12 @@ class Block:
         for row, k in enumerate(index):
             for j in range(count):
                 chosen = self._passes[k][position + j]
-                picked[row, j, : len(chosen)], weight[row, j, : len(chosen)] = chosen, 1
+                picked[row, j, : len(chosen)] = chosen
+                weight[row, j, : len(chosen)] = 1
         at, mask = (torch.from_numpy(array).flatten(1).to(self.device) for array in (picked, weight))
         where = torch.tensor(list(index), device=self.device)
-        x, y = self.data.x[where[:, None], at], self.data.y[where[:, None], at]
+        x = self.data.x[where[:, None], at]
+        y = self.data.y[where[:, None], at]
         return Batch(x, y, mask, at, self.data.total[where])
 
     def probe(self, score: str, number: int, view: Any, message: Any) -> Iterator[Tensor]:

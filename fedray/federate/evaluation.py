@@ -27,7 +27,10 @@ def evaluate(block: Block, round_number: int, view: Any, spotlight: bool) -> Eva
     """Evaluation sums of the hosted clients that a round concerns; with ``spotlight`` also one image's draws."""
     present = block.plan.novel if block.plan.adapting(round_number) else block.plan.members
     rows = [k for k, i in enumerate(block.ids) if i in present]
-    samples, personal, overall, looks = block.plan.cfg.predict_samples, [], [], []
+    samples = block.plan.cfg.predict_samples
+    personal = []
+    overall = []
+    looks = []
     everyone = global_predictor(block, round_number, view)
     for k in rows:
         test = block.test[k]
@@ -65,7 +68,8 @@ def personal_predictor(block: Block, k: int, round_number: int, model: Any, samp
 
 def global_predictor(block: Block, round_number: int, view: Any) -> Predict | None:
     """What the global model predicts; None where the method has none."""
-    plan, function = block.plan, block.plan.algorithm.predict_global
+    plan = block.plan
+    function = block.plan.algorithm.predict_global
     if function is None:
         return None
     # One stream for all clients: the global model is one predictor.
@@ -74,7 +78,8 @@ def global_predictor(block: Block, round_number: int, view: Any) -> Predict | No
 
 
 def _predictor(block: Block, function: PredictFunction, model: Any, noise: Tensor) -> Predict:
-    ctx, noise = block.context, noise.to(block.device)
+    ctx = block.context
+    noise = noise.to(block.device)
     return lambda x: function(ctx, model, x, noise)
 
 

@@ -54,7 +54,9 @@ def check(plan: Plan) -> None:
 
 def class_losses(block: Block, round_number: int, view: Any, dataset: Dataset) -> ClassLosses:
     """The sums of every hosted client's personal model after a round; all test examples are read from ``dataset``."""
-    plan, union, found = block.plan, np.concatenate(block.plan.partition.test), []
+    plan = block.plan
+    union = np.concatenate(block.plan.partition.test)
+    found = []
     dataset = loading.relabelled(dataset, plan.partition)
     for k, own in enumerate(block.test):
         model = personal_model(block, k, round_number, view)
@@ -86,7 +88,8 @@ def rows(losses: ClassLosses) -> list[dict[str, Any]]:
 
     A model that diverged shows as nan.
     """
-    (clients, classes), examples = losses.own.shape, (losses.own, losses.union) * 2
+    (clients, classes) = losses.own.shape
+    examples = (losses.own, losses.union) * 2
     columns = list(zip(COLUMNS, deviations(losses), examples, strict=True))
     table = []
     for i in range(clients):

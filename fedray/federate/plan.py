@@ -71,8 +71,10 @@ class Plan(NamedTuple):
     @property
     def facts(self) -> Facts:
         """What the algorithm may know of this federation."""
-        cfg, shard = self.cfg, max(len(indices) for indices in self.partition.train)
-        clients, chosen = len(self.members) or self.clients, cfg.clients_per_round
+        cfg = self.cfg
+        shard = max(len(indices) for indices in self.partition.train)
+        clients = len(self.members) or self.clients
+        chosen = cfg.clients_per_round
         assert chosen is not None
         unheard = clients - chosen if cfg.train_all else 0
         return Facts(clients, chosen, cfg.rounds, cfg.local_steps, cfg.batch_size, shard, unheard)

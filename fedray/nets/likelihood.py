@@ -68,7 +68,9 @@ def _backpropagation(
     model: Model, leaks: list[float | None], theta: Tensor, x: Tensor, y: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor]:
     """dL/dlogits = weight (softmax - onehot); dW = aᵀ g, db = Σ_b g, da = g Wᵀ, times the leak where a ReLU is shut."""
-    parts, inputs, a = model.split(theta), [], x.flatten(1)
+    parts = model.split(theta)
+    inputs = []
+    a = x.flatten(1)
     weights, biases = parts[::2], parts[1::2]
     for w, b, leak in zip(weights, biases, leaks, strict=True):
         if leak is not None:

@@ -49,7 +49,9 @@ class Model:
         for place, layer in enumerate(self.layers):
             _check(place, layer)
         shapes: list[tuple[int, ...]] = []
-        slices, tensors, start = {}, {}, 0
+        slices = {}
+        tensors = {}
+        start = 0
         for layer in self.layers:
             if isinstance(layer, PARAMETRIC):
                 name = f"layer{len(slices) + 1}"
@@ -58,7 +60,8 @@ class Model:
                 if len(own) == 2:
                     tensors[f"{name}.weight"] = slice(start, stop - own[1][0])
                     tensors[f"{name}.bias"] = slice(stop - own[1][0], stop)
-                slices[name], start = slice(start, stop), stop
+                slices[name] = slice(start, stop)
+                start = stop
                 shapes += own
         if not slices:
             raise FedRayError(f"network {self.layers}: has no parameters to learn; add an nn.Linear")
@@ -80,7 +83,9 @@ class Model:
     def _count_activations(self) -> int:
         # With our own arithmetic on zeros: running the modules on the meta device would import PyTorch's compiler,
         # ten seconds of every process.
-        total, x, zeros = 0, torch.zeros(1, *self.input_shape), iter(self.split(torch.zeros(self.padded)))
+        total = 0
+        x = torch.zeros(1, *self.input_shape)
+        zeros = iter(self.split(torch.zeros(self.padded)))
         for place, layer in enumerate(self.layers):
             try:
                 x = _apply(layer, x, zeros)
@@ -128,7 +133,9 @@ class Model:
         """
         if self.activations == 0:
             raise FedRayError("local reparameterization: not for a recurrent network; draw its weights instead")
-        means, variances, start = iter(mu), (sd.square() for sd in sigma), 0
+        means = iter(mu)
+        variances = (sd.square() for sd in sigma)
+        start = 0
         for layer in self.layers:
             if not isinstance(layer, PARAMETRIC):
                 x = layer(x)

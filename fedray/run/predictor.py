@@ -43,7 +43,8 @@ class Predictor:
         self.plan, self.snapshot = plan, snapshot
 
     def __repr__(self) -> str:
-        plan, name = self.plan, registry.algorithm_name(self.plan.cfg.algorithm)
+        plan = self.plan
+        name = registry.algorithm_name(self.plan.cfg.algorithm)
         kinds = [kind for kind, has in (("personal", plan.personal), ("global", plan.algorithm.predict_global)) if has]
         call = "predict(x, client=0)" if plan.personal else "predict(x)"
         return f"{' and '.join(kinds)} models of {name}, {plan.clients} clients, {plan.cfg.rounds} rounds: .{call}"
@@ -54,7 +55,8 @@ class Predictor:
         ``samples`` posterior draws are averaged (by default as in the run, 0 for the mean weights).
         Raises FedRayError for a model that the method lacks, an unknown client, or inputs of another shape.
         """
-        plan, algorithm = self.plan, self.plan.algorithm
+        plan = self.plan
+        algorithm = self.plan.algorithm
         predict = algorithm.predict_global if client is None else algorithm.predict_personal
         kind = "global model" if client is None else "personal models"
         if predict is None:
@@ -75,13 +77,15 @@ class Predictor:
         return x if self.plan.scaling is None else self.plan.scaling.apply(x.clone())
 
     def _personal(self, client: int) -> Any:
-        plan, state = self.plan, trees.row(self.snapshot.clients, client)
+        plan = self.plan
+        state = trees.row(self.snapshot.clients, client)
         if plan.algorithm.personalize is client_itself:  # no need of the dataset
             return state
         context = plan.context
         noise = plan.stream("personalize", client, plan.cfg.rounds).normal(plan.algorithm.personal_noise(context))
         (shard,) = loading.shards(plan.dataset(), plan.partition, [client])
-        data, view = padded(shard, context.facts.shard), plan.view(self.snapshot.server)
+        data = padded(shard, context.facts.shard)
+        view = plan.view(self.snapshot.server)
         return plan.algorithm.personalize(context, state, view, data, noise)
 
 

@@ -108,7 +108,8 @@ class MLflowTracker:
         self._held: set[tuple[str, int]] = set()  # (metric, step) that a continued run holds already
         self._ended: int | None = None  # when a continued run was finished, Unix time in ms
         self._where = mlflow_store.shown(self._uri)
-        self._warn, self._warned = warn, False
+        self._warn = warn
+        self._warned = False
         self._buffer: list[Metric] = []
         self._next_flush = 0.0
         try:

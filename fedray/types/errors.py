@@ -76,8 +76,19 @@ def check_types(cfg: Any, prefix: str = "") -> None:
             value = Path(value)
         object.__setattr__(cfg, field.name, value)
         if not _fits(hint, value):
-            reason, remedy = f"is not {_words(hint)}", f"give {_words(hint)}"
-            require(False, prefix + field.name, repr(value), reason, remedy)
+            listed = [name for option in _options(hint) for name in _values(option)]
+            if listed and isinstance(value, str):
+                require(False, prefix + field.name, value, "it is not a value of this setting", f"choose {_or(listed)}")
+            require(False, prefix + field.name, repr(value), f"is not {_words(hint)}", f"give {_words(hint)}")
+
+
+def _values(hint: Any) -> list[str]:
+    """The values that a Literal lists; of another type none."""
+    return list(map(str, typing.get_args(hint))) if typing.get_origin(hint) is typing.Literal else []
+
+
+def _or(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 def _plain(value: Any) -> Any:
@@ -115,8 +126,8 @@ def _words(hint: Any) -> str:
     names |= {type(None): "None"}
     words: list[str] = []
     for option in _options(hint):
-        if typing.get_origin(option) is typing.Literal:
-            words.append(f"one of {', '.join(map(str, typing.get_args(option)))}")
+        if _values(option):
+            words.append(f"one of {', '.join(_values(option))}")
         elif typing.get_origin(option) is tuple:
             words.append(f"a tuple, each {_words(typing.get_args(option)[0])}")
         else:

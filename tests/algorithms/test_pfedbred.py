@@ -300,7 +300,7 @@ def test_variances_belong_to_layers(model, layers):
 
 
 def test_priors_that_do_not_fit_are_refused():
-    with pytest.raises(FedRayError, match=r"prior poisson: .*'spherical', 'gaussian'"):
+    with pytest.raises(FedRayError, match=r"prior poisson: .*choose spherical or gaussian"):
         small_plan("pfedbred", {"algorithm.prior": "poisson"})
     with pytest.raises(FedRayError, match=r"^variance \(1.0, 1.0, 1.0\): the network has 2 layers; give one"):
         small_plan("pfedme", {"algorithm.prior": "gaussian", "algorithm.variance": (1.0, 1.0, 1.0)})

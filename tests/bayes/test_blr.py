@@ -49,7 +49,7 @@ def test_its_parameters_are_weights_bias_and_a_precision_that_no_layer_reads():
     changed[6] += 3
     assert torch.equal(MODEL.apply(theta, data.x), MODEL.apply(changed, data.x))
     assert (MODEL.apply(theta, data.x)[:, 0] == 0).all()
-    with pytest.raises(FedRayError, match=r"^model.name blr: .*has 10; use --model.name mclr"):
+    with pytest.raises(FedRayError, match=r"^model.name blr: .*has 10; use `model.name=mclr`"):
         built("blr", (5,), 10)
 
 

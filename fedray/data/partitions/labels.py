@@ -61,7 +61,8 @@ def _check_supply(available: np.ndarray, of: list[list[int]], clients: int, need
     room = {c: available[c] // len(holders) for c, holders in enumerate(of) if holders}
     scarcest = min(room, key=room.__getitem__)
     most = min(of[c][available[c] // need] for c in short)  # the first client that some class cannot serve
-    count, each = len(of[scarcest]), room[scarcest]
+    count = len(of[scarcest])
+    each = room[scarcest]
     fewer = f"lower `clients` to at most {most}, " if most else ""
     smaller = f"choose a `data.size` of at most {each} per client and class, " if each > 1 else ""
     reason = f"class {scarcest} has {available[scarcest]} examples, its {count} owners need {count} x {need}"

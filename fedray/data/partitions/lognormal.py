@@ -35,7 +35,8 @@ def draw_sizes(
     """
     z = rng.lognormal(0, SIGMA, (len(available), clients, held))
     shares = (available - sizes.reserve)[:, None, None] * z / z.sum((1, 2), keepdims=True)
-    client, slot = np.arange(clients)[:, None], np.arange(held)
+    client = np.arange(clients)[:, None]
+    slot = np.arange(held)
     share = shares[(client + slot) % len(available), client // (clients // GROUPS), slot].astype(np.int64)
     factor, extra = (rng.integers(low, high + 1, share.shape) for low, high in (sizes.factor, sizes.extra))
     return (share * factor + extra) * (2 if clients <= DOUBLED else 1)
@@ -87,7 +88,8 @@ def _check(available: np.ndarray, clients: int, held: int, sizes: LognormalSizes
     counts = [len(of) for of in owners(clients, held, len(available), "window")]
     reason = f"{GROUPS} groups of clients share their draws"
     require(clients >= GROUPS, "clients", clients, reason, f"choose at least {GROUPS}, or another `data.partition`")
-    label, other = int(available.argmin()), "choose `data.partition=labels`, dirichlet or iid"
+    label = int(available.argmin())
+    other = "choose `data.partition=labels`, dirichlet or iid"
     reason = f"class {label} has {available[label]} examples, of which this protocol sets {sizes.reserve} aside"
     require(available[label] > sizes.reserve, "data.partition", "lognormal", reason, other)
     for label, (supply, count) in enumerate(zip(available, counts, strict=True)):

@@ -21,7 +21,8 @@ def natural(users: np.ndarray, clients: int, alpha: float, test_fraction: float,
     Sent140, where the rest that rounding leaves is dealt at random too.
     """
     check_clients(clients)
-    count, remedy = int(users.max()) + 1, "choose a positive number, e.g. 0.5"
+    count = int(users.max()) + 1
+    remedy = "choose a positive number, e.g. 0.5"
     require(clients <= count, "clients", clients, f"the dataset has {count} users", f"lower it to at most {count}")
     require(0 < alpha < np.inf, "data.alpha", alpha, "not a concentration", remedy)
     least = min(LEAST, count // clients)

@@ -24,7 +24,8 @@ def ratio(labels: np.ndarray, clients: int, majority: int, test_fraction: float,
     and in testing. labels [N] are 0 or 1. Raises FedRayError for other classes, or more clients than can be served,
     with their largest number.
     """
-    classes, remedy = len(np.bincount(labels)), "use `data.partition=shards`, dirichlet or iid"
+    classes = len(np.bincount(labels))
+    remedy = "use `data.partition=shards`, dirichlet or iid"
     require(classes == 2, "data.partition", "ratio", f"it is for two classes, and the data have {classes}", remedy)
     require(majority >= 1, "data.majority", majority, "the frequent class has no less", "use 9, as the paper")
     split = np.random.default_rng(SPLIT)

@@ -30,7 +30,8 @@ def shards(labels: np.ndarray, clients: int, held: int, test_fraction: float, rn
     reason = f"{clients} x {held} shards cannot be cut evenly from {classes} classes"
     remedy = f"choose a multiple of {step}, or another `data.classes` or `data.labels_per_client`"
     require(clients >= 1 and clients % step == 0, "clients", clients, reason, remedy)
-    count, scarce = clients * held // classes, int(available.argmin())
+    count = clients * held // classes
+    scarce = int(available.argmin())
     most = int(available[scarce]) // 2 * classes // held // step * step
     reason = f"class {scarce} has {available[scarce]} examples for {count} shards, which need 2 each"
     require(available[scarce] >= 2 * count, "clients", clients, reason, f"lower it to at most {most}")
