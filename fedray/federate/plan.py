@@ -17,10 +17,8 @@ from fedray.data.partition import Partition, check_given
 from fedray.data.readers import checked_dataset
 from fedray.data.scaling import Scaling
 from fedray.nets import network
-from fedray.nets.model import Model
+from fedray.nets.model import FLOAT_BYTES, Model
 from fedray.types import Algorithm, Context, Facts, FedRayError, Selection, require
-
-FLOAT_BYTES = 4
 
 
 class Plan(NamedTuple):

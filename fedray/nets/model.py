@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import psutil
 import torch
 from torch import Tensor, nn
 
@@ -17,6 +18,7 @@ from fedray.arrays.rng import Stream
 from fedray.nets.bilstm import BiLSTM, bilstm
 from fedray.types import FedRayError
 
+FLOAT_BYTES = 4
 ALIGN = 64
 PARAMETRIC = nn.Linear | nn.Conv2d | BiLSTM
 
@@ -78,6 +80,7 @@ class Model:
             ("padded", -(-(start + self.extra) // ALIGN) * ALIGN),
         ):
             object.__setattr__(self, name, value)
+        _check_memory(self.size)
         object.__setattr__(self, "activations", self._count_activations())
 
     def _count_activations(self) -> int:
@@ -180,6 +183,17 @@ class Model:
     def pad(self, theta: Tensor) -> Tensor:
         """Zero the padding of a vector [P], so that it cannot enter a norm or a divergence."""
         return torch.cat([theta[: self.size], theta.new_zeros(self.padded - self.size)])
+
+
+def _check_memory(size: int) -> None:
+    """Raise FedRayError for parameters that this machine's memory cannot hold even once."""
+    wanted = FLOAT_BYTES * size
+    there = psutil.virtual_memory().total
+    if wanted > there:
+        raise FedRayError(
+            f"network: its {size} parameters take {wanted / 2**30:.0f} GiB, and this machine has "
+            f"{there / 2**30:.0f} GiB of memory; make its layers narrower"
+        )
 
 
 def _unpacked(layers: nn.Sequential) -> Iterator[nn.Module]:

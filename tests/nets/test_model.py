@@ -157,3 +157,9 @@ def test_chains_in_the_chain_are_unpacked():
     theta, x = plain.init(Stream(0, "server")), Stream(0, "x").normal([6, 5])
     assert (nested.size, nested.slices) == (plain.size, plain.slices)
     assert torch.equal(nested.apply(theta, x), plain.apply(theta, x))
+
+
+def test_parameters_that_no_memory_holds_are_refused_before_it_is_asked_for():
+    wide = nn.Linear(2**30, 2**20, device="meta")
+    with pytest.raises(FedRayError, match=r"^network: its \d+ parameters take \d+ GiB"):
+        described((2**30,), 2**20, wide)
