@@ -129,12 +129,12 @@ def wait_for(running: subprocess.Popen[str], word: str) -> None:
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_does_not_cut_the_clean_up_short(first, second):
-    running = process(work=60, cleanup=1)
+    running = process(work=300, cleanup=3)
     wait_for(running, "begun")
     os.kill(running.pid, first)
     time.sleep(0.5)
     os.kill(running.pid, second)
-    out, err = running.communicate(timeout=60)
+    out, err = running.communicate(timeout=300)
     assert running.returncode == 130
     assert out.splitlines()[0] == "clean"
     assert "still stopping" in err
@@ -146,7 +146,7 @@ def test_a_signal_after_the_end_changes_nothing(number):
     running = process(work=0, cleanup=0)
     wait_for(running, "ending")
     os.kill(running.pid, number)
-    _, err = running.communicate(timeout=60)
+    _, err = running.communicate(timeout=300)
     assert running.returncode == 0
     assert err == ""
 
