@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import ray
 from ray import tune as ray_tune
 
 from fedray.types import LogUniform
@@ -43,23 +42,20 @@ def slow_to_save():
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_trial_that_is_copied_over_while_it_is_saved_still_ends_its_rounds(tmp_path):
+def test_a_trial_that_is_copied_over_while_it_is_saved_still_ends_its_rounds(tmp_path, own_cluster):
     space = {"lr": LogUniform(1e-4, 0.5)}
     sweep = Sweep(scheduler="pbt", metric="score", mode="max", max_rounds=6, grace_rounds=2)
     random.seed(0)
     np.random.seed(0)
-    ray.init(address="local", num_cpus=4, include_dashboard=False)
-    try:
-        found = ray_tune.run(
-            slow_to_save(),
-            config=search.parameters(space, "random", [0, 1, 2, 3]),
-            scheduler=search.scheduler(sweep, space),
-            reuse_actors=True,
-            checkpoint_config=ray_tune.CheckpointConfig(checkpoint_frequency=1),
-            storage_path=str(tmp_path),
-            verbose=0,
-            raise_on_failed_trial=False,
-        )
-    finally:
-        ray.shutdown()
+    own_cluster(num_cpus=4)
+    found = ray_tune.run(
+        slow_to_save(),
+        config=search.parameters(space, "random", [0, 1, 2, 3]),
+        scheduler=search.scheduler(sweep, space),
+        reuse_actors=True,
+        checkpoint_config=ray_tune.CheckpointConfig(checkpoint_frequency=1),
+        storage_path=str(tmp_path),
+        verbose=0,
+        raise_on_failed_trial=False,
+    )
     assert [trial.last_result["round"] for trial in found.trials] == [6, 6, 6, 6]
