@@ -137,26 +137,28 @@ def _run(request: SweepRequest, layout: Layout, at_once: int, recorder: Recorder
     )
     random.seed(base.seed)  # Tune's schedulers draw from the global generators
     np.random.seed(base.seed % 2**32)
-    analysis = ray_tune.run(
-        ray_tune.with_parameters(Trial, common=common),
-        name=request.folder.name,
-        storage_path=str(request.folder.parent),
-        config=search.parameters(request.space, sweep.search, request.seeds),
-        num_samples=1 if sweep.search == "grid" else sweep.samples,
-        search_alg=search.searcher(sweep, request.space, at_once, request.seeds),
-        scheduler=search.scheduler(sweep, request.space),
-        resources_per_trial=ray_tune.PlacementGroupFactory(layout.bundles),  # all of a federation or nothing
-        checkpoint_config=ray_tune.CheckpointConfig(checkpoint_frequency=1, num_to_keep=_kept(sweep)),
-        max_failures=failure_policy(base).attempts - 1,  # a trial whose process is lost starts from its last checkpoint
-        reuse_actors=True,
-        raise_on_failed_trial=False,
-        callbacks=[recorder],
-        trial_name_creator=lambda trial: trial.trial_id,
-        trial_dirname_creator=lambda trial: trial.trial_id,
-        verbose=0,
-        resume=resume,
-        resume_config=ray_tune.ResumeConfig(errored=RESUME) if resume else None,
-    )
+    retries = failure_policy(base).attempts - 1  # a trial whose process is lost starts from its last checkpoint
+    with search.recovered_resets():
+        analysis = ray_tune.run(
+            ray_tune.with_parameters(Trial, common=common),
+            name=request.folder.name,
+            storage_path=str(request.folder.parent),
+            config=search.parameters(request.space, sweep.search, request.seeds),
+            num_samples=1 if sweep.search == "grid" else sweep.samples,
+            search_alg=search.searcher(sweep, request.space, at_once, request.seeds),
+            scheduler=search.scheduler(sweep, request.space),
+            resources_per_trial=ray_tune.PlacementGroupFactory(layout.bundles),  # all of a federation or nothing
+            checkpoint_config=ray_tune.CheckpointConfig(checkpoint_frequency=1, num_to_keep=_kept(sweep)),
+            max_failures=retries,
+            reuse_actors=True,
+            raise_on_failed_trial=False,
+            callbacks=[recorder],
+            trial_name_creator=lambda trial: trial.trial_id,
+            trial_dirname_creator=lambda trial: trial.trial_id,
+            verbose=0,
+            resume=resume,
+            resume_config=ray_tune.ResumeConfig(errored=RESUME) if resume else None,
+        )
     return list(analysis.trials or [])
 
 

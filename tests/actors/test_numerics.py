@@ -53,7 +53,7 @@ def test_the_processes_of_a_federation() -> None:
 
 
 def test_the_processes_of_a_trial(tmp_path: object) -> None:
-    common = Common(experiment(settings={"rounds": 1}), LAYOUT, "loop", "global/accuracy", None)
+    common = Common(experiment(settings={"rounds": 1}), LAYOUT, "loop", "global/accuracy", (), None)
     analysis = ray_tune.run(
         ray_tune.with_parameters(Observed, common=common),
         config={"seed": 0},

@@ -1,5 +1,7 @@
 """Schedulers that must neither lose a trial nor wait for ever."""
 
+import contextlib
+import os
 import random
 import time
 from pathlib import Path
@@ -59,3 +61,49 @@ def test_a_trial_that_is_copied_over_while_it_is_saved_still_ends_its_rounds(tmp
         raise_on_failed_trial=False,
     )
     assert [trial.last_result["round"] for trial in found.trials] == [6, 6, 6, 6]
+
+
+def dies_in_reset(folder):
+    """A trainable whose process dies the first time that another trial takes it over."""
+
+    class DiesInReset(ray_tune.Trainable):
+        def setup(self, config):
+            self.round = 0
+
+        def reset_config(self, new_config):
+            with contextlib.suppress(FileExistsError):
+                (folder / "died").touch(exist_ok=False)
+                os._exit(1)
+            self.round = 0
+            return True
+
+        def step(self):
+            self.round += 1
+            return {"round": self.round, "score": 0.0, "done": self.round >= 2}
+
+        def save_checkpoint(self, checkpoint_dir):
+            Path(checkpoint_dir, "round").write_text(str(self.round))
+
+        def load_checkpoint(self, checkpoint_dir):
+            self.round = int(Path(checkpoint_dir, "round").read_text())
+
+    return DiesInReset
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_a_trial_whose_process_dies_as_it_takes_it_over_is_recovered(tmp_path):
+    with search.recovered_resets():
+        found = ray_tune.run(
+            dies_in_reset(tmp_path),
+            config={"seed": ray_tune.grid_search([0, 1, 2])},
+            max_concurrent_trials=1,
+            max_failures=3,
+            reuse_actors=True,
+            storage_path=str(tmp_path),
+            verbose=0,
+            raise_on_failed_trial=False,
+        )
+    assert (tmp_path / "died").exists()
+    assert [trial.last_result.get("round") for trial in found.trials] == [2, 2, 2]
