@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import shlex
 import signal
 import sys
 import typing
@@ -30,8 +31,6 @@ PLUGIN_HELP = (
     "Modules of your own, on PYTHONPATH or in this folder, that define an ALGORITHM, SELECTION, DATASET, PARTITION or "
     "NETWORK; the module's name is the name of each. May be repeated."
 )
-
-
 METAVARS = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH"}
 _tyro = tyro.constructors.ConstructorRegistry()
 
@@ -176,8 +175,8 @@ def parse(
     """
     from fedray import registry  # imports PyTorch, for which `fedray status` does not wait
 
-    plug_ins = _plug_ins(argv)
-    for module in plug_ins:
+    modules = _named_plug_ins(argv)
+    for module in modules:
         registry.plug_in(module)
     names = registry.algorithms()
     given = bool(argv) and not argv[0].startswith("-")
@@ -201,7 +200,7 @@ def parse(
         ),
         ("execution", Annotated[Execution, flat], dataclasses.field(default=execution)),
         ("preset", Annotated[str, tyro.conf.arg(help=_preset_help(record))], ""),
-        ("plugin", Annotated[tuple[str, ...], tyro.conf.arg(help=PLUGIN_HELP, metavar="MODULE")], plug_ins),
+        ("plugin", Annotated[tuple[str, ...], tyro.conf.arg(help=PLUGIN_HELP, metavar="MODULE")], modules),
         *more,
     ]
     options: type[Any] = dataclasses.make_dataclass("Options", fields, frozen=True)
@@ -217,7 +216,7 @@ def early(argv: Sequence[str], option: str) -> str:
     return parser.parse_known_args(list(argv))[0].value or ""
 
 
-def _plug_ins(argv: Sequence[str]) -> tuple[str, ...]:
+def _named_plug_ins(argv: Sequence[str]) -> tuple[str, ...]:
     """The values of --plugin, which are read before the rest, because they bring names for the rest."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--plugin", action="extend", nargs="*", default=[])
@@ -241,7 +240,7 @@ def listed(names: Mapping[str, Algorithm]) -> str:
     return "\n".join(f"  {name:<{width}}  {record.summary}" for name, record in names.items())
 
 
-def plug_ins() -> str:
+def listed_plug_ins() -> str:
     """The selection policies, datasets, partitions and networks with their summaries, for a description."""
     from fedray import registry
 
@@ -277,8 +276,6 @@ def command(experiment: Experiment) -> str:
 
 
 def _options(cfg: Any, default: Any, prefix: str) -> list[str]:
-    import shlex
-
     words: list[str] = []
     for field in dataclasses.fields(cfg):
         value, usual = getattr(cfg, field.name), getattr(default, field.name)

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
+import tyro
+
 from fedray import cli
 
 if TYPE_CHECKING:
@@ -25,8 +27,6 @@ class Command(NamedTuple):
 
 def parse(argv: Sequence[str]) -> Command:
     """What a command line asks for; tyro prints help and mistakes and leaves with its own exit code (0, 2)."""
-    import tyro
-
     from fedray.run import runfolder
     from fedray.run.session import Request
 
@@ -51,7 +51,7 @@ def _description(names: Mapping[str, Algorithm], chosen: str) -> str:
         "  python -m fedray.launch fedavg --lr 0.1 --rounds 30\n"
         "  python -m fedray.launch pfedbayes --data.name mnist --data.root DIR --zeta 5 --rounds 100\n"
         "  python -m fedray.launch --resume runs/NAME                go on with a run that was interrupted\n\n"
-        f"{cli.plug_ins()}\n\n"
+        f"{cli.listed_plug_ins()}\n\n"
         f"Options below are those of {chosen}; `python -m fedray.launch ALGORITHM --help` shows another's."
     )
 
@@ -74,7 +74,7 @@ def show(outcome: RunResult) -> None:
 
 
 def _failures(outcome: RunResult) -> Table:
-    """The table of what went wrong and what was made of it."""
+    """The table of what went wrong, and what was done about it."""
     from rich.table import Table
 
     shown = Table(title=f"{len(outcome.failures)} failures", title_justify="left")

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from fedray.types import Algorithm, FedRayError, Selection
+from fedray.types import Algorithm, FedRayError, Selection, Stage
 
 if TYPE_CHECKING:
     from fedray.data.records import DatasetRecord, PartitionRecord
@@ -48,47 +48,48 @@ Entry = TypeVar("Entry")
 _named: dict[str, dict[Kind, Any]] = {}  # module -> its records, of the plug-ins that the user named
 
 
-def _discover(package: ModuleType, attribute: str, kind: type[Record]) -> dict[str, Record]:
+def _discover(package: ModuleType, attribute: str, record_type: type[Record]) -> dict[str, Record]:
     found: dict[str, Record] = {}
     for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
         if info.name.startswith("_"):  # what several of them share
             continue
         module = importlib.import_module(f"{package.__name__}.{info.name}")
         record = getattr(module, attribute, None)
-        if not isinstance(record, kind):
+        if not isinstance(record, record_type):
             raise FedRayError(
-                f"{package.__name__}.{info.name}: {attribute} is {record!r}, not an instance of {kind.__name__}; "
-                f"define {attribute} in that file or move the file elsewhere"
+                f"{package.__name__}.{info.name}: {attribute} is {record!r}, not an instance of "
+                f"{record_type.__name__}; define {attribute} in that file or move the file elsewhere"
             )
-        if kind in (Algorithm, Selection):
-            check_functions(module.__name__, record)
+        check_functions(module.__name__, record)
         found[info.name] = record
     return found
 
 
-def check_functions(module: str, record: tuple[Any, ...]) -> None:
+def check_functions(where: str, record: tuple[Any, ...]) -> None:
     """Raise FedRayError for a function of a record that cannot be called with the parameters of its protocol.
 
-    ``record`` is a NamedTuple such as :class:`Algorithm`; the protocols are the types of its fields.
+    Algorithms, selection policies and stages of scores have protocols: the types of their fields.
     """
+    if not isinstance(record, Algorithm | Selection | Stage):
+        return
     for field, hint in typing.get_type_hints(type(record)).items():
         function = getattr(record, field)
         if field == "scores":
             for stage in itertools.chain.from_iterable(function.values()):
-                check_functions(module, stage)
-        protocols = [kind for kind in (hint, *typing.get_args(hint)) if getattr(kind, "_is_protocol", False)]
+                check_functions(where, stage)
+        protocols = [option for option in (hint, *typing.get_args(hint)) if getattr(option, "_is_protocol", False)]
         if not protocols or (function is None and type(None) in typing.get_args(hint)):
             continue
         expected = list(inspect.signature(protocols[0].__call__).parameters)[1:]
         if not callable(function):
-            raise FedRayError(f"{module}: {field} is {function!r}, not a function; it takes ({', '.join(expected)})")
+            raise FedRayError(f"{where}: {field} is {function!r}, not a function; it takes ({', '.join(expected)})")
         signature = inspect.signature(function)
         try:
             signature.bind(*expected)
         except TypeError:
             name = getattr(function, "__name__", repr(function))
             raise FedRayError(
-                f"{module}: {name}, the {field} of its {type(record).__name__}, takes "
+                f"{where}: {name}, the {field} of its {type(record).__name__}, takes "
                 f"({', '.join(signature.parameters)}), but is called with ({', '.join(expected)}); "
                 "change its parameters"
             ) from None
@@ -113,6 +114,7 @@ def _installed(kind: Kind) -> Mapping[str, Any]:
         record = getattr(target, kind.attribute, None) if isinstance(target, ModuleType) else target
         if not isinstance(record, pkgutil.resolve_name(kind.record)):
             raise FedRayError(f"{where}: is {record!r}; it must be a module with {kind.attribute}, or that record")
+        check_functions(where, record)
         _check_free(kind, point.name, record, where, {**_built_in(kind), **found})
         found[point.name] = record
     return found
@@ -120,13 +122,11 @@ def _installed(kind: Kind) -> Mapping[str, Any]:
 
 def _table(kind: Kind) -> Mapping[str, Any]:
     named = {_last(module): records[kind] for module, records in _named.items() if kind in records}
-    more = {**_installed(kind), **named}
-    table = _built_in(kind)
-    return dict(sorted({**table, **more}.items())) if more else table
+    return dict(sorted({**_built_in(kind), **_installed(kind), **named}.items()))
 
 
 def plug_in(module: str) -> None:
-    """Register the records of a module under its name (the last part of it); again, it changes nothing.
+    """Register the records of a module under the last part of its name; a second call changes nothing.
 
     The module is imported from Python's path or from the current folder. Raises FedRayError where it cannot be
     imported, defines no record, or has a name that is taken.
@@ -150,8 +150,7 @@ def plug_in(module: str) -> None:
             continue
         if not isinstance(record, pkgutil.resolve_name(kind.record)):
             raise FedRayError(f"{where}: {kind.attribute} is {record!r}; it must be a {kind.record.partition(':')[2]}")
-        if kind in (ALGORITHM, SELECTION):
-            check_functions(module, record)
+        check_functions(where, record)
         _check_free(kind, _last(module), record, where, _table(kind))
         records[kind] = record
     if not records:
@@ -183,7 +182,7 @@ def plug_ins() -> tuple[str, ...]:
 
 
 def plug_ins_of(used: Mapping[Kind, str]) -> tuple[str, ...]:
-    """Those of them whose records have one of these names: what a run needs to be found again."""
+    """The modules that the user named and that define one of these records: what a run must import to be resumed."""
     return tuple(
         module
         for module, records in _named.items()
@@ -192,7 +191,7 @@ def plug_ins_of(used: Mapping[Kind, str]) -> tuple[str, ...]:
 
 
 def plug_in_again(modules: Iterable[object], run: str) -> None:
-    """Register the plug-ins of a run that was noted; raises FedRayError naming the run and the one that is missing."""
+    """Register the plug-ins that a run has noted; raises FedRayError naming the run and the plug-in that is missing."""
     for module in modules:
         if not isinstance(module, str) or not all(part.isidentifier() for part in module.split(".")):
             raise FedRayError(f"{run}: notes the plug-in {module!r}, which is not the name of a module; it is damaged")
@@ -213,7 +212,7 @@ def sources(modules: Sequence[str]) -> list[Path]:
 
 
 def algorithms() -> Mapping[str, Algorithm]:
-    """Every algorithm by name. A module that cannot be imported fails here, loudly."""
+    """Every algorithm by name; a plug-in that cannot be imported raises here."""
     return _table(ALGORITHM)
 
 

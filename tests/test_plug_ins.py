@@ -137,3 +137,15 @@ def test_entry_points_of_installed_packages_are_found(folder, monkeypatch, value
     points["fedray.datasets"] = [importlib.metadata.EntryPoint("circles", "gone_pi", "fedray.datasets")]
     with pytest.raises(FedRayError, match=r"entry point circles = gone_pi of fedray.datasets: cannot be imported"):
         registry.datasets()
+
+
+@pytest.mark.usefixtures("fresh")
+def test_an_entry_point_with_wrong_parameters_is_refused(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    code = f"{POLICY}\nSELECTION = SELECTION._replace(select=lambda state: ((), state))\n"
+    (tmp_path / "wrong_policy_pi.py").write_text(code, encoding="utf-8")
+    point = importlib.metadata.EntryPoint("mine", "wrong_policy_pi", "fedray.selection")
+    points = {"fedray.selection": [point]}
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points.get(group, []))
+    with pytest.raises(FedRayError, match=r"entry point mine = wrong_policy_pi .*the select of its Selection, takes"):
+        registry.selections()

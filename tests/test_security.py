@@ -197,7 +197,7 @@ def sweep(elsewhere: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> str:
     import tune.__main__
     from tune import sweep
 
-    def cut(request: sweep.Request, *_: object) -> None:
+    def cut(request: sweep.SweepRequest, *_: object) -> None:
         tracker, _ = sweep._records(request)
         tracker.finish("KILLED")
         raise FedRayError("cut off")

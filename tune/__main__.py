@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from fedray import cli
+import tyro
+
+from fedray import cli, terminal
 from fedray.types import Algorithm, FedRayError
 
 if TYPE_CHECKING:
     from fedray.config import Execution
 
 NOTE = "sweep.json"
+
+
+class Note(NamedTuple):
+    """What a sweep was asked to do."""
+
+    name: str
+    argv: list[str]  # without passwords
 
 
 def describe(names: Mapping[str, Algorithm], chosen: str) -> str:
@@ -29,17 +37,16 @@ def describe(names: Mapping[str, Algorithm], chosen: str) -> str:
         "  python -m tune pfedbayes --samples 20 --max-rounds 40 --space 'zeta=loguniform(1,20)'\n"
         "  python -m tune fedavg --search grid --space 'lr=grid(0.01,0.1)' --scheduler none --seeds 3\n"
         "  python -m tune --resume runs/NAME                         go on with a sweep that was interrupted\n\n"
-        f"{cli.plug_ins()}\n\n"
+        f"{cli.listed_plug_ins()}\n\n"
         f"Every option of `python -m fedray.launch {chosen}` is a fixed value here; --space names what is searched."
     )
 
 
 def read(argv: Sequence[str]) -> tuple[Any, bool]:
     """(request, whether to resume) of a command line; raises FedRayError for what could not run."""
-    import tyro
-
     from fedray import registry
     from fedray.config import differences
+    from fedray.config.decode import decode, record, refuse_damage
     from tune.options import Sweep
     from tune.sweep import check, identity
 
@@ -56,17 +63,13 @@ def read(argv: Sequence[str]) -> tuple[Any, bool]:
             raise FedRayError(f"--output {target}: already holds something; choose another, or --resume {target}")
         return check(name, target, parsed.experiment, parsed.execution, parsed.more.sweep), False
     target = Path(os.path.abspath(folder))
-    try:
-        stored = json.loads((target / NOTE).read_text())
-    except (OSError, ValueError) as error:
-        raise FedRayError(
-            f"--resume {folder}: holds no sweep ({error}); give the folder that `python -m tune` named"
-        ) from None
-    old = cli.parse(stored["argv"], "python -m tune", describe, more)
+    with refuse_damage(f"--resume {folder}: holds no sweep", "give the folder that `python -m tune` named"):
+        stored = record(Note, decode((target / NOTE).read_bytes()))
+    old = cli.parse(stored.argv, "python -m tune", describe, more)
     execution = _with_password(folder, old.execution, parsed.execution)
-    request = check(stored["name"], target, old.experiment, execution, old.more.sweep)
+    request = check(stored.name, target, old.experiment, execution, old.more.sweep)
     if _more_than_resume(argv):
-        asked = check(stored["name"], target, parsed.experiment, parsed.execution, parsed.more.sweep)
+        asked = check(stored.name, target, parsed.experiment, parsed.execution, parsed.more.sweep)
         other = differences(identity(asked), identity(request))
         if other:
             raise FedRayError(
@@ -105,8 +108,6 @@ def _sweep(argv: Sequence[str]) -> int:
     """Run the sweep of a command line and show what it found."""
     from rich.console import Console
 
-    from fedray import terminal
-
     terminal.check_packages()
     request, resume = read(argv)
     from fedray.run.files import write_json
@@ -114,7 +115,7 @@ def _sweep(argv: Sequence[str]) -> int:
     from tune import results, sweep
 
     if not resume:
-        write_json(request.folder / NOTE, {"name": request.name, "argv": [shown(word) for word in argv]})
+        write_json(request.folder / NOTE, Note(request.name, [shown(word) for word in argv])._asdict())
     go_on = f"go on    python -m tune --resume {request.folder}"
     try:
         with terminal.bar("trial", request.trials, "starting the first trials") as move:

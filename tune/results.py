@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -157,8 +158,6 @@ def _ticks(ax: Axes, domain: Domain, labels: Sequence[str]) -> None:
 
 def _parallel(table: Sequence[TrialResult], space: Mapping[str, Domain], metric: str) -> Any:
     """One vertical axis per setting and one for the metric, one line per trial, coloured by the metric."""
-    import math
-
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 

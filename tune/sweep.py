@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +16,14 @@ from actors.cluster import connect, nodes
 from actors.placement import Layout, arrange_trials
 from fedray import cli, registry
 from fedray.config import Execution, Experiment, TrackingConfig, flatten, override, to_dict
+from fedray.config.decode import decode, record, refuse_damage
 from fedray.data import loading
 from fedray.federate.failures import failure_policy
 from fedray.federate.plan import make_plan
 from fedray.run.files import write_json
 from fedray.run.mlflow_store import locate, shown
 from fedray.run.tracking import MLflowTracker, NullTracker, Tracker
+from fedray.run.writer import write_table
 from fedray.terminal import same_handlers
 from fedray.types import require
 from tune import results, search
@@ -167,31 +168,39 @@ def _kept(sweep: Sweep) -> int | None:
     return None if sweep.scheduler == "pbt" else 1
 
 
+class Tracked(NamedTuple):
+    """Where a sweep is tracked."""
+
+    uri: str  # without a password
+    run_id: str | None
+
+
 def _records(request: SweepRequest) -> tuple[Tracker, ParentRun | None]:
-    """The run of the sweep itself, found again through the note in the sweep's folder, and where its children go."""
+    """The run of the sweep, which the note in its folder leads back to, and where its children go."""
     where = request.execution.tracking
     note = request.folder / "parent.json"
     if where.uri == "none":
         return NullTracker(), None
-    known = json.loads(note.read_text()) if note.exists() else {"uri": locate(where.uri)[0], "run_id": None}
+    known = Tracked(locate(where.uri)[0], None)
+    if note.exists():
+        with refuse_damage(f"{note}: cannot be read", "start a new sweep in another folder"):
+            known = record(Tracked, decode(note.read_bytes()))
     algorithm = registry.algorithm_name(request.base.algorithm)
     tags = {"fedray.kind": "sweep", "sweep": request.name, "algorithm": algorithm, "dataset": request.base.data.name}
     space = {f"space.{name}": show(domain) for name, domain in request.space.items()}
     options = to_dict(dataclasses.replace(request.sweep, resume="", space=()))
     params = {"algorithm.name": algorithm} | flatten(to_dict(request.base)) | space
     params |= {f"sweep.{name}": value for name, value in options.items()}
-    run_id = known["run_id"]
+    run_id = known.run_id
     given = locate(where.uri)[0]
-    uri = given if known["uri"] == shown(given) else known["uri"]  # a password is not noted, but given again
+    uri = given if known.uri == shown(given) else known.uri  # a password is not noted, but given again
     tracker = MLflowTracker(uri, where.experiment, request.name, {} if run_id else params, tags, run_id=run_id)
-    write_json(note, {"uri": shown(uri), "run_id": tracker.run_id})
+    write_json(note, Tracked(shown(uri), tracker.run_id)._asdict())
     return tracker, ParentRun(uri, where.experiment, tracker.run_id, request.name, algorithm)
 
 
 def _conclude(request: SweepRequest, trials: list[Any], tracker: Tracker) -> Report:
     """Rank, write the table, the best configuration and the figures, and hand them to the tracker."""
-    from fedray.run.writer import write_table
-
     sweep = request.sweep
     folder = request.folder / "result"
     table = results.rows(trials, request.space, request.base.rounds)

@@ -2,9 +2,10 @@
 
 Kassab and Simeone, "Federated Generalized Bayesian Learning via Distributed SVGD", 2022; selection of clients by
 Yang, Liu and Kassab, "Client Selection for Federated Bayesian Learning", eqs. 4-7, 13, 17-25 and Algorithms 1-2.
-Client k moves the particles x towards p̃_k = q/t_k · p_k, t_k ≈ p_k its site (fedray.sites); they are its personal
-posterior, too. Serial: the server takes over the particles of the round's one client. Parallel: it averages what the
-clients made of each particle, or runs SVGD itself on p0 Π_k t_k.
+Client k moves the particles x towards the tilted posterior p̃_k = q/t_k · p_k. Its site t_k ≈ p_k is a remembered
+approximation of its own likelihood (fedray/bayes/sites.py). The moved particles are its personal posterior, too. In
+serial mode the server takes over the particles of the round's one client. In parallel mode it averages each particle
+over the clients, or runs SVGD itself on p0 Π_k t_k.
 """
 
 from __future__ import annotations
@@ -30,43 +31,45 @@ from fedray.types import Algorithm, Batch, Choice, Context, LogUniform, Preset, 
 
 @dataclass(frozen=True, kw_only=True)
 class DSVGD(SVGD):
-    """Settings of DSVGD; the papers leave most of them open, and then they are the public code's."""
+    """Settings of DSVGD; where the papers leave one open, the default is the public code's."""
 
     lr: float = 0.001
-    """Step size ε; 0.001 is the public code's for networks, 0.05 its for logistic regression."""
+    """Step size ε; the public code takes 0.001 for networks and 0.05 for logistic regression."""
     mode: Literal["serial", "parallel"] = "parallel"
-    """serial: one client per round, whose particles become the server's; parallel: any number, see merge."""
+    """serial: one client per round, whose particles become the server's; parallel: several clients, see merge."""
     merge: Literal["average", "svgd"] = "average"
-    """What the server does in parallel mode: average: x_n is the mean of what the clients made of x_n; svgd: SVGD
-    on p0 Π_k t_k, which holds what the sites do, and for networks that is little."""
+    """What the server does in parallel mode. average: the mean of particle x_n over the clients; svgd: SVGD on
+    p0 Π_k t_k, which is only as good as the sites, and for networks they are poor."""
     server_steps: int = 50
     """SVGD steps of the server per round (merge svgd)."""
     sites: Literal["site", "particle", "none", "history", "kde_distill", "kde_shared", "kde_code"] = "site"
-    """How t_k is kept: site: as a Gaussian; particle: as one for every particle, for networks, in messages three times
-    as long; none: not; history: as the particles of all visits; kde_distill: as in the paper, diverges beyond two
-    dimensions; kde_shared: with an adaptive width; kde_code: the public code's, inert."""
+    """How t_k is kept. site: one Gaussian; particle: one Gaussian per particle, for networks (messages are three times
+    as long); none: not at all; history: the particles of all visits; kde_distill: as in the paper, which diverges
+    beyond two dimensions; kde_shared: the same with an adaptive width; kde_code: as in the public code, without
+    effect."""
     curvature: Literal["ggn", "regression"] = "ggn"
-    """Precision of a site from the Gauss-Newton matrix, or by regressing scores on particles (needs M above P)."""
+    """Precision of a site: from the Gauss-Newton matrix, or by regression of scores on particles, which needs many more
+    particles than parameters."""
     beta: float = 0.0
-    """Damping β of a Gaussian site, t_k ← t_k^(1-β) (t_k new)^β; 0: 1 in serial mode, 0.1 in parallel, where clients
-    that all make up for each other at once would overshoot. Other sites are not damped, and refuse it."""
+    """Damping β of a Gaussian site, t_k ← t_k^(1-β) (t_k new)^β. 0 stands for 1 in serial mode and 0.1 in parallel
+    mode, where simultaneous corrections would overshoot. Only Gaussian sites can be damped."""
     kde_width: float = 0.55
     """Width λ of the density estimates (kde_distill, kde_code, history)."""
     distil_steps: int = 10
     """SVGD steps L' that fit the local particles (kde_distill, kde_shared, kde_code)."""
     slots: int = 20
-    """Visits of one client that history has room for."""
+    """Visits of one client for which sites=history has room."""
     ksd: Literal["v", "u"] = "v"
     """Estimator of the KSD score: the V-statistic, or the unbiased U-statistic, which can be negative."""
     hip: Literal["paper", "first_order"] = "paper"
-    """HIP score of client k: the likelihoods' ⟨φ_k, φ'⟩, or with the direction that k would really follow, and that
-    of the whole posterior: the first-order decrease of the free energy."""
+    """HIP score of client k. paper: ⟨φ_k, φ'⟩ of the likelihoods' directions; first_order: the same of the direction
+    that k would really follow and that of the whole posterior, the first-order decrease of the free energy."""
     hip_offset: bool = True
-    """Keep the part of HIP that all clients share; near convergence it makes the choice almost uniform, and this flag
-    leaves it out."""
+    """Keep the part of HIP that all clients share, as the paper does; near convergence it makes the choice almost
+    uniform."""
     score_examples: int = 0
-    """Examples of each client by which KSD and HIP judge it, evenly spaced in its shard; 0: all of them, which costs
-    more than the training of the one who is chosen."""
+    """Examples of each client, evenly spaced in its shard, from which KSD and HIP are computed; 0: all of them, which
+    costs more than training the selected client."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -83,7 +86,7 @@ class DSVGD(SVGD):
 
 
 class Server(NamedTuple):
-    """The server's state, and what it sends."""
+    """The server's state; it is also what the server sends."""
 
     x: Tensor  # [M, P] global particles
     sums: Any  # of all sites
@@ -110,8 +113,8 @@ class Local(NamedTuple):
 class Up(NamedTuple):
     """What a client uploads."""
 
-    x: Tensor  # [M, P]; empty where the server does not look at it
-    sums: Any  # what its site adds to the sums
+    x: Tensor  # [M, P]; empty if the server does not use it
+    sums: Any  # the change of its site, which the server adds to its sums
 
 
 class Info(NamedTuple):
@@ -126,27 +129,61 @@ def tilted(cfg: DSVGD, d: int, cavity: Any, x: Tensor, s: Tensor) -> Tensor:
     return s + cfg.p0(d).score(x) + BACKENDS[cfg.sites].pull(cfg.site_settings(d), cavity, x)
 
 
-def server_init(ctx: Context[DSVGD], rng: Stream) -> Server:
-    cfg, model, facts = ctx.cfg, ctx.model, ctx.facts
-    backend = BACKENDS[cfg.sites]
+def check(ctx: Context[DSVGD]) -> None:
+    """Raise FedRayError for settings that do not go together, or not with this federation or network."""
+    cfg, facts = ctx.cfg, ctx.facts
     serial = cfg.mode == "serial"
-    several = facts.per_round
-    reason = "serial DSVGD trains one client at a time"
-    require(not serial or several == 1, "clients_per_round", several, reason, "use 1, or `mode=parallel`")
-    possible = serial or cfg.merge == "average" or backend.gaussian
-    require(possible, "sites", cfg.sites, "the server cannot rebuild q from them", "use site, or `merge=average`")
-    reason = "the sites of these kinds are never damped"
-    require(cfg.beta == 0 or backend.gaussian, "beta", cfg.beta, reason, "leave it out, or use `sites=site`")
-    reason = "in serial mode the server takes over the particles of the one client"
-    require(not serial or cfg.merge == "average", "merge", cfg.merge, reason, "leave it out, or use `mode=parallel`")
-    reason = f"a client may be visited in each of {facts.rounds} rounds"
-    require(cfg.sites != "history" or cfg.slots >= facts.rounds, "slots", cfg.slots, reason, "raise it")
-    reason = f"{facts.unheard} clients a round would renew sites of which the server never hears"
-    require(facts.unheard == 0 or cfg.sites == "none", "train_all", True, reason, "leave it out")
-    if backend.gaussian and cfg.curvature == "ggn":
-        check_layers(model, "curvature", "ggn")
-    x = cfg.initial(model, rng)
-    return Server(x, backend.shared(cfg.site_settings(model.size), x))
+    gaussian = BACKENDS[cfg.sites].gaussian
+    require(
+        not serial or facts.per_round == 1,
+        "clients_per_round",
+        facts.per_round,
+        "serial DSVGD trains one client at a time",
+        "use 1, or `mode=parallel`",
+    )
+    require(
+        serial or cfg.merge == "average" or gaussian,
+        "sites",
+        cfg.sites,
+        "the server cannot rebuild q from them",
+        "use site, or `merge=average`",
+    )
+    require(
+        cfg.beta == 0 or gaussian,
+        "beta",
+        cfg.beta,
+        "the sites of these kinds are never damped",
+        "leave it out, or use `sites=site`",
+    )
+    require(
+        not serial or cfg.merge == "average",
+        "merge",
+        cfg.merge,
+        "in serial mode the server takes over the particles of the one client",
+        "leave it out, or use `mode=parallel`",
+    )
+    require(
+        cfg.sites != "history" or cfg.slots >= facts.rounds,
+        "slots",
+        cfg.slots,
+        f"a client may be visited in each of {facts.rounds} rounds",
+        "raise it",
+    )
+    require(
+        facts.unheard == 0 or cfg.sites == "none",
+        "train_all",
+        True,
+        f"in each round {facts.unheard} clients would renew sites that the server never receives",
+        "leave it out",
+    )
+    if gaussian and cfg.curvature == "ggn":
+        check_layers(ctx.model, "curvature", "ggn")
+
+
+def server_init(ctx: Context[DSVGD], rng: Stream) -> Server:
+    check(ctx)
+    x = ctx.cfg.initial(ctx.model, rng)
+    return Server(x, BACKENDS[ctx.cfg.sites].shared(ctx.cfg.site_settings(ctx.model.size), x))
 
 
 def client_init(ctx: Context[DSVGD], server: Server) -> Client:
@@ -181,7 +218,7 @@ def svgd_step(cfg: DSVGD, d: int, local: Local, likelihood: Likelihood) -> tuple
 def finish(ctx: Context[DSVGD], local: Local, data: Batch) -> tuple[Client, Up]:
     cfg, model = ctx.cfg, ctx.model
     x = local.x
-    if not BACKENDS[cfg.sites].gaussian:  # no other looks at the likelihood again
+    if not BACKENDS[cfg.sites].gaussian:  # other kinds of site ignore the likelihood at the new particles
         return renew_site(cfg, model.size, local, x, x)
     _, s = network(model, data, cfg.temperature)(x)
     curved = regression(x, s) if cfg.curvature == "regression" else curvature(model, data, x, cfg.temperature)
@@ -197,10 +234,10 @@ def renew_site(cfg: DSVGD, d: int, local: Local, s: Tensor, curved: Tensor) -> t
 
 
 def aggregate(ctx: Context[DSVGD], server: Server, ids: Sequence[int], ups: Up, n: Tensor) -> Server:
-    """Add the sites' increments in client order; x ← the clients' mean, which of one is its own, or SVGD on p0 Π_k t_k.
+    """Add the sites' increments in client order; x ← the mean over the clients, or SVGD on p0 Π_k t_k.
 
-    x_n is the mean of what clients made of the same x_n, as FedAvg's weights are; where every p̃_k is the posterior,
-    no particle moves any more.
+    Every particle x_n is averaged over the clients, as FedAvg averages weights. The mean of a single client's particles
+    is that client's. Once every p̃_k equals the posterior, no particle moves.
     """
     cfg = ctx.cfg
     order = sorted(range(len(ids)), key=lambda row: ids[row])
@@ -214,7 +251,7 @@ def aggregate(ctx: Context[DSVGD], server: Server, ids: Sequence[int], ups: Up, 
 
 
 def personalize(ctx: Context[DSVGD], client: Client, view: Server, data: Batch, noise: Tensor) -> Client:
-    """The particles of the last visit; before the first, the global ones."""
+    """The particles of the client's last visit, or the global ones before its first."""
     return client._replace(x=torch.where(client.visited > 0, client.x, view.x))
 
 
@@ -229,8 +266,8 @@ SERIAL = {"algorithm.mode": "serial", "clients_per_round": 1}
 PAPER_TEXT = Preset(
     overrides=SERIAL | {"local_steps": 10, "algorithm.sites": "kde_distill", "algorithm.start": "prior"},
     warning="preset paper_text follows the text of the client-selection paper, whose sites are local particles (eq. "
-    "7); with more than a few parameters they diverge: --sites site keeps Gaussians in their place, --sites particle "
-    "one for each particle of a network",
+    "7); with more than a few parameters they diverge: use --sites site (one Gaussian) or, for networks, --sites "
+    "particle (one Gaussian per particle)",
 )
 CODE = {"local_steps": 200, "selection": "round_robin", "algorithm.bandwidth": "code"}
 PUBLIC_CODE = Preset(

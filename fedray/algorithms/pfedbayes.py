@@ -2,7 +2,9 @@
 
 Zhang et al., "Personalized Federated Learning via Variational Bayesian Inference", ICML 2022, Algorithm 1:
 min_w (1/N) Σ_i F_i(w), F_i(w) = min_q -E_q[log p(D_i|θ)] + ζ KL(q‖w).
-Batch, optimizer and the number of inner steps are not in the paper; they follow the public reimplementation.
+w is the global distribution (v in Algorithm 1) and w_i is a client's copy of it, the localized global distribution.
+The paper leaves batch size, optimizer and number of inner steps open; they follow the public reimplementation.
+docs/methods/pfedbayes.md has all equations and deviations.
 """
 
 from __future__ import annotations
@@ -44,9 +46,9 @@ class PFedBayes(Objective):
     personal_steps: int = 5
     """Steps of q_i on each minibatch, before one step of w_i."""
     beta: float = 1.0
-    """Server damping β: v ← (1-β) v + β mean_i w_i."""
+    """Server damping β: w ← (1-β) w + β mean_i w_i."""
     average: Literal["rho", "sigma", "moments"] = "rho"
-    """What the server averages next to μ: ρ, σ, or the first two moments (Lemma A.2)."""
+    """What the server averages besides μ: ρ or σ; or it matches the mixture's first two moments (Lemma A.2)."""
     keep_global_moments: bool = False
     """Carry the Adam moments of w_i to the next round, although w_i itself is overwritten."""
 
@@ -83,7 +85,7 @@ class Info(NamedTuple):
     """What a step reports; nats."""
 
     nll: Tensor  # [] mean over the minibatch and its draws
-    kl: Tensor  # [] KL(q_i‖w_i), or KL(w_i‖q_i) with the setting wq, after the steps of q_i, before that of w_i
+    kl: Tensor  # [] KL(q_i‖w_i), or KL(w_i‖q_i) with kl=wq; after the steps of q_i and before the step of w_i
 
 
 def server_init(ctx: Context[PFedBayes], rng: Stream) -> Gaussian:
@@ -92,8 +94,9 @@ def server_init(ctx: Context[PFedBayes], rng: Stream) -> Gaussian:
     reason = "local reparameterization does not cover recurrent networks"
     possible = cfg.estimator == "weights" or model.activations > 0
     require(possible, "estimator", cfg.estimator, reason, "use `estimator=weights`")
-    mu, apart = (model.pad(sd * rng.normal([model.padded])) for sd in (INIT_SD, cfg.rho_sd))
-    return Gaussian(mu, cfg.rho_init + apart)
+    mu = model.pad(INIT_SD * rng.normal([model.padded]))
+    rho = cfg.rho_init + model.pad(cfg.rho_sd * rng.normal([model.padded]))
+    return Gaussian(mu, rho)
 
 
 def client_init(ctx: Context[PFedBayes], server: Gaussian) -> Client:
@@ -108,7 +111,7 @@ def broadcast(ctx: Context[PFedBayes], server: Gaussian, ids: Sequence[int]) -> 
 
 
 def begin(ctx: Context[PFedBayes], client: Client, down: Gaussian, data: Batch) -> Local:
-    """w_i ← v; q_i stays."""
+    """w_i ← w; q_i stays."""
     if not ctx.cfg.keep_global_moments:
         zero = zero_moments(down.mu)
         client = client._replace(w_mu=zero, w_rho=zero, w_t=torch.zeros_like(client.w_t))
@@ -122,21 +125,22 @@ def noise_shape(ctx: Context[PFedBayes]) -> tuple[int, ...]:
 
 
 def step(ctx: Context[PFedBayes], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
-    """``personal_steps`` Adam steps of q_i on one minibatch, then one of w_i on the divergence, in place."""
+    """``personal_steps`` Adam steps of q_i on one minibatch, then one Adam step of w_i on the divergence; in place."""
     return train(ctx, local, local.w, batch, noise)
 
 
 def train(ctx: Context[PFedBayes], local: Local, prior: Gaussian, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
-    """The same with q_i held to any prior, which no step of q_i changes."""
+    """A step whose prior of q_i is not necessarily w_i: pFedBayes passes w_i, BPFed another Gaussian."""
     client, w = local
-    known = prior_sigma(prior)
-    client, nll = personal_steps(ctx, client, (prior.mu, known[0]), batch, noise)
-    between, t = global_step_(ctx.cfg, client, w, known if prior is w else prior_sigma(w))
-    return Local(client._replace(w_t=t), w), Info(nll, between)
+    prior_sd, slope = prior_sigma(prior)
+    client, nll = personal_steps(ctx, client, (prior.mu, prior_sd), batch, noise)
+    # The steps of q_i change no prior, so σ and its slope are computed once where w_i is the prior.
+    kl, t = global_step_(ctx.cfg, client, w, (prior_sd, slope) if prior is w else prior_sigma(w))
+    return Local(client._replace(w_t=t), w), Info(nll, kl)
 
 
 def adapt(ctx: Context[PFedBayes], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
-    """The steps of q_i alone: a newcomer's, who leaves the global distribution as it is."""
+    """How a newcomer trains: the steps of q_i alone, which leave the global distribution as it is."""
     sd, _ = prior_sigma(local.w)
     client, nll = personal_steps(ctx, local.client, (local.w.mu, sd), batch, noise)
     return Local(client, local.w), Info(nll, divergence(ctx.cfg, client.q, local.w))
@@ -145,7 +149,7 @@ def adapt(ctx: Context[PFedBayes], local: Local, batch: Batch, noise: Tensor) ->
 def personal_steps(
     ctx: Context[PFedBayes], client: Client, prior: tuple[Tensor, Tensor], batch: Batch, noise: Tensor
 ) -> tuple[Client, Tensor]:
-    """One Adam step of q_i for each row of noise, in place; the nll before the last."""
+    """One Adam step of q_i per row of ``noise``, in place; returns the nll before the last step."""
     nll = noise.new_zeros(())
     for eps in noise:
         nll, t = personal_step_(ctx.cfg, ctx.model, client, prior, batch, eps)
@@ -163,16 +167,19 @@ def prior_sigma(w: Gaussian) -> tuple[Tensor, Tensor]:
 def personal_step_(
     cfg: PFedBayes, model: Model, client: Client, prior: tuple[Tensor, Tensor], batch: Batch, eps: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """An Adam step of q_i in place; the nll before it and the steps so far."""
+    """One Adam step of q_i, in place; returns the nll before it and the number of steps so far."""
     nll, grad = objective_grad(cfg, model, client.q, *prior, batch, eps)
     return nll, adam_(client.q, grad, (client.q_mu, client.q_rho), client.q_t, cfg.lr_personal)
 
 
 @fusable
-def global_step_(cfg: PFedBayes, client: Client, w: Gaussian, known: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """An Adam step of w_i on the divergence in place; the divergence before it and the steps so far."""
-    between, grad = divergence_and_grad_prior(cfg, client.q, w, known)
-    return between, adam_(w, grad, (client.w_mu, client.w_rho), client.w_t, cfg.lr_global)
+def global_step_(cfg: PFedBayes, client: Client, w: Gaussian, sigma_w: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """One Adam step of w_i on the divergence, in place, given σ_w and its slope.
+
+    Returns the divergence before it and the number of steps so far.
+    """
+    kl, grad = divergence_and_grad_prior(cfg, client.q, w, sigma_w)
+    return kl, adam_(w, grad, (client.w_mu, client.w_rho), client.w_t, cfg.lr_global)
 
 
 def finish(ctx: Context[PFedBayes], local: Local, data: Batch) -> tuple[Client, Gaussian]:
@@ -185,7 +192,7 @@ def finish(ctx: Context[PFedBayes], local: Local, data: Batch) -> tuple[Client, 
 
 
 def aggregate(ctx: Context[PFedBayes], server: Gaussian, ids: Sequence[int], ups: Gaussian, n: Tensor) -> Gaussian:
-    """v ← (1-β) v + (β/S) Σ_i w_i in (μ, ρ), in (μ, σ), or by moment matching."""
+    """w ← (1-β) w + (β/S) Σ_i w_i in (μ, ρ), in (μ, σ), or by moment matching."""
     cfg = ctx.cfg
     if cfg.average == "rho":
         return Gaussian(damped(server.mu, mean(ups.mu), cfg.beta), damped(server.rho, mean(ups.rho), cfg.beta))
@@ -208,7 +215,7 @@ def predict_personal(ctx: Context[PFedBayes], personal: Client, x: Tensor, noise
     return log_probs(ctx.model, draw(personal.q, ctx.cfg.noise_sd * noise), x)
 
 
-# What both published codes do. Their ζ/20 of 20 steps is 0.5 at the paper's ζ = 10.
+# What both published codes do. They weigh the divergence by ζ/20, for 20 steps: 0.5 at the paper's ζ = 10.
 PUBLISHED = {
     "algorithm.zeta": 0.5,
     "algorithm.noise_sd": 0.001,

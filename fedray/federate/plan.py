@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import psutil
 import torch
 from torch import Tensor, nn
 
@@ -17,7 +16,7 @@ from fedray.data.partition import Partition, check_given
 from fedray.data.readers import checked_dataset
 from fedray.data.scaling import Scaling
 from fedray.nets import network
-from fedray.nets.model import FLOAT_BYTES, Model
+from fedray.nets.model import Model, check_memory
 from fedray.types import Algorithm, Context, Facts, FedRayError, Selection, require
 
 
@@ -145,15 +144,10 @@ def _check_clients(cfg: Experiment, algorithm: Algorithm) -> None:
 
 
 def _check_memory(plan: Plan) -> None:
-    """Raise FedRayError for models that this machine's memory cannot hold even once; asking for it would hang."""
-    wanted = FLOAT_BYTES * plan.model.size * plan.algorithm.particles(plan.cfg.algorithm)
-    there = psutil.virtual_memory().total
-    if wanted > there:
-        name = registry.algorithm_name(plan.cfg.algorithm)
-        raise FedRayError(
-            f"{name} with {plan.model.size} parameters: its models take {wanted / 2**30:.0f} GiB, and this machine has "
-            f"{there / 2**30:.0f} GiB of memory; lower `particles` or `model.hidden`"
-        )
+    """Raise FedRayError for particles that this machine's memory cannot hold."""
+    size = plan.model.size
+    what = f"{registry.algorithm_name(plan.cfg.algorithm)} with {size} parameters: its models"
+    check_memory(size * plan.algorithm.particles(plan.cfg.algorithm), what, "lower `particles` or `model.hidden`")
 
 
 def plug_ins_of(cfg: Experiment) -> tuple[str, ...]:

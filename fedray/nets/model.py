@@ -80,7 +80,7 @@ class Model:
             ("padded", -(-(start + self.extra) // ALIGN) * ALIGN),
         ):
             object.__setattr__(self, name, value)
-        _check_memory(self.size)
+        check_memory(self.size, f"network: its {self.size} parameters", "make its layers narrower")
         object.__setattr__(self, "activations", self._count_activations())
 
     def _count_activations(self) -> int:
@@ -185,14 +185,13 @@ class Model:
         return torch.cat([theta[: self.size], theta.new_zeros(self.padded - self.size)])
 
 
-def _check_memory(size: int) -> None:
-    """Raise FedRayError for parameters that this machine's memory cannot hold even once."""
-    wanted = FLOAT_BYTES * size
+def check_memory(floats: int, what: str, remedy: str) -> None:
+    """Raise FedRayError for more floats than this machine's memory can hold once: asking for it could hang."""
+    wanted = FLOAT_BYTES * floats
     there = psutil.virtual_memory().total
     if wanted > there:
         raise FedRayError(
-            f"network: its {size} parameters take {wanted / 2**30:.0f} GiB, and this machine has "
-            f"{there / 2**30:.0f} GiB of memory; make its layers narrower"
+            f"{what} take {wanted / 2**30:.0f} GiB, and this machine has {there / 2**30:.0f} GiB of memory; {remedy}"
         )
 
 

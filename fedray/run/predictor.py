@@ -19,10 +19,10 @@ from fedray.federate.block import padded
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot
 from fedray.nets import network
+from fedray.nets.model import FLOAT_BYTES
 from fedray.run.runfolder import experiment_of
 from fedray.types import FedRayError, client_itself
 
-FLOAT_BYTES = 4
 MAX_CLASSES = 2**20
 
 

@@ -21,7 +21,7 @@ from fedray.federate.in_process import LocalFederation
 from fedray.federate.messages import Failure, RoundMetrics
 from fedray.federate.plan import Plan, make_plan
 from fedray.federate.rounds import Snapshot, State
-from fedray.run import mlflow_store, progress, runfolder, tracking
+from fedray.run import client_figures, figures, mlflow_store, progress, runfolder, tracking
 from fedray.run.files import remove_leftovers
 from fedray.run.progress import Status
 from fedray.run.runfolder import Note
@@ -58,24 +58,24 @@ class Run(NamedTuple):
 
 
 class RunResult(NamedTuple):
-    """What a finished run has to say."""
+    """A finished run: its summary, where it lies and where it is tracked, and what went wrong."""
 
     plan: Plan
     summary: dict[str, Any]
     folder: Path
-    tracked: str  # where to look
+    tracked: str  # how to open the run in the tracking store
     failures: tuple[Failure, ...] = ()
 
 
 def run_experiment(experiment: Experiment, execution: Execution | None = None) -> RunResult:
-    """Run an experiment from Python, as ``fedray launch`` does; raises FedRayError and RunError as :func:`run`."""
+    """Run an experiment from Python, as ``fedray launch`` does; raises the errors of :func:`run`."""
     return run(Request(experiment, execution or Execution()))
 
 
 def run(request: Request, tags: Mapping[str, str] | None = None) -> RunResult:
-    """Run the request, with more tags in the store.
+    """Run a request; ``tags`` are added to its run in the tracking store.
 
-    Raises FedRayError before any actor starts where it cannot run, and RunError where it must stop.
+    Raises FedRayError before any actor starts if it cannot run, and RunError if it must stop later.
     """
     check_packages()
     plan = make_plan(request.experiment)
@@ -99,7 +99,7 @@ def run(request: Request, tags: Mapping[str, str] | None = None) -> RunResult:
 
 
 def _guarded(run: Run) -> RunResult:
-    """Play; where that ends early, say so in the store and tell the user how to go on."""
+    """Play; if that ends early, note it in the status and the store, and tell the user how to go on."""
     try:
         return _finish_again(run) if (run.folder / runfolder.FINISHED).exists() else _play(run)
     except BaseException as error:
@@ -112,7 +112,7 @@ def _guarded(run: Run) -> RunResult:
 
 
 class Played(NamedTuple):
-    """What the rounds of a run leave to be written."""
+    """The rounds of a run, played: what its result is made of."""
 
     snapshot: Snapshot
     history: State
@@ -157,7 +157,7 @@ def _checkpoint(run: Run) -> Checkpoint | None:
 def _rounds(
     run: Run, federation: Federation, begun: Checkpoint | None, advance: Callable[[dict[str, float]], None]
 ) -> Played:
-    """Play the rounds that are left; after each one the tracker and the status know."""
+    """Play the rounds that are left; log each one and update the status."""
     before = begun.state.rows if begun else ()
     for row in before:  # some may have been on their way to the store when the run was interrupted
         run.tracker.log(int(row["round"]), {name: value for name, value in row.items() if name != "round"})
@@ -165,7 +165,7 @@ def _rounds(
     go_on = runfolder.command(run.folder)
     status = Status(run.name, "running", done, run.plan.rounds, {}, 0.0, 0, done or None, go_on)
     progress.write(run.folder, status)
-    began = time.perf_counter()
+    started = time.perf_counter()
     failures: list[Failure] = []
     recent: list[float] = []  # seconds of the last rounds
     evaluated: RoundMetrics | None = None
@@ -181,7 +181,7 @@ def _rounds(
         status = _after(run, status, metrics, values, recent)
         progress.write(run.folder, status)
         advance(values)
-    seconds = time.perf_counter() - began + sum(row["time/round_seconds"] for row in before)
+    seconds = time.perf_counter() - started + sum(row["time/round_seconds"] for row in before)
     snapshot = federation.snapshot()
     history = federation.history()
     seconds -= sum(row.get(report.START, 0.0) for row in history.rows[done:])
@@ -191,7 +191,7 @@ def _rounds(
 def _after(
     run: Run, last: Status, metrics: RoundMetrics, values: Mapping[str, float], recent: Sequence[float]
 ) -> Status:
-    """The status after one round more."""
+    """The status after one more round."""
     saved = run.store.wants(run.plan, metrics.round) and all(f.kind != checkpoint.KIND for f in metrics.failures)
     measures = {name: value for name, value in values.items() if name.startswith(("personal/", "global/", "novel/"))}
     return last._replace(
@@ -204,9 +204,7 @@ def _after(
 
 
 def _write(run: Run, summary: dict[str, Any], played: Played) -> None:
-    """The result in the run's folder, instead of its checkpoints."""
-    from fedray.run import client_figures, figures
-
+    """Write the result into the run's folder, then remove the checkpoints."""
     writer = run.writer
     writer.run(run.plan, played.snapshot, played.history.spotlights)
     writer.json("summary.json", summary)
@@ -229,7 +227,7 @@ def _write(run: Run, summary: dict[str, Any], played: Played) -> None:
 
 
 def _finish_again(run: Run) -> RunResult:
-    """A run that was interrupted after its result was written: only the tracker has to know."""
+    """Finish a run that was interrupted after its result was written: send the result to the tracker again."""
     say(f"{run.folder} is finished; its result goes to the tracking store again")
     written = (run.folder / runfolder.FINISHED).stat().st_mtime
     runfolder.clear(run.folder, run.store)
@@ -262,7 +260,7 @@ def open_federation(
 def open_tracker(
     plan: Plan, execution: Execution, name: str, tags: Mapping[str, str], note: Note | None = None
 ) -> Tracker:
-    """The MLflow run of this federation with its own and these tags, or the noted one, or nothing where it is off."""
+    """The MLflow run of this federation, new or noted, with ``tags`` and its own; a NullTracker if tracking is off."""
     if execution.tracking.uri == "none":
         return tracking.NullTracker()
     algorithm = registry.algorithm_name(plan.cfg.algorithm)

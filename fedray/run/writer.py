@@ -18,7 +18,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -34,7 +33,7 @@ from fedray.data import partition, scaling
 from fedray.federate.messages import Spotlight
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot
-from fedray.run.files import leftover, remove_leftovers
+from fedray.run.files import leftover, remove_leftovers, write_json
 from fedray.types import FedRayError
 
 
@@ -60,7 +59,7 @@ class Writer:
 
     def json(self, name: str, value: Any) -> None:
         """A JSON file."""
-        (self.folder / name).write_text(json.dumps(value, indent=2) + "\n")
+        write_json(self.folder / name, value)
 
     def table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """A CSV file with the union of the rows' columns, in order of appearance."""

@@ -1,7 +1,7 @@
 """The nouns of a federation: what a batch, an algorithm and a selection policy are.
 
-Shapes are written with K clients, M posterior draws, P parameters (padded), B examples, C classes.
-Everything that crosses ``torch.vmap`` is a NamedTuple of tensors, so a state is also its own schema.
+Shapes are written with K clients, M posterior draws, P parameters (padded), B examples, C classes. The states of an
+algorithm are NamedTuples of tensors, so that ``torch.vmap`` can stack them and each is its own schema.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
-if TYPE_CHECKING:  # an error must not cost the seconds that PyTorch takes to import
+if TYPE_CHECKING:  # importing PyTorch takes seconds, and who only needs an error class should not wait
     from torch import Tensor
 
     from fedray.arrays.rng import Stream
@@ -32,8 +32,8 @@ class Batch(NamedTuple):
 class EvalStats(NamedTuple):
     """Sums over examples of one or more clients."""
 
-    examples: Tensor  # [...] their number
-    correct: Tensor  # [...] argmax of the averaged predictive is the label
+    examples: Tensor  # [...] how many there are
+    correct: Tensor  # [...] how many are predicted right: the argmax of p̄, the average over draws, is the label
     nll: Tensor  # [...] -log p̄(y)
     brier: Tensor  # [...] Σ_c (p̄_c - y_c)², each in [0, 2]
     entropy: Tensor  # [...] H[p̄]
@@ -64,14 +64,14 @@ class Choice(NamedTuple):
 
 
 class Preset(NamedTuple):
-    """Named settings of an experiment: dotted field -> value, and what the user must know about them."""
+    """Named settings of an experiment (dotted field -> value), with a warning for those who use them."""
 
     overrides: Mapping[str, Any]
     warning: str
 
 
 class Facts(NamedTuple):
-    """What an algorithm may know of the federation that it runs in."""
+    """What an algorithm may know about the federation in which it runs."""
 
     clients: int  # N
     per_round: int  # S, clients whose uploads are averaged in a round
@@ -79,7 +79,7 @@ class Facts(NamedTuple):
     local_steps: int  # R, calls of step per client and round
     batch_size: int
     shard: int  # the length to which every client's training shard is padded
-    unheard: int = 0  # clients that train in a round without being averaged: all others, under --train-all
+    unheard: int = 0  # clients that train in a round but are not averaged: with --train-all, all that are not selected
 
 
 C = TypeVar("C", covariant=True)  # the settings of an algorithm, a frozen dataclass
@@ -87,7 +87,7 @@ C = TypeVar("C", covariant=True)  # the settings of an algorithm, a frozen datac
 
 @dataclass(frozen=True)
 class Context(Generic[C]):
-    """What every function of an algorithm is given first: fixed during a run, and the same for every client."""
+    """The first argument of every function of an algorithm: fixed during a run, and the same for every client."""
 
     cfg: C
     model: Model
@@ -95,49 +95,49 @@ class Context(Generic[C]):
 
 
 class ServerInit(Protocol):
-    """The server's state before the first round, by random numbers of its own; refuses what cannot run."""
+    """The server's state before the first round, drawn from ``rng``; raises FedRayError for what cannot run."""
 
     def __call__(self, ctx: Context[Any], rng: Stream, /) -> Any: ...
 
 
 class ClientInit(Protocol):
-    """What a client keeps before its first round: private, and kept between rounds."""
+    """A client's private state before its first round; it is kept between rounds."""
 
     def __call__(self, ctx: Context[Any], server: Any, /) -> Any: ...
 
 
 class Broadcast(Protocol):
-    """What the server sends to the clients ``ids``: down."""
+    """down: what the server sends to the clients ``ids``."""
 
     def __call__(self, ctx: Context[Any], server: Any, ids: Sequence[int], /) -> Any: ...
 
 
 class Begin(Protocol):
-    """A client at the start of local training: local."""
+    """local: the client's state at the start of local training."""
 
     def __call__(self, ctx: Context[Any], client: Any, down: Any, data: Batch, /) -> Any: ...
 
 
 class Step(Protocol):
-    """One local step: local and info, a NamedTuple of scalars. It may write into ``local``."""
+    """local after one step, and info, a NamedTuple of scalars to be logged. A step may write into ``local``."""
 
     def __call__(self, ctx: Context[Any], local: Any, batch: Batch, noise: Tensor, /) -> tuple[Any, Any]: ...
 
 
 class Finish(Protocol):
-    """What the client keeps, and what it uploads: client and up."""
+    """client and up: what the client keeps, and what it uploads."""
 
     def __call__(self, ctx: Context[Any], local: Any, data: Batch, /) -> tuple[Any, Any]: ...
 
 
 class Aggregate(Protocol):
-    """The server's state from the uploads of the clients ids [K], stacked [K, ...], with n [K] training examples."""
+    """The server's new state from uploads stacked [K, ...]; the clients ``ids`` have n [K] training examples."""
 
     def __call__(self, ctx: Context[Any], server: Any, ids: Sequence[int], ups: Any, n: Tensor, /) -> Any: ...
 
 
 class Publish(Protocol):
-    """What clients evaluate with: the view."""
+    """The view: what clients evaluate with."""
 
     def __call__(self, ctx: Context[Any], server: Any, /) -> Any: ...
 
@@ -161,19 +161,19 @@ class NoiseShape(Protocol):
 
 
 class PredictNoise(Protocol):
-    """The shape of the standard normals of a prediction that averages so many draws."""
+    """The shape of the standard normals of a prediction that averages ``samples`` draws."""
 
     def __call__(self, ctx: Context[Any], samples: int, /) -> tuple[int, ...]: ...
 
 
 class Count(Protocol):
-    """A number that the settings alone decide."""
+    """A number that follows from the settings alone."""
 
     def __call__(self, cfg: Any, /) -> int: ...
 
 
 class Configure(Protocol):
-    """The record under given settings, which may add functions to it or remove them."""
+    """The record for given settings, which may add or remove functions."""
 
     def __call__(self, record: Algorithm, cfg: Any, /) -> Algorithm: ...
 
@@ -185,53 +185,54 @@ class Probe(Protocol):
 
 
 class Combine(Protocol):
-    """What the server makes of N replies as they come: the next stage's message; of the last stage, the scores [N]."""
+    """The message of the next stage, or after the last stage the scores [N], from N replies that arrive one by one."""
 
     def __call__(self, ctx: Context[Any], server: Any, replies: Iterator[Tensor], /) -> Any: ...
 
 
 class Stage(NamedTuple):
-    """One pass over the clients for a score: what each computes, and what the server makes of it."""
+    """One pass over the clients for a score: what each client computes, and how the server combines it."""
 
     probe: Probe
     combine: Combine
 
 
 def one(cfg: Any) -> int:
-    """A step takes one minibatch; a prediction is that of one model."""
+    """The default of ``minibatches`` (per step) and of ``particles`` (models per prediction): one."""
     return 1
 
 
 def no_noise(ctx: Context[Any]) -> tuple[int, ...]:
-    """The shape of the noise of a deterministic function: none."""
+    """The shape of the noise of a deterministic function: it gets none."""
     return (0,)
 
 
 def one_draw(ctx: Context[Any], samples: int) -> tuple[int, ...]:
-    """The shape of the noise of a deterministic prediction: none."""
+    """The shape of the noise of a deterministic prediction: it gets none."""
     return (0,)
 
 
 def unchanged(record: Algorithm, cfg: Any) -> Algorithm:
-    """The same record under all settings."""
+    """Default: return the record unchanged."""
     return record
 
 
 def client_itself(ctx: Context[Any], client: Any, view: Any, data: Batch, noise: Tensor) -> Any:
-    """The personal model is what the client keeps between rounds."""
+    """Default: the personal model is the client's state."""
     return client
 
 
 class Algorithm(NamedTuple):
-    """A federated algorithm: pure functions of *one* client, which the runtime stacks from outside.
+    """A federated algorithm: pure functions of *one* client, which the run-time stacks from outside.
 
     Every function is given the :class:`Context` first: the settings ``ctx.cfg``, the network ``ctx.model``, and
     ``ctx.facts`` of the federation. ``data`` is the client's whole private training shard as a :class:`Batch`. Server,
     client, local, down, up and view are NamedTuples of tensors that the algorithm defines. ``noise`` holds standard
-    normals drawn outside, from a stream keyed by (seed, purpose, client, round): only ``server_init`` draws for itself.
+    normals that the run-time draws, from a stream keyed by (seed, purpose, client, round); only ``server_init`` draws
+    for itself.
 
-    Of a client's knowledge, only these leave it: ``up``, the scalars ``info``, the sums of the evaluation, and the
-    replies of score stages.
+    Only this leaves a client: ``up``, the scalars ``info``, the sums of the evaluation, the predicted probabilities of
+    one test image, and the replies to the stages of a score.
     """
 
     summary: str  # one line for --help and the docs
@@ -252,26 +253,26 @@ class Algorithm(NamedTuple):
     noise_shape: NoiseShape = no_noise  # of step's noise
     personal_noise: NoiseShape = no_noise  # of personalize's noise
     predict_noise: PredictNoise = one_draw
-    particles: Count = one  # M: models that every prediction averages, where none are drawn
-    adapt: Step | None = None  # a step of the personal factors alone: how a newcomer trains
-    minibatches: Count = one  # J: step's batch is J minibatches, one after the other
+    particles: Count = one  # M: models that every prediction averages, for methods that draw none
+    adapt: Step | None = None  # a step of the personal parameters alone: how a newcomer trains; None: not offered
+    minibatches: Count = one  # J: the batch of a step consists of J minibatches, one after the other
     down_per_client: bool = False  # True: broadcast returns one row per client of ids (FedAMP)
     scores: Mapping[str, tuple[Stage, ...]] = {}  # what a selection policy can ask for
-    defaults: Mapping[str, Any] = {}  # settings of the experiment in which the method's paper differs
+    defaults: Mapping[str, Any] = {}  # settings of the experiment (dotted field -> value) that this method changes
     space: Mapping[str, LogUniform | Uniform | Choice] = {}  # what a sweep searches by default
     presets: Mapping[str, Preset] = {}  # name -> settings that --preset applies before the other options
 
 
 class SelectionInit(Protocol):
-    """The state of a policy before the first round of a federation with so many clients."""
+    """The state of a policy before the first round of a federation of ``clients`` clients."""
 
     def __call__(self, clients: int, /) -> Any: ...
 
 
 class Select(Protocol):
-    """The m clients of a round, ascending, and the new state, whose real scalars are logged.
+    """The m clients of a round, ascending, and the policy's new state, whose floating-point scalars are logged.
 
-    ``scores`` [N] are those that the policy asks for, None where it asks for none.
+    ``scores`` [N] belong to the clients; None if the policy asks for no score.
     """
 
     def __call__(
@@ -283,6 +284,6 @@ class Selection(NamedTuple):
     """A policy that picks the clients of a round, at the server."""
 
     summary: str
-    score: str | None  # the algorithm's score that it needs, by name
+    score: str | None  # the name of the algorithm's score that it needs; None: it needs none
     init: SelectionInit
     select: Select

@@ -12,11 +12,11 @@ from typing import Any, cast
 
 
 class FedRayError(Exception):
-    """A mistake in what the user asked for or supplied: names the value, the reason and the remedy."""
+    """A mistake in what the user asked for or supplied. The message names the value, the reason and the remedy."""
 
 
 class RunError(FedRayError):
-    """A run that had begun cannot go on: names who failed, the reason and the remedy."""
+    """A run that had begun cannot go on. The message names who failed, the reason and the remedy."""
 
 
 def first_line(error: BaseException) -> str:
@@ -26,9 +26,9 @@ def first_line(error: BaseException) -> str:
 
 
 class SettingError(FedRayError):
-    """A setting has a value with which nothing can run: its dotted name, the value, the reason and the remedy.
+    """A setting has a value with which nothing can run.
 
-    Reason and remedy name other settings in backticks: `mode` or `mode=parallel`.
+    ``setting`` is its dotted name. Reason and remedy name other settings in backticks: `mode` or `mode=parallel`.
     """
 
     def __init__(self, setting: str, value: object, reason: str, remedy: str):
@@ -57,16 +57,16 @@ def _option(found: re.Match[str]) -> str:
 
 
 def require(ok: bool, name: str, value: object, reason: str, remedy: str) -> None:
-    """Raise SettingError unless ``ok``: the one form of every complaint about a setting."""
+    """Raise SettingError unless ``ok``. Every complaint about a setting is made by this function."""
     if not ok:
         raise SettingError(name, value, reason, remedy)
 
 
 def check_types(cfg: Any, prefix: str = "") -> None:
-    """Raise FedRayError for a field of a config that holds a value of another type than its own.
+    """Raise SettingError for a field of a config whose value does not have the field's type.
 
-    A whole number is a float, too. Lists become tuples, and paths given as strings become paths. ``prefix`` stands
-    before the names in messages.
+    Whole numbers count as floats. Lists become tuples, and paths given as strings become paths. Messages put ``prefix``
+    before the name of the field.
     """
     hints: dict[str, Any] = typing.get_type_hints(cfg.__class__)
     for field in dataclasses.fields(cfg):
@@ -83,7 +83,7 @@ def check_types(cfg: Any, prefix: str = "") -> None:
 
 
 def _values(hint: Any) -> list[str]:
-    """The values that a Literal lists; of another type none."""
+    """The values of a Literal; of any other type none."""
     return list(map(str, typing.get_args(hint))) if typing.get_origin(hint) is typing.Literal else []
 
 
@@ -92,7 +92,7 @@ def _or(words: list[str]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A number of NumPy, as a search may draw it, as one of Python; a list as a tuple."""
+    """A NumPy number, which a search may draw, as a Python number; a list as a tuple."""
     if isinstance(value, list):
         return tuple(cast("list[Any]", value))
     convert: Any = getattr(value, "item", None) if isinstance(value, numbers.Number) else None

@@ -27,3 +27,10 @@ def test_bad_requests_are_refused_before_ray_starts(tmp_path, monkeypatch, capsy
     assert words in capsys.readouterr().err
     assert not ray.is_initialized()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("note", ["", "[]", '{"name": "s"}', '{"name": "s", "argv": 3}', "[" * 100_000])
+def test_a_damaged_note_of_a_sweep_is_refused(tmp_path, capsys, note):
+    (tmp_path / "sweep.json").write_text(note, encoding="utf-8")
+    assert main(["--resume", str(tmp_path)]) == 2
+    assert f"--resume {tmp_path}: holds no sweep" in capsys.readouterr().err
