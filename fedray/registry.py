@@ -111,7 +111,7 @@ def _installed(kind: Kind) -> Mapping[str, Any]:
         except Exception as error:  # whatever the package raises while it is imported
             reason = f"{type(error).__name__}: {error}"
             raise FedRayError(f"{where}: cannot be imported ({reason}); mend or uninstall the package") from error
-        record = getattr(target, kind.attribute, None) if isinstance(target, ModuleType) else target
+        record: Any = getattr(target, kind.attribute, None) if isinstance(target, ModuleType) else target
         if not isinstance(record, pkgutil.resolve_name(kind.record)):
             raise FedRayError(f"{where}: is {record!r}; it must be a module with {kind.attribute}, or that record")
         check_functions(where, record)
