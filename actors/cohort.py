@@ -31,20 +31,20 @@ Reply = TypeVar("Reply")
 
 
 class ClientsLostError(Exception):
-    """Clients are gone for good, and with them perhaps their states: only a checkpoint can help."""
+    """Clients are gone for good, perhaps with their states: the federation must go back to a checkpoint."""
 
 
 @dataclass(frozen=True)
 class Question(Generic[Reply]):
-    """One question to some actors: which method of theirs, with which arguments, and what its answer is like."""
+    """A question to some actors: the method to call, its arguments, and what to do with the answers."""
 
     method: Callable[..., Reply] | Callable[..., tuple[Reply, Committed]]  # of ClientActor
     args: Mapping[int, tuple[Any, ...]]  # of every actor that is asked, by its slot
     round_number: int = 0
     returns_states: bool = False  # the clients' new states come as a second value, to be committed
-    patience: float = 1.0  # what the time limit of an answer is multiplied with
-    leave_out: Callable[[int, Failure], Reply] | None = None  # stands for an actor that is given up; None: an error
-    name: str = ""  # in a failure; by default the method's
+    patience: float = 1.0  # factor of the time limit of an answer
+    leave_out: Callable[[int, Failure], Reply] | None = None  # the reply for an actor that is given up; None: an error
+    name: str = ""  # the stage in a failure; by default the name of the method
 
     @property
     def stage(self) -> str:
@@ -61,10 +61,10 @@ class Pending(NamedTuple):
 
 
 class RayCohort:
-    """Client actors, one call per actor and round; lives in the server actor, which owns them.
+    """Client actors, one call per actor and round. It lives in the server actor, which owns them.
 
-    With every training reply an actor also returns its clients' new states. These stay in the object store: the
-    cohort holds the reference only, and gives it to the successor of an actor that dies.
+    With every training reply an actor also returns its clients' new states. These stay in the object store. The cohort
+    holds only a reference, which the successor of an actor that dies starts from.
     """
 
     def __init__(self, plan: Plan, layout: Layout, backend: str, dataset: Any = None, policy: FailurePolicy = RETRY):
@@ -78,12 +78,12 @@ class RayCohort:
         self._policy = policy
         self._committed: list[Any] = [None] * len(layout.blocks)
         self._fresh = set(range(len(layout.blocks)))  # actors that have not answered yet
-        self._failures: list[Failure] = []  # since they were last taken
-        self.lags: dict[str, float] = {}  # seconds that every actor's last training reply came after the first
+        self._failures: list[Failure] = []  # since the last take_failures
+        self.lags: dict[str, float] = {}  # how many seconds after the first reply that of each actor came
         self.actors = [self._spawn(slot) for slot in range(len(layout.blocks))]
 
     def reset(self, plan: Plan, policy: FailurePolicy) -> None:
-        """Begin another federation of the same number of clients in the same actors."""
+        """Begin another federation, of as many clients, in the same actors."""
         self._plan = plan._replace(given=None)
         self._policy = policy
         self._plan_ref = ray.put(self._plan)
@@ -133,12 +133,12 @@ class RayCohort:
         return trees.concatenate(self._ask(Question(ClientActor.snapshot, self._to_all())))
 
     def save(self, folder: str) -> list[File]:
-        """Every actor writes its own clients; those on machines that do not see the folder hand theirs over."""
+        """Every actor writes its own clients; an actor that does not see the folder hands them over."""
         files: list[File] = []
         try:
             replies = self._ask(Question(ClientActor.save, self._to_all(folder)))
         except RayTaskError as error:
-            raise error.cause from None  # what the storage said, without the actor's trace
+            raise error.cause from None  # the storage's own error, without the actor's trace
         for slot, written in enumerate(replies):
             if written is None:
                 (states,) = self._ask(Question(ClientActor.snapshot, {slot: ()}))
@@ -151,7 +151,7 @@ class RayCohort:
         return self._ask(Question(ClientActor.pid, self._to_all(), name="start"))
 
     def take_failures(self) -> tuple[Failure, ...]:
-        """What happened to actors since this was last asked."""
+        """The failures since this was last called."""
         taken = tuple(self._failures)
         self._failures = []
         return taken
@@ -170,8 +170,8 @@ class RayCohort:
     def _ask(self, question: Question[Reply]) -> list[Reply]:
         """Ask the actors and wait for all; one that dies, hangs or fails is replaced and asked again.
 
-        Replies come back in slot order, which is client order, as tensors of our own. Raises ClientsLostError for an
-        actor that cannot be helped, unless its clients may be left out.
+        Replies come back in slot order, which is client order; their memory is ours. Raises ClientsLostError for an
+        actor that keeps failing, unless its clients may be left out.
         """
         replies: dict[int, Any] = {}
         attempts = dict.fromkeys(question.args, 1)
@@ -209,14 +209,14 @@ class RayCohort:
         return reply, Pending(slot, states, self._deadline(slot, question))
 
     def _deadline(self, slot: int, question: Question[Any]) -> float | None:
-        """When an answer is overdue; None where it is waited for."""
+        """When an answer is overdue; None if there is no time limit."""
         if self._policy.timeout is None:
             return None
         start_up = START_SECONDS if slot in self._fresh else 0.0
         return time.monotonic() + (self._policy.timeout + start_up) * question.patience
 
     def _wait(self, pending: Mapping[Any, Pending]) -> list[tuple[Any, Failure | None]]:
-        """The next reply that is there, or those that are overdue."""
+        """The next reply that has arrived or, if none does in time, those that are overdue."""
         deadlines = [call.deadline for call in pending.values() if call.deadline is not None]
         limit = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
         ready, _ = ray.wait(list(pending), num_returns=1, timeout=limit)
@@ -227,7 +227,7 @@ class RayCohort:
         return [(reply, late) for reply, call in pending.items() if call.deadline is not None and call.deadline <= now]
 
     def _answer(self, reply: Any, call: Pending, attempt: int) -> tuple[Any, Failure | None]:
-        """A reply that has come, or what kept it from coming."""
+        """A reply that has arrived, or the failure that arrived instead."""
         try:
             answer = ray.get(reply)
         except LOST as error:
@@ -248,7 +248,7 @@ class RayCohort:
     def _recover(self, slot: int, question: Question[Reply], attempts: int, trouble: Failure) -> Reply | None:
         """Replace an actor by one that starts from its last committed state.
 
-        Returns what stands for its reply if it is not to be asked again.
+        Returns a reply in its place if it is given up, and None if it is to be asked again.
         """
         named = self._named(slot)
         given_up = attempts >= self._policy.attempts or (trouble.kind == "late" and question.leave_out is not None)

@@ -39,7 +39,7 @@ _tyro = tyro.constructors.ConstructorRegistry()
 def _optional(
     info: tyro.constructors.PrimitiveTypeInfo,
 ) -> tyro.constructors.PrimitiveConstructorSpec[Any] | tyro.constructors.UnsupportedTypeAnnotationError | None:
-    """A setting that may stay open takes a value of its type; tyro itself would show ``{None}|INT``."""
+    """Show an optional setting as ``INT``, not as tyro's ``{None}|INT``."""
     if info.type is type(None):  # the algorithm's own settings: no option
         return tyro.constructors.UnsupportedTypeAnnotationError(())
     options = typing.get_args(info.type)
@@ -59,7 +59,7 @@ def _optional(
 
 
 class Door(NamedTuple):
-    """A command: the module with its ``main(argv) -> exit code``, and what --help says of it."""
+    """A command: the module with its ``main(argv) -> exit code``, and its line in --help."""
 
     module: str
     summary: str
@@ -132,7 +132,7 @@ def run_command(body: Callable[[], int], interrupted: str = "interrupted") -> in
 
 
 def leave(main: Callable[[], int]) -> NoReturn:
-    """Run a command as this process and leave with its exit code, which no signal changes after the command's end."""
+    """Run a command and exit with its code; signals that arrive after its end do not change the code."""
     for number in INTERRUPTS:
         signal.signal(number, signal.SIG_IGN)  # what run_command restores; Python's own exit takes seconds
     sys.exit(main())
@@ -156,7 +156,7 @@ class Parsed(NamedTuple):
     experiment: Experiment
     execution: Execution
     preset: str
-    more: Any  # the options beside those of every command
+    more: Any  # all options, with those that only this command has
 
 
 def parse(
@@ -166,12 +166,10 @@ def parse(
     more: Sequence[tuple[str, Any, Any]],
     base: tuple[Experiment, Execution] | None = None,
 ) -> Parsed:
-    """Parse ``[ALGORITHM] [options]``; ``more`` are (name, type, default) of further options.
+    """Parse ``[ALGORITHM] [options]``; ``more`` lists further options as (name, type, default).
 
-    Defaults are the algorithm's, or those of ``base``, a run to go on with.
-
-    tyro prints help and mistakes and leaves with its own exit code (0, 2). Raises FedRayError for an unknown
-    algorithm or preset.
+    Defaults are the algorithm's or, to resume a run, those of ``base``. For help and mistakes, tyro prints a text and
+    exits with code 0 or 2. Raises FedRayError for an unknown algorithm or preset.
     """
     from fedray import registry  # imports PyTorch, for which `fedray status` does not wait
 
@@ -210,14 +208,14 @@ def parse(
 
 
 def early(argv: Sequence[str], option: str) -> str:
-    """The value of an option that is read before the rest, because it changes the defaults of the rest."""
+    """The value of an option that must be read first, because it changes the defaults of the others."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument(option, default="", nargs="?", dest="value")
     return parser.parse_known_args(list(argv))[0].value or ""
 
 
 def _named_plug_ins(argv: Sequence[str]) -> tuple[str, ...]:
-    """The values of --plugin, which are read before the rest, because they bring names for the rest."""
+    """The values of --plugin, which must be read first, because plug-ins add names that other options accept."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--plugin", action="extend", nargs="*", default=[])
     return tuple(parser.parse_known_args(list(argv))[0].plugin)

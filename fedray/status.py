@@ -41,8 +41,8 @@ def show(options: Options) -> None:
     for status in found.values():
         print(line(status))
     if not found:
-        say(f"no unfinished run below {RUNS}/; give the folder of a finished one, or start one: "
-            "python -m fedray.launch")  # fmt: skip
+        remedy = "give the folder of a finished one, or start one: python -m fedray.launch"
+        say(f"no unfinished run below {RUNS}/; {remedy}")
 
 
 def watch(options: Options) -> None:

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from fedray import registry
+from fedray import DataConfig, Experiment, LocalFederation, load, make_plan, registry
+from fedray.algorithms.fedavg import FedAvg
+from fedray.run.writer import Writer, describe
 from fedray.types import FedRayError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -149,3 +151,17 @@ def test_an_entry_point_with_wrong_parameters_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points.get(group, []))
     with pytest.raises(FedRayError, match=r"entry point mine = wrong_policy_pi .*the select of its Selection, takes"):
         registry.selections()
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_loaded_run_knows_its_plug_ins_and_passes_them_on(folder, monkeypatch):
+    monkeypatch.syspath_prepend(folder)
+    registry.plug_in("rings")
+    plan = make_plan(Experiment(algorithm=FedAvg(), data=DataConfig(name="rings"), rounds=1))
+    assert plan.plug_ins == ("rings",)
+    with LocalFederation(plan) as federation:
+        writer = Writer(folder / "out")
+        writer.run(plan, federation.snapshot(), ())
+        writer.commit()
+    loaded = load(folder / "out").plan
+    assert describe(loaded)["plug_ins"] == ["rings"]  # what newcomers write of it

@@ -22,7 +22,7 @@ SPOTLIGHT_ROUNDS = (0, 1, 10)  # of pFedBayes, Fig. 3; the last round is added
 
 
 class State(NamedTuple):
-    """The server's state after a round, and what the result will report of the rounds so far."""
+    """The server's state after a round, and the records of all rounds so far."""
 
     round: int
     server: Any
@@ -66,7 +66,7 @@ class _Clock:
 
 
 class _Trained(NamedTuple):
-    """What local training gave."""
+    """The outcome of local training in a round."""
 
     replies: list[TrainReply]  # of the clients that succeeded
     failures: tuple[Failure, ...]
@@ -76,8 +76,8 @@ class _Trained(NamedTuple):
 def play_round(plan: Plan, state: State, cohort: Cohort, policy: FailurePolicy = RETRY) -> tuple[State, RoundMetrics]:
     """Select, broadcast, train, check, aggregate, evaluate: one communication round.
 
-    After the federation's rounds, the clients that were held out adapt instead. Raises TrainingError for a client that
-    failed, naming it; if the policy is to skip, only where no client succeeded.
+    After the federation's rounds, the clients that were held out adapt instead. Raises TrainingError, which names the
+    client, if a client failed; with a policy that skips such clients, only if none succeeded.
     """
     began = time.perf_counter()
     started = cohort.wait_until_ready()
@@ -103,7 +103,8 @@ def _federate(plan: Plan, state: State, cohort: Cohort, policy: FailurePolicy) -
     asked = tuple(plan.members) if cfg.train_all else ids
     trained = _train(plan, state.server, cohort, policy, round_number, asked)
     clock.end("train")
-    known = scores is not None and algorithm.publish is None  # what is broadcast was sent to all for their scores
+    # Without publish, the view is the broadcast: all clients got it for their scores already.
+    known = scores is not None and algorithm.publish is None
     chosen = _only(ids, trained.replies, trained.failures)
     ids = tuple(i for reply in chosen for i in reply.ids)
     ups = trees.concatenate([reply.up for reply in chosen])
@@ -134,7 +135,7 @@ def _federate(plan: Plan, state: State, cohort: Cohort, policy: FailurePolicy) -
 
 
 def _adapt(plan: Plan, state: State, cohort: Cohort, policy: FailurePolicy) -> tuple[State, RoundMetrics]:
-    """Local training of the clients that were held out, of their personal factors alone; the server stays as it is."""
+    """A round after the federation's: the clients that were held out train their personal parameters only."""
     round_number = state.round + 1
     clock = _Clock()
     trained = _train(plan, state.server, cohort, policy, round_number, plan.novel)
@@ -160,7 +161,7 @@ def _adapt(plan: Plan, state: State, cohort: Cohort, policy: FailurePolicy) -> t
 def _train(
     plan: Plan, server: Any, cohort: Cohort, policy: FailurePolicy, round_number: int, ids: Sequence[int]
 ) -> _Trained:
-    """Broadcast to some clients, let them train, and check what they send."""
+    """Broadcast to the clients ``ids``, let them train, and check their replies."""
     with stage("broadcast", "server", round_number):
         down = plan.algorithm.broadcast(plan.context, server, ids)
     replies, failures = _checked(ids, cohort.train(round_number, ids, down), policy.skip)
@@ -171,7 +172,7 @@ def _train(
 def _checked(
     ids: Sequence[int], replies: Sequence[TrainReply], skip: bool
 ) -> tuple[list[TrainReply], tuple[Failure, ...]]:
-    """The replies that can be averaged, and the failures; checks that every client has answered or failed once."""
+    """The replies that can be averaged, and the failures; every client must have answered or failed exactly once."""
     replies = [sound(reply) for reply in replies]
     failures = tuple(failure for reply in replies for failure in reply.failures)
     good = [reply for reply in replies if reply.ids]
@@ -184,7 +185,7 @@ def _checked(
 
 
 def _only(ids: Sequence[int], replies: Sequence[TrainReply], failures: Sequence[Failure]) -> list[TrainReply]:
-    """The replies of the selected clients alone, where others were trained too."""
+    """The replies of the selected clients; with train_all, others were trained too."""
     kept = []
     for reply in replies:
         index = [row for row, i in enumerate(reply.ids) if i in ids]
@@ -206,25 +207,26 @@ def _why(failures: Sequence[Failure]) -> str:
 
 
 def _scores(plan: Plan, server: Any, cohort: Cohort, round_number: int) -> tuple[Tensor | None, int, int]:
-    """The score of every client that the selection policy asks for, [N], stage by stage; bytes down and up for it."""
+    """The score [N] that the selection policy asks for, computed stage by stage, and the bytes sent down and up."""
     name = plan.selection.score
     message: Any = None
     bytes_down = 0
     bytes_up = 0
-    for number, pass_ in enumerate(plan.algorithm.scores[name] if name else ()):
+    stages = plan.algorithm.scores[name] if name else ()
+    for number, (_, combine) in enumerate(stages):
         view = plan.view(server)
-        # Every client gets the view once.
+        # Every client gets the view once, in the first stage.
         bytes_down += len(plan.members) * payload_bytes((message, () if number else view), plan)
         sent: list[int] = []
         replies = _weighed(cohort.probe(name or "", number, view, message), plan, sent)
         with stage(f"combine of {name}", "server", round_number):
-            message = pass_.combine(plan.context, server, replies)
+            message = combine(plan.context, server, replies)
         bytes_up += sum(sent)
     return message, bytes_down, bytes_up
 
 
 def _weighed(replies: Iterator[Tensor], plan: Plan, sent: list[int]) -> Iterator[Tensor]:
-    """The replies of the federation's clients; the bytes of each join ``sent``."""
+    """The replies of the federation's clients; appends the bytes of each to ``sent``."""
     for reply in itertools.islice(replies, len(plan.members)):
         sent.append(payload_bytes(reply, plan))
         yield reply
@@ -256,9 +258,10 @@ def _gather_spotlights(evals: Sequence[EvalReply]) -> tuple[Spotlight, ...]:
 
 def _train_means(replies: Sequence[TrainReply]) -> Mapping[str, float]:
     """Mean of every info scalar over clients and steps, and its value at the first and last step."""
-    means = {}
+    means: dict[str, float] = {}
     for name, values in trees.named_leaves(trees.concatenate([reply.info for reply in replies])):
         values = values.double()
-        means |= {name: float(values.mean()), f"{name}_first": float(values[:, 0].mean()),
-                  f"{name}_last": float(values[:, -1].mean())}  # fmt: skip
+        means[name] = float(values.mean())
+        means[f"{name}_first"] = float(values[:, 0].mean())
+        means[f"{name}_last"] = float(values[:, -1].mean())
     return means

@@ -118,7 +118,8 @@ def load(folder: str | Path) -> Predictor:
 
 def _plan(folder: Path, described: Any) -> Plan:
     """The plan of a result's config.json and partition; raises what damage leads to."""
-    registry.plug_in_again(described.get("plug_ins", ()), str(folder))
+    plug_ins = tuple(described.get("plug_ins", ()))
+    registry.plug_in_again(plug_ins, str(folder))
     cfg = experiment_of(described["algorithm"], described["experiment"])
     shape = described["data"]
     inputs = shape["input_shape"]
@@ -129,7 +130,8 @@ def _plan(folder: Path, described: Any) -> Plan:
     algorithm = registry.algorithm_of(cfg.algorithm)
     selection = registry.pick(registry.selections(), "`selection`", cfg.selection)
     dealt = partition.load(folder / "partition.npz")
-    return Plan(cfg, algorithm, selection, model, dealt, scaling.from_json(shape["scaling"]))
+    units = scaling.from_json(shape["scaling"])
+    return Plan(cfg, algorithm, selection, model, dealt, units, plug_ins=plug_ins)
 
 
 def _check_size(folder: Path, plan: Plan) -> None:

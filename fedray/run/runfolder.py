@@ -104,11 +104,15 @@ def read(place: str) -> Note:
 
 
 def _content(note: Note) -> dict[str, Any]:
-    content = {"name": note.name, "algorithm": registry.algorithm_name(note.experiment.algorithm)}
-    content |= {"plug_ins": plug_ins_of(note.experiment)}
-    return content | {"experiment": to_dict(note.experiment), "execution": to_dict(note.execution)} | {
-        "run_id": note.run_id
-    }  # fmt: skip
+    """What run.json holds."""
+    return {
+        "name": note.name,
+        "algorithm": registry.algorithm_name(note.experiment.algorithm),
+        "plug_ins": plug_ins_of(note.experiment),
+        "experiment": to_dict(note.experiment),
+        "execution": to_dict(note.execution),
+        "run_id": note.run_id,
+    }
 
 
 def holds(folder: Path, note: Note) -> bool:
