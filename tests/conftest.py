@@ -41,11 +41,23 @@ def own_cluster() -> Iterator[Callable[..., None]]:
     ray.shutdown()
 
 
+@pytest.fixture(autouse=True)
+def only_tests_of_ray_have_a_cluster(request: pytest.FixtureRequest) -> None:
+    """Stop the shared cluster before the first test that does not use it: some check that nothing starts one."""
+    if request.node.get_closest_marker("ray") is None:
+        _stop_ray()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_cluster_is_left() -> Iterator[None]:
     yield
-    if "ray" in sys.modules:
-        sys.modules["ray"].shutdown()
+    _stop_ray()
+
+
+def _stop_ray() -> None:
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        ray.shutdown()
 
 
 @pytest.fixture(scope="module")

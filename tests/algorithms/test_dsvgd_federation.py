@@ -92,8 +92,8 @@ def test_a_client_that_was_never_visited_predicts_with_the_global_particles():
         ({"algorithm.score_examples": -1}, r"^score_examples -1"),
         ({"algorithm.sites": "kde"}, r"^sites kde: .*kde_distill"),
         ({"model.name": "dnn"}, r"^curvature ggn: .*ReLUs only; choose regression, or `model.name=mlp`"),
-        ({"train_all": True}, r"^train_all True: 2 clients a round would renew sites .*; leave it out"),
-        ({"train_all": True, "algorithm.sites": "kde_code"}, r"^train_all True: 2 clients"),
+        ({"train_all": True}, r"^train_all True: .*2 clients would renew sites .*; leave it out"),
+        ({"train_all": True, "algorithm.sites": "kde_code"}, r"^train_all True: .*2 clients"),
     ],
 )
 def test_what_cannot_run_is_refused(settings, message):
