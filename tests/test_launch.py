@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import fedray
+from fedray import registry
 from fedray.launch import main, parse
 from fedray.types import FedRayError
 from tests.helpers import ALGORITHMS
@@ -180,6 +181,9 @@ def test_help_names_every_algorithm_and_the_documented_options(capfd: pytest.Cap
         "--lr-personal --lr-global --output --loss-deviation"
     )
     assert not [word for word in expected.split() if word not in text]
+    plug_ins = [registry.selections(), registry.partitions(), registry.networks(), registry.algorithms()]
+    squeezed = " ".join(text.split())
+    assert not [name for table in plug_ins for name in table if f"{name} " not in squeezed]
 
 
 @pytest.mark.ray
