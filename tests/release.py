@@ -20,7 +20,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("fedray", "actors", "tune")
-DATA = {*(f"{package}/py.typed" for package in PACKAGES), "fedray/compare/published.csv"}
+DATA = {*(f"{package}/py.typed" for package in PACKAGES)} | {
+    f"fedray/compare/{name}" for name in ("published.csv", "report.html.jinja", "table.tex.jinja")
+}
 QUICK = ("--rounds", "1", "--local-steps", "1", "--runtime", "local", "--tracking.uri", "none", "--json")
 
 
