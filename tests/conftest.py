@@ -1,4 +1,4 @@
-"""What all tests share: one local Ray per test process, tests of Ray in one process, unpainted figures."""
+"""What all tests share: one local Ray per test process, unpainted figures."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from actors.cluster import connect
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that start Ray come first and stay together: they share one cluster, in one of the test processes."""
-    for item in items:
-        if item.get_closest_marker("ray"):
-            item.add_marker(pytest.mark.xdist_group("ray"))
+    """Tests that use Ray come first: those of a test process share one cluster, which then makes room for the rest."""
     items.sort(key=lambda item: item.get_closest_marker("ray") is None)
 
 
