@@ -77,13 +77,14 @@ def test_ties_round_alike_under_every_top():
         assert torch.equal(value(merged([exact_sum(part) for part in order])), value(at_once))
 
 
-def test_one_number_has_one_value_whatever_its_limbs():
-    zero = torch.zeros(LIMBS, 1, dtype=torch.float64)
-    unit = 2.0**WIDTH
-    first, second = zero.clone(), zero.clone()
-    first[0], first[1] = 1.0, -1.0 / unit
-    second[1] = (unit - 1.0) / unit
-    assert torch.equal(value(ExactSum(first, 0)), value(ExactSum(second, 0)))
+def test_a_sum_is_rounded_once_whatever_its_limbs():
+    """Limbs of many terms overlap; the value is the float64 nearest to the number that they stand for."""
+    rng = random.Random(0)
+    for _ in range(200):
+        units = [rng.randrange(-(2**50), 2**50) for _ in range(LIMBS)]
+        limbs = torch.tensor([[unit * 2.0 ** (-WIDTH * k)] for k, unit in enumerate(units)], dtype=torch.float64)
+        number = sum(Fraction(unit, 2 ** (WIDTH * k)) for k, unit in enumerate(units))
+        assert value(ExactSum(limbs, 0)).item() == float(number)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-45, 1e-38, 3e38])
