@@ -1,86 +1,56 @@
-"""Sums over clients that are the same to the last bit in any order and any grouping.
+"""Sums over clients that are the same to the last bit in any order and any grouping: fixed point in int64.
 
-A sum of floats depends on its order, because every addition rounds. Here every term is rounded *before* it is added,
-to a multiple of a unit that depends only on the largest term of all; sums of multiples of one unit are exact, so they
-are associative. This is the pre-rounding of Demmel and Nguyen, "Parallel Reproducible Summation", IEEE Transactions
-on Computers 2015: a term is cut at fixed binary places into LIMBS parts, the parts of one place are added in float64.
-
-The units are u_j = 2^(WIDTH j) for whole j. A sum whose largest term lies in [u_j, u_{j+1}) keeps the places j, j-1 and
-j-2; what a part of the sum knows of lower places is dropped when it meets a larger term, as if it had never been added.
+A sum of floats depends on its order, because every addition rounds. Here every term is rounded once, to a multiple of a
+unit that all terms share, before it is added; integers add exactly, so any tree over processes and machines gives the
+same sum. Who adds must therefore know the largest term of all beforehand: :func:`largest` of each part, their maximum,
+then :func:`unit`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-WIDTH = 26  # bits of a place: a limb of float64 has room for the sum of 2^(53 - WIDTH - 1) terms
-LIMBS = 3
-LEAST = -1022 // WIDTH + LIMBS  # the place of sums whose terms are all (nearly) zero; below it units would be denormal
-MOST_TERMS = 2 ** (52 - WIDTH)
+BITS = 51  # of a rounded term: what the mantissa of a float64 has beside the two leading bits of the shift
+CACHE = 2**16  # numbers that are worked on at a time
+LEAST = -900  # exponent of the smallest unit; smaller terms than a float32 can hold do not matter
 
 
-class ExactSum(NamedTuple):
-    """Σ_k round(x_k, u_low), exactly, u_low being the lowest place that is kept."""
+def largest(terms: Tensor, weights: Tensor) -> float:
+    """max_kp |a_k x_kp| of finite terms [K, ...] and weights a [K]; 0 where there are none."""
+    if terms.numel() == 0:
+        return 0.0
+    return float((terms.unsqueeze(-1).flatten(1).abs().amax(1).double() * weights.double().abs()).max())
 
-    limbs: Tensor  # [LIMBS, ...] float64: multiples of u_top, u_{top-1}, ...
-    top: int  # j of the highest place
 
+def unit(most: float, count: int) -> int:
+    """The exponent e of the unit 2^e for ``count`` terms of which none is larger than ``most``.
 
-def exact_sum(values: Tensor, weights: Tensor | None = None) -> ExactSum:
-    """Σ_k a_k x_k of finite float32 values [K, ...] and whole weights [K] up to 2^29, all 1 if left out; K <= 2^26.
-
-    Its error is at most K max_kp |a_k x_kp| 2^-53: what float64 would make of the largest element, in any order.
+    The sum of the rounded terms fits into 63 bits, and each of them into BITS.
     """
-    a = torch.ones(len(values)) if weights is None else weights
-    a = a.double()
-    largest = float((values.flatten(1).abs().amax(1) * a).max()) if values.numel() else 0.0
-    top = _place(largest)
-    limbs = torch.zeros(LIMBS, *values.shape[1:], dtype=torch.float64)
-    # One row at a time, in buffers that stay in the cache: ten times as fast as the stack at once.
-    rest = torch.empty(values.shape[1:], dtype=torch.float64)
-    part = torch.empty_like(rest)
-    for row, weight in zip(values, a, strict=True):
-        rest.copy_(row).mul_(weight)  # in float64, hence exact: 24 + 29 bits
-        for k, limb in enumerate(limbs):
-            # Numbers near the shift are spaced by the unit: adding it rounds to a multiple, subtracting it is exact.
-            shift = 1.5 * 2.0**52 * _unit(top - k)
-            torch.add(rest, shift, out=part).sub_(shift)
-            limb.add_(part)
-            rest.sub_(part)
-    return ExactSum(limbs, top)
+    bits = min(BITS, 62 - max(1, count - 1).bit_length())
+    return max(LEAST, math.frexp(most)[1] - bits) if most else LEAST
 
 
-def _unit(place: int) -> float:
-    return 2.0 ** (WIDTH * place)
+def fixed_sum(terms: Tensor, weights: Tensor, exponent: int) -> Tensor:
+    """Σ_k round(a_k x_k / 2^e) as int64, of terms [K, ...] and weights a [K]. Sums of parts are added with +.
+
+    Each of the K terms errs by at most 2^(e-1), which is max |a x| 2^-51 for up to 2^11 terms; then it doubles with K.
+    """
+    flat = terms.unsqueeze(-1).flatten(1)
+    a = weights.double()[:, None]
+    shift = torch.tensor(1.5 * 2.0 ** (exponent + 52), dtype=torch.float64)
+    total = torch.empty(flat.shape[1], dtype=torch.int64)
+    width = max(1, CACHE // max(1, len(terms)))
+    for part, out in zip(flat.split(width, 1), total.split(width), strict=True):
+        # Floats near the shift are spaced by 2^e, so adding it rounds, and the bits of the result count in units.
+        torch.sum(part.double().mul_(a).add_(shift).view(torch.int64), 0, out=out)
+    total -= len(terms) * shift.view(torch.int64)  # both wrap around 2^64 alike
+    return total.view(terms.shape[1:])
 
 
-def _place(largest: float) -> int:
-    """The j with u_j <= largest < u_{j+1}."""
-    return max(LEAST, (math.frexp(largest)[1] - 1) // WIDTH) if largest else LEAST
-
-
-def merged(sums: Sequence[ExactSum]) -> ExactSum:
-    """The sum of the terms of all the sums; at most 2^26 terms altogether."""
-    top = max(part.top for part in sums)
-    limbs = torch.zeros_like(sums[0].limbs)
-    for part in sums:
-        lower = min(top - part.top, LIMBS)
-        limbs[lower:] += part.limbs[: LIMBS - lower]
-    return ExactSum(limbs, top)
-
-
-def value(total: ExactSum) -> Tensor:
-    """The sum as float64 [...]."""
-    limbs = list(total.limbs)
-    # Different limbs can stand for one number. Carrying leaves one choice: all but the first in [0, the unit above).
-    for k in range(LIMBS - 1, 0, -1):
-        unit = _unit(total.top - k + 1)
-        carry = (limbs[k] / unit).floor() * unit
-        limbs[k] = limbs[k] - carry
-        limbs[k - 1] = limbs[k - 1] + carry
-    return limbs[0] + (limbs[1] + limbs[2])
+def value(total: Tensor, exponent: int) -> Tensor:
+    """The sum as float64."""
+    return torch.ldexp(total.double(), torch.tensor(float(exponent), dtype=torch.float64))
