@@ -37,11 +37,16 @@ def mean(values: Tensor) -> Tensor:
     return weighted_mean(values, torch.ones(len(values)))
 
 
+def average(total: Tensor, weight: float, like: Tensor) -> Tensor:
+    """Σ_k a_k x_k / Σ_k a_k from both sums, in the dtype of ``like``."""
+    return (total / weight).to(like.dtype)
+
+
 def damped(old: Tensor, new: Tensor, beta: float) -> Tensor:
     """(1-β) old + β new; exactly ``new`` at β = 1."""
     return new if beta == 1 else torch.lerp(old, new, beta)
 
 
-def increased(old: Tensor, increments: Tensor) -> Tensor:
-    """old + Σ_k δ_k of increments [K, ...], summed in float64, in the dtype of ``old``."""
-    return (old.double() + increments.double().sum(0)).to(old.dtype)
+def increased(old: Tensor, increment: Tensor) -> Tensor:
+    """old + δ, added in float64, in the dtype of ``old``."""
+    return (old.double() + increment).to(old.dtype)

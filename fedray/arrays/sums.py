@@ -18,11 +18,12 @@ CACHE = 2**16  # numbers that are worked on at a time
 LEAST = -900  # exponent of the smallest unit; smaller terms than a float32 can hold do not matter
 
 
-def largest(terms: Tensor, weights: Tensor) -> float:
-    """max_kp |a_k x_kp| of finite terms [K, ...] and weights a [K]; 0 where there are none."""
+def largest(terms: Tensor, weights: Tensor) -> Tensor:
+    """max_p |a_k x_kp| [K] in float64, of finite terms [K, ...] and weights a [K]; 0 where there are none."""
     if terms.numel() == 0:
-        return 0.0
-    return float((terms.unsqueeze(-1).flatten(1).abs().amax(1).double() * weights.double().abs()).max())
+        return torch.zeros(len(terms), dtype=torch.float64)
+    low, high = terms.unsqueeze(-1).flatten(1).aminmax(dim=1)
+    return torch.maximum(high, -low).double() * weights.double().abs()
 
 
 def unit(most: float, count: int) -> int:

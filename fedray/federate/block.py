@@ -23,12 +23,14 @@ from fedray.arrays import trees
 from fedray.arrays.fuse import check_compiler, fusing
 from fedray.arrays.rng import Passes
 from fedray.data.loading import Shard
+from fedray.federate import totals
 from fedray.federate.failures import StageError, stage
 from fedray.federate.messages import Failure, TrainReply
 from fedray.federate.plan import Plan
-from fedray.federate.uploads import bad_rows, not_finite
+from fedray.federate.totals import Terms
+from fedray.federate.uploads import bad_rows, not_finite, payload_bytes
 from fedray.nets.model import PARAMETRIC, Model
-from fedray.types import Batch, Context, require
+from fedray.types import Batch, Context, RunError, Sums, require
 
 BACKENDS = ("auto", "loop", "vmap", "compiled")
 # On a CPU stacking saves calls, which matter less the larger the vectors of a client are, and in the end loses the
@@ -111,12 +113,14 @@ class Block:
         self.validation = [trees.tree_map(lambda leaf: leaf.to(device), shard.validation) for shard in shards]
         # Fresh memory: a state must not alias the server's, nor be a broadcast view of one client.
         self.states = trees.tree_map(lambda leaf: leaf.to(device).clone(), trees.stack([client] * len(ids)))
+        self._terms: tuple[tuple[int, ...], Terms | None] = ((), None)  # of the last round, and whose they are
 
     def train(self, round_number: int, ids: Sequence[int], down: Any) -> TrainReply:
         """Run the local steps of the given clients and keep their new private states.
 
         A client that fails, or whose upload is not finite, keeps the state that it had and is among the failures.
         """
+        self._terms = ((), None)
         wanted = [self.ids.index(i) for i in ids]
         starts = range(0, len(wanted), self.chunk)
         with fusing() if self.backend == "compiled" else contextlib.nullcontext():
@@ -127,10 +131,26 @@ class Block:
             return TrainReply(round_number, (), None, None, None, failures)
         index = [k for part in done for k in part.rows]
         clients, ups, infos = (trees.concatenate([part.result[i] for part in done]) for i in range(3))
-        ups = None if self.plan.adapting(round_number) else ups  # nobody else learns from a newcomer
         self.states = trees.replace_rows(self.states, index, clients)
         n = torch.tensor([self.n[k] for k in index])
-        return TrainReply(round_number, tuple(self.ids[k] for k in index), ups, n, infos, failures)
+        own = tuple(self.ids[k] for k in index)
+        if self.plan.adapting(round_number):  # nobody else learns from a newcomer
+            return TrainReply(round_number, own, None, n, infos, failures)
+        how = self.plan.algorithm.aggregate
+        up_bytes = payload_bytes(trees.row(ups, 0), self.plan)
+        if not isinstance(how, Sums):
+            return TrainReply(round_number, own, ups, n, infos, failures, up_bytes=up_bytes)
+        held = totals.terms(self.context, how, ups, n.to(self.device))
+        self._terms = (own, held)
+        return TrainReply(round_number, own, None, n, infos, failures, held.largest, up_bytes)
+
+    def add(self, ids: Sequence[int], exponents: Sequence[int]) -> Any:
+        """The partial sums over those of the clients ``ids`` that are hosted here, of the round just trained."""
+        own, held = self._terms
+        mine = [i for i in ids if i in self.ids]
+        if held is None or not set(mine) <= set(own):
+            raise RunError(f"clients {mine} are to be added, but {list(own)} have trained; this is a fault of FedRay")
+        return totals.partial_sum(held, [own.index(i) for i in mine], exponents)
 
     def _attempt(self, round_number: int, index: Sequence[int], down: Any, first: int) -> list[_Part]:
         """A chunk; where it fails, its clients one by one, so that each failure has its client."""

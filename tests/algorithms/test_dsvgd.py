@@ -16,7 +16,7 @@ from fedray.bayes.stein import Descent, descend, rbf, stein_matrix, v_statistic
 from fedray.config import override
 from fedray.federate.block import numerics
 from fedray.types import Facts
-from tests.helpers import block, context, differing, small_plan
+from tests.helpers import aggregated, block, context, differing, small_plan
 
 PRIOR = 1.0
 
@@ -65,7 +65,7 @@ class Toy:
                 _, s = self(k)(local.x)
                 self.clients[k], up = dsvgd.renew_site(cfg, self.d, local, s, regression(local.x, s))
                 ups.append(up)
-            self.server = dsvgd.aggregate(ctx, self.server, ids, trees.stack(ups), torch.ones(len(ids)))
+            self.server = aggregated(dsvgd.ALGORITHM, ctx, self.server, ids, trees.stack(ups), torch.ones(len(ids)))
         return self.server, self.clients
 
     def central(self, *stages):

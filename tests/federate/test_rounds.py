@@ -21,7 +21,7 @@ from fedray.federate.plan import make_plan
 from fedray.federate.rounds import TrainingError, play_round, start
 from fedray.federate.uploads import payload_bytes, sound
 from fedray.types import FedRayError, Selection, Stage
-from tests.helpers import ALGORITHMS, block, built, differing, small_plan
+from tests.helpers import ALGORITHMS, aggregated, block, built, differing, small_plan, uploads
 
 
 class Packed(LocalCohort):
@@ -148,7 +148,9 @@ def test_all_may_train_where_only_the_selected_are_averaged(where):
     for number, found in ((1, first), (2, second)):
         reply = host.train(number, range(6), server)
         rows = list(found.participants)
-        server = plan.algorithm.aggregate(plan.context, server, rows, trees.rows(reply.up, rows), reply.examples[rows])
+        server = aggregated(
+            plan.algorithm, plan.context, server, rows, trees.rows(uploads(host, reply), rows), reply.examples[rows]
+        )
         assert len(rows) == 4
         assert (found.bytes_up, found.bytes_down) == (4 * 610 * 4, 6 * 610 * 4)
         assert found.train["nll"] == pytest.approx(float(reply.info.nll.double().mean()))
