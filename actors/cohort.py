@@ -121,7 +121,8 @@ class RayCohort:
             method, args, round_number, returns_states=not adds, leave_out=leave_out, name="train"
         )
         replies = self._ask(question)
-        self._trained = {slot: args[slot] for slot, reply in zip(sorted(args), replies, strict=True) if reply.ids}
+        if adds:
+            self._trained = {slot: args[slot] for slot, reply in zip(sorted(args), replies, strict=True) if reply.ids}
         return replies
 
     def add(self, round_number: int, ids: Sequence[int], exponents: Sequence[int]) -> list[Any]:

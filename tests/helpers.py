@@ -1,6 +1,7 @@
 """Small federations that several tests share, and how two trees of tensors are compared."""
 
 import ast
+import functools
 import inspect
 import textwrap
 
@@ -96,8 +97,10 @@ def federated_plan(algorithm="fedavg", settings=None):
     return plan._replace(cfg=cfg, algorithm=plan.algorithm._replace(pools=""), partition=dealt)
 
 
-def block(plan, ids=None, backend="loop"):
+def block(plan, ids=None, backend="loop", gather=True):
+    """A block of clients whose uploads can be looked at, unless the server is to do with their sums."""
     ids = range(plan.clients) if ids is None else ids
+    plan = gathering(plan) if gather else plan
     return Block(plan, ids, loading.shards(loading.load(plan.cfg.data), plan.partition, ids), backend)
 
 
@@ -108,10 +111,16 @@ def play(plan, hosts, rounds=((0, 2, 3, 5), (1, 2, 4, 5))):
         down = plan.algorithm.broadcast(plan.context, server, ids)
         replies = [host.train(number, [i for i in ids if i in host.ids], down) for host in hosts]
         infos = trees.concatenate([reply.info for reply in replies])
-        ups = trees.concatenate([uploads(host, reply) for host, reply in zip(hosts, replies, strict=True)])
-        server = aggregate(plan, server, replies, lambda _, *args: [host.add(*args) for host in hosts])
+        ups = trees.concatenate([reply.up for reply in replies])
+        server = aggregate(hosts[0].plan, server, replies, None)
         seen.append((ups, infos))
     return server, trees.concatenate([host.states for host in hosts]), seen
+
+
+def gathering(plan):
+    """The same plan, whose server gathers all uploads, where tests look at them, and forms the same sums itself."""
+    record = plan.algorithm
+    return plan._replace(algorithm=record._replace(aggregate=functools.partial(aggregated, record)))
 
 
 def whole_and_resumed(plan, store):
@@ -135,11 +144,6 @@ def aggregated(record, ctx, server, ids, ups, n):
     held = totals.terms(ctx, how, ups, n)
     exponents = totals.units(held.largest, len(ids))
     return totals.absorbed(ctx, how, server, [totals.partial_sum(held, range(len(ids)), exponents)], exponents, n)
-
-
-def uploads(host, reply):
-    """The uploads of a host's clients [K, ...], or their terms where sums suffice."""
-    return host._terms[1].values if reply.up is None else reply.up
 
 
 def differing(a, b):

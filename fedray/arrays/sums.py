@@ -47,7 +47,7 @@ def fixed_sum(terms: Tensor, weights: Tensor, exponent: int) -> Tensor:
     width = max(1, CACHE // max(1, len(terms)))
     for part, out in zip(flat.split(width, 1), total.split(width), strict=True):
         # Floats near the shift are spaced by 2^e, so adding it rounds, and the bits of the result count in units.
-        torch.sum(part.double().mul_(a).add_(shift).view(torch.int64), 0, out=out)
+        torch.sum(part.to(torch.float64, copy=True).mul_(a).add_(shift).view(torch.int64), 0, out=out)
     total -= len(terms) * shift.view(torch.int64)  # both wrap around 2^64 alike
     return total.view(terms.shape[1:])
 

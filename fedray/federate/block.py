@@ -77,11 +77,12 @@ def _keep_freed_memory() -> None:
 
 
 class _Part(NamedTuple):
-    """What became of a chunk of clients: the rows that succeeded with their (client, up, info), and the failures."""
+    """What became of a chunk of clients: the rows that succeeded with their (client, sent, info), and the failures."""
 
     rows: Sequence[int]
     result: Any
     failures: tuple[Failure, ...]
+    up_bytes: int = 0  # of one client's upload
 
 
 class Block:
@@ -130,19 +131,16 @@ class Block:
         if not done:
             return TrainReply(round_number, (), None, None, None, failures)
         index = [k for part in done for k in part.rows]
-        clients, ups, infos = (trees.concatenate([part.result[i] for part in done]) for i in range(3))
+        clients, sent, infos = (trees.concatenate([part.result[i] for part in done]) for i in range(3))
         self.states = trees.replace_rows(self.states, index, clients)
         n = torch.tensor([self.n[k] for k in index])
         own = tuple(self.ids[k] for k in index)
         if self.plan.adapting(round_number):  # nobody else learns from a newcomer
             return TrainReply(round_number, own, None, n, infos, failures)
-        how = self.plan.algorithm.aggregate
-        up_bytes = payload_bytes(trees.row(ups, 0), self.plan)
-        if not isinstance(how, Sums):
-            return TrainReply(round_number, own, ups, n, infos, failures, up_bytes=up_bytes)
-        held = totals.terms(self.context, how, ups, n.to(self.device))
-        self._terms = (own, held)
-        return TrainReply(round_number, own, None, n, infos, failures, held.largest, up_bytes)
+        if not isinstance(sent, Terms):
+            return TrainReply(round_number, own, sent, n, infos, failures, up_bytes=done[0].up_bytes)
+        self._terms = (own, sent)
+        return TrainReply(round_number, own, None, n, infos, failures, sent.largest, done[0].up_bytes)
 
     def add(self, ids: Sequence[int], exponents: Sequence[int]) -> Any:
         """The partial sums over those of the clients ``ids`` that are hosted here, of the round just trained."""
@@ -156,17 +154,28 @@ class Block:
         """A chunk; where it fails, its clients one by one, so that each failure has its client."""
         try:
             with stage("train", f"client {self.ids[index[0]]}", round_number):
-                result = self._train_rows(round_number, index, down, first)
+                clients, ups, infos = self._train_rows(round_number, index, down, first)
+                with stage("terms", f"client {self.ids[index[0]]}", round_number):
+                    sent = self._sent(round_number, index, ups)
         except StageError as error:
             if len(index) > 1:
                 return [part for j, k in enumerate(index) for part in self._attempt(round_number, [k], down, first + j)]
             return [_Part([], None, (error.failure,))]
-        bad = bad_rows(result[1])
+        result, up_bytes = (clients, sent, infos), payload_bytes(trees.row(ups, 0), self.plan)
+        bad = bad_rows(ups) or (totals.boundless(sent) if isinstance(sent, Terms) else {})
         if not bad:
-            return [_Part(index, result, ())]
+            return [_Part(index, result, (), up_bytes)]
         failures = tuple(not_finite(round_number, self.ids[index[row]], field) for row, field in sorted(bad.items()))
         good = [row for row in range(len(index)) if row not in bad]
-        return [_Part([index[row] for row in good], trees.rows(result, good) if good else None, failures)]
+        return [_Part([index[row] for row in good], trees.rows(result, good) if good else None, failures, up_bytes)]
+
+    def _sent(self, round_number: int, index: Sequence[int], ups: Any) -> Any:
+        """Stacked uploads as the server needs them: their terms where sums suffice."""
+        how = self.plan.algorithm.aggregate
+        if not isinstance(how, Sums) or self.plan.adapting(round_number):
+            return ups
+        n = torch.tensor([self.n[k] for k in index], device=self.device)
+        return totals.terms(self.context, how, ups, n)
 
     def _train_rows(self, round_number: int, index: Sequence[int], down: Any, first: int) -> tuple[Any, Any, Any]:
         """One client (loop) or a stack of them; ``first`` is their place among the selected."""

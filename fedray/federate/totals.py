@@ -32,6 +32,14 @@ def terms(ctx: Context[Any], how: Sums, ups: Any, n: Tensor) -> Terms:
     return Terms(values, weights, tuple(sums.largest(leaf, weights).cpu() for leaf in trees.leaves(values)))
 
 
+def boundless(held: Terms) -> dict[int, str]:
+    """Rows whose terms hold NaN or infinity, although the uploads do not, and the first field in which they do."""
+    found: dict[int, str] = {}
+    for (name, _), largest in zip(trees.named_leaves(held.values), held.largest, strict=True):
+        found = dict.fromkeys((~torch.isfinite(largest)).nonzero().flatten().tolist(), name) | found
+    return found
+
+
 def units(largest: Sequence[Tensor], count: int) -> tuple[int, ...]:
     """The exponent of every leaf's unit, for ``count`` clients whose largest terms are given [K, ...] by leaf."""
     return tuple(sums.unit(float(leaf.max()), count) for leaf in largest)

@@ -154,7 +154,7 @@ def test_the_parallel_merge_multiplies_density_estimates_of_the_local_particles(
     x, who = Stream(0, "start").normal([50, 1]).double(), [0, 1, 2][:answers]
     for steps, lr in ((600, 0.05), (600, 0.005)):
         ctx = context(DSVGD(**settings, server_steps=steps, lr=lr), SimpleNamespace(size=1), Facts(3, 3, 9, 1, 9, 9))
-        x = dsvgd.aggregate(ctx, Server(x, Nothing()), who, dsvgd.Up(local[who], Nothing()), None).x
+        x = dsvgd.merge_densities(ctx, Server(x, Nothing()), who, dsvgd.Up(local[who], Nothing()), None).x
     smeared = variances[who] + width**2
     precision = PRIOR + 3 * (1 / smeared - PRIOR).mean()  # of p0 Π_k r_k/p0, the mean factor standing for a missing one
     mean = 3 * (means[who] / smeared).mean() / precision

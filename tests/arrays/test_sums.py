@@ -81,6 +81,15 @@ def test_the_extremes_of_float32(scale):
     assert summed(x, torch.tensor([2.0, 2.0**20])).item() == float(x[0]) * (2 + 2**20)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_terms_are_only_read(dtype):
+    x, n = uploads(7, 24)
+    x = x.to(dtype)
+    before = x.clone()
+    assert torch.equal(summed(x, n), summed(x, n))
+    assert torch.equal(x, before)
+
+
 def test_terms_of_any_shape_and_no_terms_at_all():
     x, n = uploads(7, 24)
     assert torch.equal(summed(x.view(7, 2, 3, 4), n), summed(x, n).view(2, 3, 4))
