@@ -153,6 +153,22 @@ def test_rules_differ_in_the_deviation_only_and_are_ordered():
     assert_close(damped.rho, 0.75 * gaussian(9).rho + 0.25 * w.rho.mean(0))
 
 
+def test_the_average_of_moments_minimizes_the_mean_divergence():
+    """Lemma A.2: the Gaussian w closest to all q_k in mean_k KL(q_k‖w)."""
+    ups = trees.stack([gaussian(seed) for seed in range(5)])
+    rule = context(PFedBayes(average="moments"), MODEL)
+    w = aggregated(pfedbayes.ALGORITHM, rule, gaussian(9), range(5), ups, torch.ones(5))
+
+    def mean_kl(mu, sd):
+        found = torch.distributions.Normal(mu, sd)
+        clients = torch.distributions.Normal(ups.mu, sigma(ups.rho))
+        return torch.distributions.kl_divergence(clients, found).sum(-1).mean()
+
+    at = w.mu.clone().requires_grad_(), sigma(w.rho).requires_grad_()
+    for grad in torch.autograd.grad(mean_kl(*at), at):
+        assert grad.abs().max() < 1e-9
+
+
 @pytest.mark.parametrize("keep", [True, False])
 def test_the_moments_of_w_outlive_a_round_only_if_asked_to(keep):
     cfg, data = PFedBayes(keep_global_moments=keep), batch()
