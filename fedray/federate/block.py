@@ -95,16 +95,16 @@ class Block:
         self.device = torch.device(device)
         if isinstance(backend, str):
             require(backend in BACKENDS, "backend", backend, "not a backend", f"choose from {BACKENDS}")
-        package = obtain(plan) if backend == "compiled" else backend
-        on_cpu = isinstance(package, Package) and self.device.type == "cpu"
-        self._compiled = load(package, plan) if on_cpu else None  # type: ignore[arg-type]
+        given = obtain(plan) if backend == "compiled" and self.device.type == "cpu" else backend
+        self._compiled = load(given, plan) if isinstance(given, Package) and self.device.type == "cpu" else None
+        named = given if isinstance(given, str) and given != "compiled" else "auto"  # without a package that fits
         server = plan.initial_server()
         self.context = plan.context
         client = plan.algorithm.client_init(self.context, server)
         size = max([plan.model.padded, *(leaf.numel() for leaf in trees.leaves(client))])
         small = self.device.type == "cuda" or size <= (SMALL if linear(plan.model) else SMALL_CONVOLUTIONAL)
-        named = package if isinstance(package, str) else "auto"  # where a package does not fit
-        self.backend = "compiled" if self._compiled else ("vmap" if small else "loop") if named == "auto" else named
+        plain = ("vmap" if small else "loop") if named == "auto" else named
+        self.backend = "compiled" if self._compiled else plain
         self._least = 2 if named == "auto" and _same_alone(plan) else 1  # clients that are worth a stack
         stack = len(ids) if self.device.type == "cuda" else min(CHUNK, max(1, STACK // size))
         self.chunk = stack if self.backend == "vmap" else 1

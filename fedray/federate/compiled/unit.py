@@ -129,7 +129,7 @@ def _key(plan: Plan, facts: dict[str, int], example: Any) -> str:
     """All that the machine code depends on, in 16 hex digits."""
     cfg = plan.cfg.algorithm
     parts = {
-        "code": _code({type(cfg).__module__, plan.algorithm.step.__module__, __name__}),
+        "code": _code({type(cfg).__module__, _plain(plan.algorithm.step).__module__, __name__}),
         "torch": torch.__version__,
         "cpu": [platform.machine(), torch.backends.cpu.get_cpu_capability()],
         "algorithm": [type(cfg).__qualname__, to_dict(cfg)],
@@ -138,6 +138,11 @@ def _key(plan: Plan, facts: dict[str, int], example: Any) -> str:
         "shapes": schema(example),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:KEY_DIGITS]
+
+
+def _plain(function: Any) -> Any:
+    """The function in a partial application."""
+    return _plain(function.func) if isinstance(function, partial) else function
 
 
 def _described(model: Model) -> list[Any]:
