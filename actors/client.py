@@ -15,6 +15,7 @@ from fedray.arrays import trees
 from fedray.data import loading
 from fedray.federate import checkpoint_files, evaluation, loss_deviation
 from fedray.federate.block import Block, fix_numerics
+from fedray.federate.compiled.package import Backend
 from fedray.federate.messages import ClassLosses, EvalReply, File, TrainReply
 from fedray.federate.plan import Plan
 
@@ -34,7 +35,7 @@ class ClientActor:
         self,
         plan: Plan,
         ids: Sequence[int],
-        backend: str,
+        backend: Backend,
         committed: Committed | None = None,
         dataset: loading.Dataset | None = None,
     ):

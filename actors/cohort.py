@@ -18,6 +18,7 @@ from actors.client import ClientActor, Committed
 from actors.placement import Layout
 from fedray.arrays import trees
 from fedray.federate import checkpoint_files
+from fedray.federate.compiled.package import Backend
 from fedray.federate.failures import RETRY, FailurePolicy, StageError
 from fedray.federate.messages import ClassLosses, EvalReply, Failure, File, TrainReply
 from fedray.federate.plan import Plan
@@ -67,13 +68,15 @@ class RayCohort:
     holds only a reference, which the successor of an actor that dies starts from.
     """
 
-    def __init__(self, plan: Plan, layout: Layout, backend: str, dataset: Any = None, policy: FailurePolicy = RETRY):
+    def __init__(
+        self, plan: Plan, layout: Layout, backend: Backend, dataset: Any = None, policy: FailurePolicy = RETRY
+    ):
         if dataset is None and plan.given is not None:
             dataset = ray.put(plan.given)
         self._plan = plan._replace(given=None)  # the actors get it as a reference
         self._plan_ref = ray.put(self._plan)
         self._layout = layout
-        self._backend = backend
+        self._backend = ray.put(backend)  # a package is 2 MB
         self._dataset = dataset  # reference to the loaded dataset; None: every actor loads it
         self._policy = policy
         self._committed: list[Any] = [None] * len(layout.blocks)

@@ -21,6 +21,7 @@ from fedray.arrays import trees
 from fedray.config import Execution
 from fedray.federate.checkpoint import CheckpointStore, newest
 from fedray.federate.checkpoint_files import Checkpoint
+from fedray.federate.compiled.package import Backend, Package, obtain
 from fedray.federate.failures import failure_policy
 from fedray.federate.messages import ClassLosses, Failure, RoundMetrics
 from fedray.federate.plan import Plan
@@ -53,6 +54,7 @@ class RayFederation:
         execution: Execution,
         store: CheckpointStore | None = None,
         begun: Checkpoint | None = None,
+        package: Package | None = None,  # the compiled step to train with
     ):
         self.plan = plan
         self._execution = execution
@@ -65,6 +67,8 @@ class RayFederation:
         self._group: Any = None
         self.server: Any = None
         self._ahead: Any = None
+        compiled = execution.backend == "compiled"
+        self._backend: Backend = package or (obtain(plan) if compiled else execution.backend)
         self._own_cluster = connect(execution.address)
         try:
             self._dataset = [] if plan.given is None else [ray.put(plan.given)]
@@ -127,7 +131,7 @@ class RayFederation:
         self.server = remote.remote(
             self.plan._replace(given=None),
             self.layout,
-            execution.backend,
+            self._backend,
             self._policy,
             self._store,
             begun,

@@ -13,6 +13,7 @@ from fedray.arrays import trees
 from fedray.federate.block import fix_numerics
 from fedray.federate.checkpoint import CheckpointStore
 from fedray.federate.checkpoint_files import Checkpoint
+from fedray.federate.compiled.package import Backend
 from fedray.federate.failures import RETRY, FailurePolicy
 from fedray.federate.in_process import play_and_keep
 from fedray.federate.messages import ClassLosses, RoundMetrics
@@ -27,7 +28,7 @@ class ServerActor:
         self,
         plan: Plan,
         layout: Layout,
-        backend: str,
+        backend: Backend,
         policy: FailurePolicy = RETRY,
         store: CheckpointStore | None = None,
         begun: Checkpoint | None = None,

@@ -57,6 +57,18 @@ def _stop_ray() -> None:
         ray.shutdown()
 
 
+@pytest.fixture(autouse=True)
+def only_slow_tests_compile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step takes 20 seconds to compile: fail where a quick test would begin to."""
+    if request.node.get_closest_marker("slow") is None:
+        from fedray.federate.compiled import package
+
+        def refuse(work: object) -> bytes:
+            raise AssertionError("a quick test compiles a step")
+
+        monkeypatch.setattr(package, "_compiled", refuse)
+
+
 @pytest.fixture(scope="module")
 def unpainted() -> Iterator[None]:
     """Figures are built but left empty files: painting those of a run takes seconds, and other tests look at them."""

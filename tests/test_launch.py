@@ -105,6 +105,7 @@ def test_json_is_one_object_on_stdout_and_the_result_reads_back(capfd: pytest.Ca
     summary = json.loads(out)
     assert list(summary) == [
         "run_id", "algorithm", "rounds", "seed", "personal", "global", "seconds", "bytes_up", "bytes_down", "protocol",
+        "backend", "package",
     ]  # fmt: skip
     assert {"accuracy", "nll", "ece", "brier"} <= set(summary["personal"])
     assert json.loads(Path("here/summary.json").read_text()) == summary

@@ -74,6 +74,8 @@ def check(name: str, folder: Path, base: Experiment, execution: Execution, sweep
     given, usual = (flatten(to_dict(settings)) for settings in (execution, Execution()))
     for setting, (reason, remedy) in REFUSED.items():
         require(given[setting] == usual[setting], setting, given[setting], reason, remedy)
+    reason = "the settings that a sweep varies are constants of compiled code"
+    require(execution.backend != "compiled", "backend", "compiled", reason, "use `backend=auto`")
     record = registry.algorithm_of(base.algorithm)
     sweep = complete(sweep, record, base.rounds, make_plan(base).task)
     share = validation_share(sweep.metric, base.data.validation)

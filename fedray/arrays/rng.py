@@ -10,14 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedray.arrays.fuse import fusable
-
 LANES = 32  # pairs of normals that lie together
 
 
-@fusable
-def box_muller_(bits: Tensor, out: Tensor) -> None:
-    """Standard normals √(-2 log u) (cos a, sin a) from uniform signed 32-bit numbers [n, 2, LANES], into ``out``.
+def box_muller(bits: Tensor) -> Tensor:
+    """Standard normals √(-2 log u) (cos a, sin a) [n, 2, LANES] from as many uniform signed 32-bit numbers.
 
     u = |bits| / 2³¹ and a = π bits / 2³¹ (Box and Muller, 1958). Floats are densest near 0, so the tail is exact to
     its end, at 6.66 standard deviations.
@@ -25,7 +22,12 @@ def box_muller_(bits: Tensor, out: Tensor) -> None:
     bits = bits.float()
     radius = (-2 * (bits[:, 0].abs() * 2.0**-31).clamp_min(2.0**-32).log()).sqrt()
     angle = (math.pi * 2.0**-31) * bits[:, 1]
-    out.copy_(torch.stack([radius * angle.cos(), radius * angle.sin()], 1))
+    return torch.stack([radius * angle.cos(), radius * angle.sin()], 1)
+
+
+def normals(bits: Tensor, shape: Sequence[int]) -> Tensor:
+    """Standard normals of the given shape from :meth:`Stream.bits` of as many."""
+    return box_muller(bits).flatten()[: math.prod(shape)].view(tuple(shape))
 
 
 class Stream:
@@ -50,16 +52,14 @@ class Stream:
                 self._normal = torch.Generator(out.device).manual_seed(int(self.numpy.integers(2**63)))
             out.normal_(generator=self._normal)
             return
+        out.copy_(normals(self.bits(out.numel()), out.shape))
+
+    def bits(self, count: int) -> Tensor:
+        """Uniform signed 32-bit numbers [⌈count/64⌉, 2, LANES] for ``count`` normals on a CPU."""
         if self._bits is None:
             self._bits = np.random.SFC64(int(self.numpy.integers(2**63)))
-        blocks = -(-out.numel() // (2 * LANES))
-        bits = torch.from_numpy(self._bits.random_raw(blocks * LANES).view(np.int32)).view(blocks, 2, LANES)
-        if out.numel() == 2 * LANES * blocks:
-            box_muller_(bits, out.view(blocks, 2, LANES))
-        else:
-            full = torch.empty(blocks, 2, LANES)
-            box_muller_(bits, full)
-            out.view(-1).copy_(full.view(-1)[: out.numel()])
+        blocks = -(-count // (2 * LANES))
+        return torch.from_numpy(self._bits.random_raw(blocks * LANES).view(np.int32)).view(blocks, 2, LANES)
 
     def normal(self, shape: Sequence[int]) -> Tensor:
         """Standard normals of the given shape, float32, on the CPU."""

@@ -34,7 +34,9 @@ def named_leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 def leaves(tree: Any) -> list[Any]:
     """The leaves of a tree, in order."""
-    return [leaf for _, leaf in named_leaves(tree)]
+    if isinstance(tree, tuple | list):
+        return [leaf for branch in tree for leaf in leaves(branch)]
+    return [] if tree is None else [tree]
 
 
 def stack(trees: Sequence[Any]) -> Any:

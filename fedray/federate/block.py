@@ -1,4 +1,4 @@
-"""The clients that one process hosts, and how it runs them: one after the other, stacked, or compiled.
+"""The clients that one process hosts, and how it runs them: one after the other, stacked, or by a compiled step.
 
 Algorithms are written for one client; here they are stacked from outside. Loop and vmap give bitwise the same result
 on CPU for fully connected networks, because draws are keyed by client and round and parameter vectors are padded; to
@@ -17,19 +17,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedray.arrays import trees
-from fedray.arrays.fuse import check_compiler, fusing
 from fedray.arrays.rng import Passes
 from fedray.data.loading import Shard
 from fedray.federate import totals
+from fedray.federate.compiled.package import Backend, Package, load, obtain
+from fedray.federate.compiled.unit import own
 from fedray.federate.failures import StageError, stage
 from fedray.federate.messages import Failure, TrainReply
 from fedray.federate.plan import Plan
 from fedray.federate.totals import Terms
 from fedray.federate.uploads import bad_rows, not_finite, payload_bytes
-from fedray.nets.model import PARAMETRIC, Model
+from fedray.nets.model import linear
 from fedray.types import Batch, Context, RunError, Sums, require
 
 BACKENDS = ("auto", "loop", "vmap", "compiled")
@@ -88,20 +89,23 @@ class _Part(NamedTuple):
 class Block:
     """The shards and private states of some clients; its methods are the whole of what a client can be asked."""
 
-    def __init__(self, plan: Plan, ids: Sequence[int], shards: Sequence[Shard], backend: str, device: str = "cpu"):
+    def __init__(self, plan: Plan, ids: Sequence[int], shards: Sequence[Shard], backend: Backend, device: str = "cpu"):
         self.plan = plan
         self.ids = tuple(ids)
         self.device = torch.device(device)
-        require(backend in BACKENDS, "backend", backend, "not a backend", f"choose from {BACKENDS}")
+        if isinstance(backend, str):
+            require(backend in BACKENDS, "backend", backend, "not a backend", f"choose from {BACKENDS}")
+        given = obtain(plan) if backend == "compiled" and self.device.type == "cpu" else backend
+        self._compiled = load(given, plan) if isinstance(given, Package) and self.device.type == "cpu" else None
+        named = given if isinstance(given, str) and given != "compiled" else "auto"  # without a package that fits
         server = plan.initial_server()
         self.context = plan.context
         client = plan.algorithm.client_init(self.context, server)
         size = max([plan.model.padded, *(leaf.numel() for leaf in trees.leaves(client))])
-        small = self.device.type == "cuda" or size <= (SMALL if _linear(plan.model) else SMALL_CONVOLUTIONAL)
-        self.backend = ("vmap" if small else "loop") if backend == "auto" else backend
-        self._least = 2 if backend == "auto" and _same_alone(plan) else 1  # clients that are worth a stack
-        if self.backend == "compiled":
-            check_compiler()
+        small = self.device.type == "cuda" or size <= (SMALL if linear(plan.model) else SMALL_CONVOLUTIONAL)
+        plain = ("vmap" if small else "loop") if named == "auto" else named
+        self.backend = "compiled" if self._compiled else plain
+        self._least = 2 if named == "auto" and _same_alone(plan) else 1  # clients that are worth a stack
         stack = len(ids) if self.device.type == "cuda" else min(CHUNK, max(1, STACK // size))
         self.chunk = stack if self.backend == "vmap" else 1
         self.n = [len(shard.train_y) for shard in shards]
@@ -124,8 +128,7 @@ class Block:
         self._terms = ((), None)
         wanted = [self.ids.index(i) for i in ids]
         starts = range(0, len(wanted), self.chunk)
-        with fusing() if self.backend == "compiled" else contextlib.nullcontext():
-            parts = [part for i in starts for part in self._attempt(round_number, wanted[i : i + self.chunk], down, i)]
+        parts = [part for i in starts for part in self._attempt(round_number, wanted[i : i + self.chunk], down, i)]
         failures = tuple(failure for part in parts for failure in part.failures)
         done = [part for part in parts if part.rows]
         if not done:
@@ -182,12 +185,14 @@ class Block:
         states, data = trees.rows(self.states, index), trees.rows(self.data, index)
         if self.plan.algorithm.down_per_client:
             down = trees.rows(down, range(first, first + len(index)))
-        draws = self._draws(round_number, index)
+        compiled = None if self.plan.adapting(round_number) else self._compiled
+        draws = self._draws(round_number, index, raw=compiled is not None)
         inside = partial(stage, who=f"client {self.ids[index[0]]}", round_number=round_number)
         if self.backend != "vmap" or len(index) < self._least:
             down = trees.row(down, 0) if self.plan.algorithm.down_per_client else down
             one = (trees.row(draw, 0) for draw in draws)
-            plain = self._of(round_number, _plain(self.plan, self.context))
+            begin, step, finish = self._of(round_number, _plain(self.plan, self.context))
+            plain = begin, compiled or step, finish
             result = _local_round(plain, trees.row(states, 0), down, trees.row(data, 0), one, inside)
             return trees.tree_map(lambda leaf: leaf[None], result)
         stacked = self._of(round_number, _stacked(self.plan, self.context))
@@ -199,16 +204,19 @@ class Block:
         begin, step, finish, adapt = functions
         return begin, adapt if self.plan.adapting(round_number) else step, finish
 
-    def _draws(self, round_number: int, index: Sequence[int]) -> Iterator[tuple[Batch, Tensor]]:
-        """Minibatches and noise of every local step, stacked over the given rows."""
+    def _draws(self, round_number: int, index: Sequence[int], raw: bool = False) -> Iterator[tuple[Batch, Tensor]]:
+        """Minibatches and noise of every local step, or the ``raw`` bits of noise, stacked over the given rows."""
         cfg, algorithm = self.plan.cfg, self.plan.algorithm
         shape = algorithm.noise_shape(self.context)
-        streams = [self.plan.stream("noise", self.ids[k], round_number) for k in index] if 0 not in shape else []
+        streams = [self.plan.stream("noise", self.ids[k], round_number) for k in index] if raw or 0 not in shape else []
         per_step = algorithm.minibatches(cfg.algorithm)
         for step in range(cfg.local_steps):
-            noise = torch.empty(len(index), *shape, device=self.device)
-            for stream, out in zip(streams, noise, strict=False):
-                stream.fill_normal(out)
+            if raw:
+                noise = torch.stack([stream.bits(math.prod(shape)) for stream in streams])
+            else:
+                noise = torch.empty(len(index), *shape, device=self.device)
+                for stream, out in zip(streams, noise, strict=False):
+                    stream.fill_normal(out)
             yield self._batch(index, ((round_number - 1) * cfg.local_steps + step) * per_step, per_step), noise
 
     def _batch(self, index: Sequence[int], position: int, count: int) -> Batch:
@@ -247,14 +255,10 @@ def padded(shard: Shard, size: int) -> Batch:
     return Batch(x, y, weight, torch.arange(size), torch.tensor(float(n)))
 
 
-def _linear(model: Model) -> bool:
-    return all(isinstance(layer, nn.Linear) for layer in model.layers if isinstance(layer, PARAMETRIC))
-
-
 def _same_alone(plan: Plan) -> bool:
     """Whether a client's result is bitwise the same alone and in a stack: of linear layers that are not tiny."""
     products = [plan.cfg.batch_size * math.prod(shape) for shape in plan.model.shapes[::2]]
-    return _linear(plan.model) and min(products) >= TINY
+    return linear(plan.model) and min(products) >= TINY
 
 
 def _plain(plan: Plan, ctx: Context[Any]) -> tuple[Callable[..., Any], ...]:
@@ -281,7 +285,7 @@ def _local_round(
     begin, step, finish = functions
     infos = []
     with inside("begin"):
-        local = trees.tree_map(Tensor.clone, begin(client, down, data))  # steps may write into it
+        local = own(begin(client, down, data))  # steps may write into it
     with inside("step"):
         for batch, noise in draws:
             local, info = step(local, batch, noise)

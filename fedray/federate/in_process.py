@@ -13,6 +13,7 @@ from fedray.federate import checkpoint, checkpoint_files, evaluation, loss_devia
 from fedray.federate.block import Block, numerics
 from fedray.federate.checkpoint import CheckpointStore
 from fedray.federate.checkpoint_files import Checkpoint
+from fedray.federate.compiled.package import Backend
 from fedray.federate.failures import FailurePolicy, failure_policy
 from fedray.federate.messages import ClassLosses, Cohort, EvalReply, File, RoundMetrics, TrainReply
 from fedray.federate.plan import Plan
@@ -33,7 +34,7 @@ def play_and_keep(
 class LocalCohort:
     """All clients in this process: those of a block, or of the plan's dataset."""
 
-    def __init__(self, plan: Plan, backend: str = "auto", device: str = "cpu", block: Block | None = None):
+    def __init__(self, plan: Plan, backend: Backend = "auto", device: str = "cpu", block: Block | None = None):
         self.block = block or _hosted(plan, backend, device)
 
     def wait_until_ready(self) -> bool:
@@ -64,7 +65,7 @@ class LocalCohort:
         return checkpoint_files.write_clients(folder, self.block.ids, self.block.states)
 
 
-def _hosted(plan: Plan, backend: str, device: str) -> Block:
+def _hosted(plan: Plan, backend: Backend, device: str) -> Block:
     ids = range(plan.clients)
     return Block(plan, ids, loading.shards(plan.dataset(), plan.partition, ids), backend, device)
 
@@ -78,7 +79,7 @@ class LocalFederation:
     def __init__(
         self,
         plan: Plan,
-        backend: str = "auto",
+        backend: Backend = "auto",
         device: str = "cpu",
         store: CheckpointStore | None = None,
         begun: Checkpoint | None = None,

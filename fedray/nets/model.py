@@ -207,6 +207,11 @@ class Model:
         return torch.cat([theta[: self.size], theta.new_zeros(self.padded - self.size)])
 
 
+def linear(model: Model) -> bool:
+    """Whether all layers with parameters are fully connected."""
+    return all(isinstance(layer, nn.Linear) for layer in model.layers if isinstance(layer, PARAMETRIC))
+
+
 def check_memory(floats: int, what: str, remedy: str) -> None:
     """Raise FedRayError for more floats than this machine's memory can hold once: asking for it could hang."""
     wanted = FLOAT_BYTES * floats

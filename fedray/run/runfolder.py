@@ -39,6 +39,7 @@ class Note(NamedTuple):
     experiment: Experiment  # resolved
     execution: Execution
     run_id: str | None  # in the tracking store
+    package: str = ""  # key of the compiled step that it trains with; empty: none
 
 
 def write(folder: Path, note: Note) -> None:
@@ -98,9 +99,15 @@ def read(place: str) -> Note:
             execution = replace(execution, checkpoint=replace(execution.checkpoint, url=place))
         name = found["name"]
         run_id = found["run_id"]
-        if not isinstance(name, str) or Path(name).name != name or not fits(run_id, str | None):
-            raise ValueError("its name or its run_id is not one")
-        return Note(name, experiment, execution, run_id)
+        package = found.get("package", "")  # older versions had none
+        if (
+            not isinstance(name, str)
+            or Path(name).name != name
+            or not fits(run_id, str | None)
+            or not fits(package, str)
+        ):
+            raise ValueError("its name, its run_id or its package is not one")
+        return Note(name, experiment, execution, run_id, package)
 
 
 def _content(note: Note) -> dict[str, Any]:
@@ -112,6 +119,7 @@ def _content(note: Note) -> dict[str, Any]:
         "experiment": to_dict(note.experiment),
         "execution": to_dict(note.execution),
         "run_id": note.run_id,
+        "package": note.package,
     }
 
 

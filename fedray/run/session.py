@@ -16,6 +16,8 @@ from fedray.config.decode import decode, refuse_damage
 from fedray.federate import checkpoint, loss_deviation, report
 from fedray.federate.checkpoint import CheckpointStore
 from fedray.federate.checkpoint_files import Checkpoint
+from fedray.federate.compiled.choice import choose
+from fedray.federate.compiled.package import Package
 from fedray.federate.federation import Federation
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.messages import Failure, RoundMetrics
@@ -50,6 +52,7 @@ class Run(NamedTuple):
     writer: Writer
     tracker: Tracker
     store: CheckpointStore
+    begun: Note | None  # what a resumed run noted at its start
 
     @property
     def folder(self) -> Path:
@@ -93,7 +96,7 @@ def run(request: Request, tags: Mapping[str, str] | None = None) -> RunResult:
         try:
             store = runfolder.store(folder, request.execution)
             tracker = open_tracker(plan, request.execution, name, tags or {}, note)
-            return _guarded(Run(plan, request, name, writer, tracker, store))
+            return _guarded(Run(plan, request, name, writer, tracker, store, note))
         finally:
             writer.discard()
 
@@ -124,13 +127,14 @@ class Played(NamedTuple):
 def _play(run: Run) -> RunResult:
     """Play the rounds that are left, write the result, and hand it to the tracker."""
     execution = runfolder.absolute(run.request.execution, run.tracker.uri)
-    note = Note(run.name, run.plan.cfg, execution, run.tracker.run_id)
+    package = choose(run.plan, execution.backend, run.begun.package if run.begun else None, say)
+    note = Note(run.name, run.plan.cfg, execution, run.tracker.run_id, package.key if package else "")
     if runfolder.elsewhere(run.folder, run.store):
         runfolder.claim(run.store, note, bool(run.request.resume))
     begun = _checkpoint(run)
     done = len(begun.state.rows) if begun else 0
     with (
-        open_federation(run.plan, run.request.execution, run.name, run.store, begun) as federation,
+        open_federation(run.plan, run.request.execution, run.name, run.store, begun, package) as federation,
         progress_bar(run.plan, done) as advance,
     ):
         runfolder.write(run.folder, note)
@@ -139,6 +143,7 @@ def _play(run: Run) -> RunResult:
             say("loss deviation: every personal model predicts the test examples of all clients")
             run.writer.table(loss_deviation.TABLE, loss_deviation.rows(federation.class_losses()))
     summary = report.summarize(run.plan, played.history.rows, run.tracker.run_id, played.seconds)
+    summary |= {"backend": "compiled" if package else execution.backend, "package": note.package}
     _write(run, summary, played)
     run.tracker.finish("FINISHED", run.folder)
     return RunResult(run.plan, summary, run.folder, run.tracker.hint(), played.failures)
@@ -246,15 +251,20 @@ def _finish_again(run: Run) -> RunResult:
 
 
 def open_federation(
-    plan: Plan, execution: Execution, name: str, store: CheckpointStore, begun: Checkpoint | None
+    plan: Plan,
+    execution: Execution,
+    name: str,
+    store: CheckpointStore,
+    begun: Checkpoint | None,
+    package: Package | None,
 ) -> Federation:
     """The federation on Ray or in this process, as a context manager over its rounds."""
     if execution.runtime == "local":
-        return LocalFederation(plan, execution.backend, "cpu", store, begun)
+        return LocalFederation(plan, package or execution.backend, "cpu", store, begun)
     from actors.federation import RayFederation, announce
 
     with same_handlers():
-        federation = RayFederation(plan, dataclasses.replace(execution, name=name), store, begun)
+        federation = RayFederation(plan, dataclasses.replace(execution, name=name), store, begun, package)
     announce(federation.layout, plan.clients)
     return federation
 

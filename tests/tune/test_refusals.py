@@ -15,6 +15,7 @@ REFUSED = [
     (["--data.partition", "iid", "--clients", "850"], "has one training example, which it needs"),
     (["--resume", "nowhere"], "holds no sweep"),
     (["--runtime", "local"], "a sweep runs on Ray"),
+    (["--backend", "compiled"], "--backend compiled: the settings that a sweep varies are constants"),
     (["--loss-deviation"], "launch its best configuration"),
     (["--checkpoint.every", "2"], "--checkpoint.every 2: a sweep keeps every trial"),
     (["--checkpoint.keep", "5"], "--checkpoint.keep 5: the scheduler decides"),

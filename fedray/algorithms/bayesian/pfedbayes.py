@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from fedray.arrays.averages import damped
-from fedray.arrays.fuse import fusable
 from fedray.arrays.optim import Moments, adam_, zero_moments
 from fedray.arrays.rng import Stream
 from fedray.bayes.gaussian import Gaussian, draw, inverse_sigma, sigma, sigma_and_slope
@@ -167,13 +166,11 @@ def personal_steps(
     return client, nll
 
 
-@fusable
 def prior_sigma(w: Gaussian) -> tuple[Tensor, Tensor]:
     """σ_w and dσ_w/dρ_w [P]."""
     return sigma_and_slope(w.rho)
 
 
-@fusable
 def personal_step_(
     cfg: PFedBayes, model: Model, client: Client, prior: tuple[Tensor, Tensor], batch: Batch, eps: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -182,7 +179,6 @@ def personal_step_(
     return nll, adam_(client.q, grad, (client.q_mu, client.q_rho), client.q_t, cfg.lr_personal)
 
 
-@fusable
 def global_step_(cfg: PFedBayes, client: Client, w: Gaussian, sigma_w: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """One Adam step of w_i on the divergence, in place, given σ_w and its slope.
 

@@ -20,7 +20,6 @@ from torch import Tensor
 from fedray.algorithms.averaging import fedavg
 from fedray.algorithms.averaging.fedavg import Nothing, Point
 from fedray.algorithms.bayesian import pfedbayes
-from fedray.arrays.fuse import fusable
 from fedray.arrays.optim import Moments, OptimizerState, adam_, initial_state, optimizer_step, zero_moments
 from fedray.arrays.rng import Stream
 from fedray.bayes.gaussian import Gaussian, draw, kl, sigma
@@ -140,7 +139,6 @@ def gaussian_step(
     return local._replace(t=t), info
 
 
-@fusable
 def gaussian_step_(
     cfg: LocalTraining, model: Model, local: Posterior, batch: Batch, noise: Tensor
 ) -> tuple[pfedbayes.Info, Tensor]:
