@@ -13,6 +13,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,10 +23,11 @@ from torch import Tensor, nn
 from fedray.arrays import trees
 from fedray.arrays.fuse import check_compiler, fusing
 from fedray.arrays.rng import Passes
-from fedray.data.loading import Shard
+from fedray.data.shards import Shards
 from fedray.federate.failures import StageError, stage
 from fedray.federate.messages import Failure, TrainReply
 from fedray.federate.plan import Plan
+from fedray.federate.states import ClientStates, InMemory, OnDisk, rows
 from fedray.federate.uploads import bad_rows, not_finite
 from fedray.nets.model import PARAMETRIC, Model
 from fedray.types import Batch, Context, require
@@ -85,7 +87,16 @@ class _Part(NamedTuple):
 class Block:
     """The shards and private states of some clients; its methods are the whole of what a client can be asked."""
 
-    def __init__(self, plan: Plan, ids: Sequence[int], shards: Sequence[Shard], backend: str, device: str = "cpu"):
+    def __init__(
+        self,
+        plan: Plan,
+        ids: Sequence[int],
+        shards: Shards,
+        backend: str,
+        device: str = "cpu",
+        folder: str = "",
+    ):
+        """``folder`` keeps the clients' states on disk; without one they stay in memory."""
         self.plan = plan
         self.ids = tuple(ids)
         self.device = torch.device(device)
@@ -101,23 +112,40 @@ class Block:
             check_compiler()
         stack = len(ids) if self.device.type == "cuda" else min(CHUNK, max(1, STACK // size))
         self.chunk = stack if self.backend == "vmap" else 1
-        self.n = [len(shard.train_y) for shard in shards]
+        if self.device.type != "cpu":
+            shards.convert(self.device)
+        self.shards = shards
+        self.n: list[int] = shards.sizes.tolist()
+        self._row = {i: k for k, i in enumerate(self.ids)}
         cfg = plan.cfg
         self._passes = [Passes(cfg.seed, i, n, cfg.batch_size) for i, n in zip(ids, self.n, strict=True)]
-        # Where examples are pooled, the first client has all of them, and the others only evaluate.
-        training = [padded(shard, self.context.facts.shard) for shard in shards if len(shard.train_y)]
-        self.data: Any = trees.tree_map(lambda leaf: leaf.to(device), trees.stack(training)) if training else None
-        self.test = [(shard.test_x.to(device), shard.test_y.to(device)) for shard in shards]
-        self.validation = [trees.tree_map(lambda leaf: leaf.to(device), shard.validation) for shard in shards]
-        # Fresh memory: a state must not alias the server's, nor be a broadcast view of one client.
-        self.states = trees.tree_map(lambda leaf: leaf.to(device).clone(), trees.stack([client] * len(ids)))
+        # Fresh memory: a state must not alias the server's.
+        client = trees.tree_map(lambda leaf: leaf.to(device, copy=True), client)
+        where = (client, self.ids, self.device)
+        self.private: ClientStates = OnDisk(*where, folder) if folder else InMemory(*where)
+        self._seen: dict[str, int] = {}  # how much of a shard a function of the algorithm looks at, by its name
+
+    @property
+    def states(self) -> Any:
+        """The private states of all hosted clients, stacked [K, ...]: a copy."""
+        return rows(self.private, self.ids)
+
+    def data(self, index: Sequence[int], name: str, look: Callable[[Any], object]) -> Batch:
+        """The padded training shards of the clients in the given rows, without examples if nobody looks at them.
+
+        Most methods never do, and to gather whole shards costs as much as their small networks. ``look`` calls the
+        function of that name on a shard that has nothing but its size.
+        """
+        if name not in self._seen:
+            self._seen[name] = self.context.facts.shard if _looks(look, self.n[index[0]]) else 0
+        return self.shards.padded(index, self._seen[name])
 
     def train(self, round_number: int, ids: Sequence[int], down: Any) -> TrainReply:
         """Run the local steps of the given clients and keep their new private states.
 
         A client that fails, or whose upload is not finite, keeps the state that it had and is among the failures.
         """
-        wanted = [self.ids.index(i) for i in ids]
+        wanted = [self._row[i] for i in ids]
         starts = range(0, len(wanted), self.chunk)
         with fusing() if self.backend == "compiled" else contextlib.nullcontext():
             parts = [part for i in starts for part in self._attempt(round_number, wanted[i : i + self.chunk], down, i)]
@@ -126,9 +154,10 @@ class Block:
         if not done:
             return TrainReply(round_number, (), None, None, None, failures)
         index = [k for part in done for k in part.rows]
-        clients, ups, infos = (trees.concatenate([part.result[i] for part in done]) for i in range(3))
+        for part in done:
+            self.private.replace(round_number, [self.ids[k] for k in part.rows], part.result[0])
+        ups, infos = (trees.concatenate([part.result[i] for part in done]) for i in (1, 2))
         ups = None if self.plan.adapting(round_number) else ups  # nobody else learns from a newcomer
-        self.states = trees.replace_rows(self.states, index, clients)
         n = torch.tensor([self.n[k] for k in index])
         return TrainReply(round_number, tuple(self.ids[k] for k in index), ups, n, infos, failures)
 
@@ -150,17 +179,19 @@ class Block:
 
     def _train_rows(self, round_number: int, index: Sequence[int], down: Any, first: int) -> tuple[Any, Any, Any]:
         """One client (loop) or a stack of them; ``first`` is their place among the selected."""
-        states, data = trees.rows(self.states, index), trees.rows(self.data, index)
         if self.plan.algorithm.down_per_client:
             down = trees.rows(down, range(first, first + len(index)))
         draws = self._draws(round_number, index)
         inside = partial(stage, who=f"client {self.ids[index[0]]}", round_number=round_number)
+        plain = self._of(round_number, _plain(self.plan, self.context))
+        state = self.private.row(self.ids[index[0]])
+        single = trees.row(down, 0) if self.plan.algorithm.down_per_client else down
+        data = self.data(index, "train", lambda shard: _begin_and_finish(plain, state, single, shard))
         if self.backend != "vmap" or len(index) < self._least:
-            down = trees.row(down, 0) if self.plan.algorithm.down_per_client else down
             one = (trees.row(draw, 0) for draw in draws)
-            plain = self._of(round_number, _plain(self.plan, self.context))
-            result = _local_round(plain, trees.row(states, 0), down, trees.row(data, 0), one, inside)
+            result = _local_round(plain, state, single, trees.row(data, 0), one, inside)
             return trees.tree_map(lambda leaf: leaf[None], result)
+        states = rows(self.private, [self.ids[k] for k in index])
         stacked = self._of(round_number, _stacked(self.plan, self.context))
         clients, ups, infos = _local_round(stacked, states, down, data, draws, inside)
         return clients, ups, trees.tree_map(lambda leaf: leaf.transpose(0, 1), infos)
@@ -192,30 +223,33 @@ class Block:
                 chosen = self._passes[k][position + j]
                 picked[row, j, : len(chosen)] = chosen
                 weight[row, j, : len(chosen)] = 1
-        at, mask = (torch.from_numpy(array).flatten(1).to(self.device) for array in (picked, weight))
-        where = torch.tensor(list(index), device=self.device)
-        x = self.data.x[where[:, None], at]
-        y = self.data.y[where[:, None], at]
-        return Batch(x, y, mask, at, self.data.total[where])
+        return self.shards.minibatch(index, picked.reshape(len(index), -1), weight.reshape(len(index), -1))
 
     def probe(self, score: str, number: int, view: Any, message: Any) -> Iterator[Tensor]:
         """The replies of the hosted clients in a stage of a score, each computed when it is asked for."""
         probe = self.plan.algorithm.scores[score][number].probe
+        shard = self.context.facts.shard
         for k in range(len(self.ids)):
-            client, data = trees.row(self.states, k), trees.row(self.data, k)
+            client, data = self.private.row(self.ids[k]), trees.row(self.shards.padded([k], shard), 0)
             with stage(f"probe of {score}", f"client {self.ids[k]}", 0):
                 reply = probe(self.context, client, view, message, data).cpu()
             yield reply
 
 
-def padded(shard: Shard, size: int) -> Batch:
-    """A client's training shard as one batch of a length common to all clients."""
-    n = len(shard.train_y)
-    x = torch.zeros(size, *shard.train_x.shape[1:])
-    y = torch.zeros(size, dtype=shard.train_y.dtype)
-    x[:n], y[:n] = shard.train_x, shard.train_y
-    weight = (torch.arange(size) < n).float()
-    return Batch(x, y, weight, torch.arange(size), torch.tensor(float(n)))
+def _looks(function: Callable[[Any], Any], examples: int) -> bool:
+    """Whether a function looks at more of a shard than its size, the only thing in this one, or hands it on."""
+    try:
+        result = function(SimpleNamespace(total=torch.tensor(float(examples))))
+    except Exception:  # as it may come of what is missing; if not, it comes again
+        return True
+    return not all(isinstance(leaf, Tensor) for leaf in trees.leaves(result))
+
+
+def _begin_and_finish(functions: tuple[Callable[..., Any], ...], client: Any, down: Any, data: Any) -> Any:
+    """A round without steps: (local, client, up)."""
+    begin, _, finish = functions
+    local = begin(client, down, data)
+    return local, *finish(local, data)
 
 
 def _linear(model: Model) -> bool:

@@ -45,8 +45,8 @@ def evaluate(block: Block, round_number: int, view: Any, spotlight: bool) -> Eva
     looks = []
     everyone = global_predictor(block, round_number, view)
     for k in rows:
-        test = block.test[k]
-        validation = block.validation[k]
+        test = block.shards.test(k)
+        validation = block.shards.validation(k)
         with stage("evaluate", f"client {block.ids[k]}", round_number):
             own = None
             if block.plan.personal:
@@ -70,8 +70,12 @@ def personal_model(block: Block, k: int, round_number: int, view: Any) -> Any:
     plan = block.plan
     shape = plan.algorithm.personal_noise(block.context)
     noise = plan.stream("personalize", block.ids[k], round_number).normal(shape).to(block.device)
-    client, data = trees.row(block.states, k), trees.row(block.data, k)
-    return plan.algorithm.personalize(block.context, client, view, data, noise)
+    client = block.private.row(block.ids[k])
+
+    def personalized(data: Any) -> Any:
+        return plan.algorithm.personalize(block.context, client, view, data, noise)
+
+    return personalized(trees.row(block.data([k], "personalize", personalized), 0))
 
 
 def personal_predictor(block: Block, k: int, round_number: int, model: Any, samples: int) -> Predict:

@@ -7,12 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from fedray.arrays import trees
 from fedray.data import loading
-from fedray.federate import checkpoint, checkpoint_files, evaluation, loss_deviation
+from fedray.federate import checkpoint, evaluation, loss_deviation
 from fedray.federate.block import Block, numerics
-from fedray.federate.checkpoint import CheckpointStore
-from fedray.federate.checkpoint_files import Checkpoint
+from fedray.federate.checkpoint import CheckpointStore, prepared
+from fedray.federate.checkpoint_files import Checkpoint, Saved
 from fedray.federate.failures import FailurePolicy, failure_policy
 from fedray.federate.messages import ClassLosses, Cohort, EvalReply, File, RoundMetrics, TrainReply
 from fedray.federate.plan import Plan
@@ -33,8 +32,10 @@ def play_and_keep(
 class LocalCohort:
     """All clients in this process: those of a block, or of the plan's dataset."""
 
-    def __init__(self, plan: Plan, backend: str = "auto", device: str = "cpu", block: Block | None = None):
-        self.block = block or _hosted(plan, backend, device)
+    def __init__(
+        self, plan: Plan, backend: str = "auto", device: str = "cpu", block: Block | None = None, folder: str = ""
+    ):
+        self.block = block or _hosted(plan, backend, device, folder)
 
     def wait_until_ready(self) -> bool:
         return False
@@ -54,16 +55,16 @@ class LocalCohort:
     def snapshot(self) -> Any:
         return self.block.states
 
-    def restore(self, round_number: int, clients: Any) -> None:
-        self.block.states = trees.tree_map(Tensor.clone, clients)
+    def restore(self, saved: Saved) -> None:
+        self.block.private.load(saved)
 
     def save(self, folder: str) -> list[File]:
-        return checkpoint_files.write_clients(folder, self.block.ids, self.block.states)
+        return self.block.private.save(folder)
 
 
-def _hosted(plan: Plan, backend: str, device: str) -> Block:
+def _hosted(plan: Plan, backend: str, device: str, folder: str) -> Block:
     ids = range(plan.clients)
-    return Block(plan, ids, loading.shards(plan.dataset(), plan.partition, ids), backend, device)
+    return Block(plan, ids, loading.shards(plan.dataset(), plan.partition, ids), backend, device, folder)
 
 
 class LocalFederation:
@@ -85,9 +86,9 @@ class LocalFederation:
         self._policy = failure_policy(plan.cfg)
         self.state = begun.state if begun else start(plan)
         with numerics():
-            self.cohort = LocalCohort(plan, backend, device)
+            self.cohort = LocalCohort(plan, backend, device, folder=prepared(store))
         if begun:
-            self.cohort.restore(begun.state.round, begun.clients)
+            self.cohort.restore(begun.clients)
 
     def __enter__(self) -> LocalFederation:
         return self

@@ -101,6 +101,14 @@ class File(NamedTuple):
     clients: tuple[int, ...] = ()  # whose private states it holds
 
 
+class Saved(NamedTuple):
+    """The private states of a checkpoint, in its files; a client in none of them has never trained."""
+
+    folder: str
+    round: int
+    files: tuple[File, ...]
+
+
 class Cohort(Protocol):
     """The clients of a federation, wherever they live: in this process or in Ray actors.
 
@@ -134,10 +142,13 @@ class Cohort(Protocol):
         """The private state of every client, stacked [N, ...]."""
         ...
 
-    def restore(self, round_number: int, clients: Any) -> None:
-        """Give every client the private state [N, ...] that it had after a round."""
+    def restore(self, saved: Saved) -> None:
+        """Give every client the private state that it has in a checkpoint."""
         ...
 
     def save(self, folder: str) -> list[File]:
-        """Write every client's private state into a folder of a checkpoint, and list the files in client order."""
+        """Write the private states of the clients that have trained into a folder, and list the files in client order.
+
+        States that are kept on disk are linked, not copied, where the folder is in the same file system.
+        """
         ...

@@ -16,6 +16,7 @@ from fedray.data.loading import Dataset
 from fedray.data.partition import Partition, check_given, hold_out_validation, pooled
 from fedray.data.readers import checked_dataset
 from fedray.data.scaling import Scaling, standard
+from fedray.data.shards import relabelled
 from fedray.federate import metrics, regression
 from fedray.federate.tasks import CLASSIFICATION, REGRESSION, Task
 from fedray.nets import network
@@ -290,7 +291,7 @@ def make_plan(
     _check_likelihood(cfg, algorithm, density)
     remarks = papers.remarks(cfg.data, dataset, partition)  # of the shards as they were dealt
     if cfg.data.validation:
-        labels = loading.relabelled(dataset, partition).y
+        labels = relabelled(dataset, partition).y
         partition = hold_out_validation(
             partition, cfg.data.validation, labels, lambda client: Stream(cfg.seed, "validation", client).numpy
         )

@@ -16,7 +16,6 @@ from fedray.config.decode import decode, fits, refuse_damage
 from fedray.data import loading, partition, scaling
 from fedray.data.scaling import Scaling
 from fedray.federate import metrics, regression
-from fedray.federate.block import padded
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot
 from fedray.nets import network
@@ -101,8 +100,8 @@ class Predictor:
             return state
         context = plan.context
         noise = plan.stream("personalize", client, plan.cfg.rounds).normal(plan.algorithm.personal_noise(context))
-        (shard,) = loading.shards(plan.dataset(), plan.partition, [client])
-        data = padded(shard, context.facts.shard)
+        shards = loading.shards(plan.dataset(), plan.partition, [client])
+        data = trees.row(shards.padded([0], context.facts.shard), 0)
         view = plan.view(self.snapshot.server)
         return plan.algorithm.personalize(context, state, view, data, noise)
 
