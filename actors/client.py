@@ -13,21 +13,21 @@ from torch import Tensor
 
 from fedray.arrays import trees
 from fedray.data import loading
-from fedray.federate import checkpoint_files, evaluation, loss_deviation
+from fedray.federate import evaluation, loss_deviation
 from fedray.federate.block import Block, fix_numerics
-from fedray.federate.messages import ClassLosses, EvalReply, File, TrainReply
+from fedray.federate.checkpoint_files import local_path
+from fedray.federate.messages import ClassLosses, EvalReply, File, Saved, TrainReply
 from fedray.federate.plan import Plan
-
-Committed = tuple[int, Any]  # a round, and the private states of the hosted clients after it
+from fedray.federate.states import Piece, rows
 
 
 class ClientActor:
     """Hosts a block of clients; wrapped by ``ray.remote`` where it is placed.
 
     Private data is loaded here and never returned. What leaves: uploads, evaluation sums, the predictive of one test
-    image, and the private states, either for a snapshot or to survive this process. A committed state stays in the
-    node's object store, owned by the server actor, until the next round replaces it; a checkpoint is a file that this
-    process writes.
+    image, and the private states, either for a snapshot or to survive this process. Committed states are those of the
+    clients that trained, and stay in the node's object store, owned by the server actor, until a later round replaces
+    them; states on disk are committed by the names of their files. A checkpoint is a file that this process writes.
     """
 
     def __init__(
@@ -35,22 +35,23 @@ class ClientActor:
         plan: Plan,
         ids: Sequence[int],
         backend: str,
-        committed: Committed | None = None,
         dataset: loading.Dataset | None = None,
+        folder: str = "",  # of states on disk; empty: they stay in memory
+        *committed: Piece,
     ):
         fix_numerics()
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         self._ids = ids
         self._backend = backend
         self._dataset = dataset
+        self._folder = folder
         self.reset(plan)
-        if committed is not None:
-            self.restore(committed)
+        self.restore(*committed)
 
     def reset(self, plan: Plan) -> None:
         """Begin a federation, this process's first or another: fresh states, the plan's shards of the same clients."""
         shards = loading.shards(self._load(plan), plan.partition, self._ids)
-        self._block = Block(plan, self._ids, shards, self._backend, self._device)
+        self._block = Block(plan, self._ids, shards, self._backend, self._device, self._folder)
         self._round = 0
         self._reply: Any = None
 
@@ -58,19 +59,27 @@ class ClientActor:
         """The whole dataset: given to this process, or read from its files and kept no longer than it is used."""
         return plan.dataset(self._dataset)
 
-    def restore(self, committed: Committed) -> None:
-        """Take the private states that the hosted clients had after a round."""
-        self._round, states = committed
-        self._block.states = trees.to_torch(states, self._device)
+    def restore(self, *committed: Piece) -> None:
+        """Take the private states that the hosted clients had, later pieces over earlier ones."""
+        self._block.private.take(committed)
         self._reply = None
 
-    def train(self, round_number: int, ids: Sequence[int], down: Any) -> tuple[TrainReply, Committed]:
-        """(reply, committed state) of a round; asked again for the same round, it answers the same."""
+    def load(self, saved: Saved) -> tuple[bool, Piece]:
+        """(True, committed states) from a checkpoint; False where this machine does not see it."""
+        seen = local_path(saved.folder) is not None or "://" in saved.folder
+        if seen:
+            self._block.private.load(saved)
+        return seen, self._block.private.piece(self._ids)
+
+    def train(
+        self, round_number: int, ids: Sequence[int], down: Any, commit: Sequence[int]
+    ) -> tuple[TrainReply, Piece]:
+        """(reply, committed states of ``commit``) of a round; asked again for the same round, it answers the same."""
         if round_number != self._round or self._reply is None:
             reply = self._block.train(round_number, ids, trees.to_torch(down, self._device))
             self._round = round_number
             self._reply = trees.to_numpy(reply)
-        return self._reply, (self._round, trees.to_numpy(self._block.states))
+        return self._reply, self._block.private.piece(commit)
 
     def evaluate(self, round_number: int, view: Any, spotlight: bool) -> EvalReply:
         """Evaluation sums of every hosted client."""
@@ -97,7 +106,12 @@ class ClientActor:
         fs, path = fsspec.url_to_fs(folder)
         if isinstance(fs, LocalFileSystem) and not fs.exists(path):
             return None
-        return checkpoint_files.write_clients(folder, self._ids, self._block.states)
+        return self._block.private.save(folder)
+
+    def hand_over(self) -> tuple[list[int], Any]:
+        """(clients, states) of those hosted clients that have trained."""
+        ids = self._block.private.trained
+        return ids, trees.to_numpy(rows(self._block.private, ids)) if ids else None
 
     def pid(self) -> int:
         """The process that hosts this actor."""

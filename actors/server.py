@@ -11,7 +11,7 @@ from actors.gauges import Gauges
 from actors.placement import Layout
 from fedray.arrays import trees
 from fedray.federate.block import fix_numerics
-from fedray.federate.checkpoint import CheckpointStore
+from fedray.federate.checkpoint import CheckpointStore, prepared
 from fedray.federate.checkpoint_files import Checkpoint
 from fedray.federate.failures import RETRY, FailurePolicy
 from fedray.federate.in_process import play_and_keep
@@ -39,10 +39,10 @@ class ServerActor:
         self._store = store
         self._policy = policy
         self._state = begun.state if begun else start(plan)
-        self._cohort = RayCohort(plan, layout, backend, dataset[0] if dataset else None, policy)
+        self._cohort = RayCohort(plan, layout, backend, dataset[0] if dataset else None, policy, prepared(store))
         self._gauges = Gauges(name)
         if begun:
-            self._cohort.restore(begun.state.round, begun.clients)
+            self._cohort.restore(begun.clients)
 
     def play(self) -> RoundMetrics:
         """Play the next round."""

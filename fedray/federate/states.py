@@ -154,9 +154,15 @@ class OnDisk:
         return Piece(own, None, tuple(self._files[i] for i in own))
 
     def take(self, pieces: Iterable[Piece]) -> None:
-        self._files = {i: file for piece in pieces for i, file in zip(piece.ids, piece.files, strict=True)}
+        pieces = list(pieces)
+        self._files = {i: file for piece in pieces for i, file in zip(piece.ids, piece.files, strict=False)}
         self._replaced = []
+        for number, file in self._files.values():
+            self._path(number, file).stat()  # on another machine it is not there
         self._sweep()
+        for piece in pieces:  # in numbers are those that this machine could not read
+            if piece.states is not None:
+                self.replace(0, piece.ids, trees.to_torch(piece.states))
 
     def save(self, folder: str) -> list[File]:
         fs, path = fsspec.url_to_fs(folder)

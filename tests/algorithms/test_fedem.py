@@ -211,11 +211,11 @@ def test_two_populations_with_opposite_labels_get_components_of_their_own():
     clients = [fedem.client_init(ctx, server)] * 6
     for _ in range(15):
         ups = []
-        for i, shard in enumerate(shards):
-            local = fedem.begin(ctx, clients[i], server, shard)
+        for i, data in enumerate(shards):
+            local = fedem.begin(ctx, clients[i], server, data)
             for _ in range(5):
-                local, _ = fedem.step(ctx, local, shard, NO_NOISE)
-            clients[i], up = fedem.finish(ctx, local, shard)
+                local, _ = fedem.step(ctx, local, data, NO_NOISE)
+            clients[i], up = fedem.finish(ctx, local, data)
             ups.append(up.theta)
         server = Components(weighted_mean(torch.stack(ups), torch.ones(6)))
     winners = [int(client.pi.argmax()) for client in clients]
