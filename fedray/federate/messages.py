@@ -75,12 +75,12 @@ class ClassLosses(NamedTuple):
 
 
 class RoundMetrics(NamedTuple):
-    """All that one round reports. Rows of the evaluation sums are the clients of the federation, in order."""
+    """All that one round reports. Rows of the sums are those of ``evaluated`` whom they concern."""
 
     round: int
     participants: tuple[int, ...]  # whose uploads were averaged
     train: Mapping[str, float]  # means of the step's info over those who trained
-    personal: Stats | None  # [N, ...]; None where not evaluated in this round
+    personal: Stats | None  # [K, ...]; None where not evaluated in this round
     global_: Stats | None
     seconds: Mapping[str, float]  # wall seconds: train, aggregate, evaluate, round; start of new actors, if any
     bytes_up: int
@@ -90,6 +90,7 @@ class RoundMetrics(NamedTuple):
     novel: Stats | None = None  # rows are the clients that were held out
     selection: Mapping[str, float] = {}  # what the policy reports of its choice
     validation: Validation | None = None  # None: not evaluated, or nothing is held out for it
+    evaluated: tuple[int, ...] = ()  # members and newcomers, ascending
 
 
 class File(NamedTuple):
@@ -124,9 +125,10 @@ class Cohort(Protocol):
         ...
 
     def evaluate(self, round_number: int, view: Any, spotlight: bool) -> list[EvalReply]:
-        """Evaluate every client's personal model and the global model on its own test shard.
+        """Evaluate personal models and the global model, each on the clients' own test shards.
 
         A round of the federation concerns its members; a round of adaptation concerns the clients that were held out.
+        Of these, the plan says who is evaluated.
         """
         ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,6 +69,20 @@ class Plan(NamedTuple):
     def adapting(self, round_number: int) -> bool:
         """Whether a round is one of the clients that were held out."""
         return round_number > self.cfg.rounds
+
+    def evaluated(self, round_number: int) -> Sequence[int]:
+        """The clients that are evaluated after a round, ascending: of those that it concerns all, or a keyed sample."""
+        present = self.novel if self.adapting(round_number) else self.members
+        wanted = self.cfg.eval_clients
+        if wanted is None or wanted >= len(present):
+            return present
+        drawn = self.stream("evaluate", 0, round_number).permutation(len(present))[:wanted]
+        return [present[k] for k in drawn.sort().values.tolist()]
+
+    @property
+    def shown(self) -> Sequence[int]:
+        """The clients of the uncertainty figure, the same in all rounds."""
+        return self.evaluated(0)
 
     def dataset(self, loaded: Dataset | None = None) -> Dataset:
         """The pooled examples in the run's units: ``loaded``, the caller's own, or those of the files."""
@@ -165,6 +180,9 @@ def _check_clients(cfg: Experiment, algorithm: Algorithm) -> None:
     require(novel < clients, "novel_clients", novel, reason, "lower it or raise `clients`")
     reason = f"a round needs between 1 and all {clients - novel} clients"
     require(1 <= chosen <= clients - novel, "clients_per_round", chosen, reason, "lower it or raise `clients`")
+    asked = cfg.eval_clients
+    reason = f"the federation has {clients - novel} clients"
+    require(asked is None or asked <= clients - novel, "eval_clients", asked, reason, "leave it out to evaluate all")
     able = ", ".join(name for name, record in registry.algorithms().items() if record.adapt is not None)
     reason = f"{registry.algorithm_name(cfg.algorithm)} has no personal factors that a newcomer could adapt"
     require(novel == 0 or algorithm.adapt is not None, "novel_clients", novel, reason, f"choose {able}")

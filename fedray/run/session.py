@@ -211,10 +211,10 @@ def _write(run: Run, summary: dict[str, Any], played: Played) -> None:
     writer.json("summary.json", summary)
     writer.table("metrics.csv", played.history.rows)
     if (evaluated := played.evaluated) is not None:
-        writer.table("clients.csv", report.client_rows(evaluated, run.plan))
+        writer.stream("clients.csv", report.client_rows(evaluated, run.plan))
         if run.plan.target is None:
             writer.table("calibration.csv", report.calibration_rows(evaluated))
-            writer.table("client_calibration.csv", report.client_calibration_rows(evaluated, run.plan))
+            writer.stream("client_calibration.csv", report.client_calibration_rows(evaluated, run.plan))
     if played.failures:
         writer.table("failures.csv", [failure._asdict() for failure in played.failures])
     try:

@@ -18,9 +18,10 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,14 @@ class Writer:
     def table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """A CSV file with the union of the rows' columns, in order of appearance."""
         write_table(self.folder / name, rows)
+
+    def stream(self, name: str, rows: Iterator[Mapping[str, Any]]) -> None:
+        """A CSV file of rows that are made one by one, and that all have the columns of the first."""
+        first = next(rows, {})
+        with (self.folder / name).open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(first))
+            writer.writeheader()
+            writer.writerows(itertools.chain([first], rows))
 
     def run(self, plan: Plan, snapshot: Snapshot, spotlights: Sequence[Spotlight]) -> None:
         """The configuration, the partition, the posteriors and the data of the uncertainty figure."""

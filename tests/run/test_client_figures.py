@@ -172,7 +172,7 @@ def test_the_bins_of_the_clients_add_up_to_the_pooled_ones():
     federation = LocalFederation(small_plan("pfedbayes", {"rounds": 1}))
     (evaluated, *_) = federation
     plan = federation.plan
-    by_client, pooled = report.client_calibration_rows(evaluated, plan), report.calibration_rows(evaluated)
+    by_client, pooled = list(report.client_calibration_rows(evaluated, plan)), report.calibration_rows(evaluated)
     assert [row["client"] for row in by_client] == 2 * [i for i in range(6) for _ in range(10)]
     assert any(row["count"] for row in pooled)
     for row in pooled:
