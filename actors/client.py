@@ -71,15 +71,35 @@ class ClientActor:
             self._block.private.load(saved)
         return seen, self._block.private.piece(self._ids)
 
-    def train(
-        self, round_number: int, ids: Sequence[int], down: Any, commit: Sequence[int]
-    ) -> tuple[TrainReply, Piece]:
-        """(reply, committed states of ``commit``) of a round; asked again for the same round, it answers the same."""
+    def train(self, round_number: int, ids: Sequence[int], down: Any) -> TrainReply:
+        """The reply of a round; asked again for the same round, it answers the same."""
         if round_number != self._round or self._reply is None:
             reply = self._block.train(round_number, ids, trees.to_torch(down, self._device))
             self._round = round_number
             self._reply = trees.to_numpy(reply)
-        return self._reply, self._block.private.piece(commit)
+        return self._reply
+
+    def train_and_commit(
+        self, round_number: int, ids: Sequence[int], down: Any, commit: Sequence[int]
+    ) -> tuple[TrainReply, Piece]:
+        """(reply, states of ``commit``) of a round that ends with its replies."""
+        return self.train(round_number, ids, down), self._block.private.piece(commit)
+
+    def add(
+        self,
+        round_number: int,
+        ids: Sequence[int],
+        down: Any,
+        chosen: Sequence[int],
+        exponents: Sequence[int],
+        commit: Sequence[int],
+    ) -> tuple[Any, Piece]:
+        """(partial sums over ``chosen``, states of ``commit``) of a round that ends with them.
+
+        A process that took over from one that died has not trained in this round yet: then it does.
+        """
+        self.train(round_number, ids, down)
+        return trees.to_numpy(self._block.add(chosen, exponents)), self._block.private.piece(commit)
 
     def evaluate(self, round_number: int, view: Any, spotlight: bool) -> EvalReply:
         """Evaluation sums of every hosted client."""

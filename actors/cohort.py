@@ -6,7 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -24,7 +24,7 @@ from fedray.federate.messages import ClassLosses, EvalReply, Failure, File, Save
 from fedray.federate.plan import Plan
 from fedray.federate.states import Piece
 from fedray.terminal import say
-from fedray.types import first_line
+from fedray.types import Sums, first_line
 
 START_SECONDS = 180.0  # that a new process may take before the clock of --round-timeout runs
 LOST = (RayActorError, OutOfMemoryError, ObjectLostError)
@@ -92,6 +92,7 @@ class RayCohort:
         self._committed = [Commits() for _ in layout.blocks]
         self._fresh = set(range(len(layout.blocks)))  # actors that have not answered yet
         self._failures: list[Failure] = []  # since the last take_failures
+        self._trained: dict[int, tuple[Any, ...]] = {}  # the last round's arguments of the actors that trained in it
         self.lags: dict[str, float] = {}  # how many seconds after the first reply that of each actor came
         self.actors = [self._spawn(slot) for slot in range(len(layout.blocks))]
 
@@ -132,14 +133,33 @@ class RayCohort:
         chosen = {slot: [i for i in block if i in wanted] for slot, block in enumerate(self._layout.blocks)}
         chosen = {slot: mine for slot, mine in chosen.items() if mine}
         downs = self._downs(down, ids, list(chosen.values()))
-        commits = {slot: self._committed[slot].due(mine, self._layout.blocks[slot]) for slot, mine in chosen.items()}
-        args = {
-            slot: (round_number, mine, ref, commits[slot])
-            for (slot, mine), ref in zip(chosen.items(), downs, strict=True)
-        }
+        args = {slot: (round_number, mine, ref) for (slot, mine), ref in zip(chosen.items(), downs, strict=True)}
         leave_out = partial(_left_out, round_number, chosen) if self._policy.skip else None
-        question = Question[TrainReply](ClientActor.train, args, round_number, commits, leave_out=leave_out)
-        return self._ask(question)
+        adds = isinstance(self._plan.algorithm.aggregate, Sums) and not self._plan.adapting(round_number)
+        # Where partial sums are to come, states are committed with them: who dies in between trains again.
+        question = Question[TrainReply](ClientActor.train, args, round_number, leave_out=leave_out)
+        if not adds:
+            question = replace(question, method=ClientActor.train_and_commit, name="train")
+            question = self._committing(question, chosen)
+        replies = self._ask(question)
+        if adds:
+            self._trained = {slot: args[slot] for slot, reply in zip(sorted(args), replies, strict=True) if reply.ids}
+        return replies
+
+    def add(self, round_number: int, ids: Sequence[int], exponents: Sequence[int]) -> list[Any]:
+        wanted = set(ids)
+        args = {
+            slot: (*trained, [i for i in self._layout.blocks[slot] if i in wanted], exponents)
+            for slot, trained in self._trained.items()
+        }
+        trained = {slot: mine for slot, (_, mine, _) in self._trained.items()}
+        return self._ask(self._committing(Question(ClientActor.add, args, round_number), trained))
+
+    def _committing(self, question: Question[Reply], trained: Mapping[int, Sequence[int]]) -> Question[Reply]:
+        """The same question, answered together with the states of clients that have trained."""
+        commits = {slot: self._committed[slot].due(mine, self._layout.blocks[slot]) for slot, mine in trained.items()}
+        args = {slot: (*given, commits[slot]) for slot, given in question.args.items()}
+        return replace(question, args=args, commits=commits)
 
     def evaluate(self, round_number: int, view: Any, spotlight: bool) -> list[EvalReply]:
         args = self._to_all(round_number, ray.put(trees.to_numpy(view)), spotlight)
@@ -215,7 +235,7 @@ class RayCohort:
                 if trouble is None:
                     replies[slot] = answer
                     first = min(first, time.monotonic())
-                    if question.commits:
+                    if question.stage == "train":
                         self.lags[self._named(slot)] = time.monotonic() - first
                     continue
                 trouble = trouble._replace(round=question.round_number, stage=trouble.stage or question.stage)

@@ -24,13 +24,15 @@ from fedray.arrays import trees
 from fedray.arrays.fuse import check_compiler, fusing
 from fedray.arrays.rng import Passes
 from fedray.data.shards import Shards
+from fedray.federate import totals
 from fedray.federate.failures import StageError, stage
 from fedray.federate.messages import Failure, TrainReply
 from fedray.federate.plan import Plan
 from fedray.federate.states import ClientStates, InMemory, OnDisk, rows
-from fedray.federate.uploads import bad_rows, not_finite
+from fedray.federate.totals import Terms
+from fedray.federate.uploads import bad_rows, not_finite, payload_bytes
 from fedray.nets.model import PARAMETRIC, Model
-from fedray.types import Batch, Context, require
+from fedray.types import Batch, Context, RunError, Sums, require
 
 BACKENDS = ("auto", "loop", "vmap", "compiled")
 # On a CPU stacking saves calls, which matter less the larger the vectors of a client are, and in the end loses the
@@ -77,11 +79,12 @@ def _keep_freed_memory() -> None:
 
 
 class _Part(NamedTuple):
-    """What became of a chunk of clients: the rows that succeeded with their (client, up, info), and the failures."""
+    """What became of a chunk of clients: the rows that succeeded with their (client, sent, info), and the failures."""
 
     rows: Sequence[int]
     result: Any
     failures: tuple[Failure, ...]
+    up_bytes: int = 0  # of one client's upload
 
 
 class Block:
@@ -123,6 +126,7 @@ class Block:
         client = trees.tree_map(lambda leaf: leaf.to(device, copy=True), client)
         where = (client, self.ids, self.device)
         self.private: ClientStates = OnDisk(*where, folder) if folder else InMemory(*where)
+        self._terms: tuple[tuple[int, ...], Terms | None] = ((), None)  # of the last round, and whose they are
         self._seen: dict[str, int] = {}  # how much of a shard a function of the algorithm looks at, by its name
 
     @property
@@ -145,6 +149,7 @@ class Block:
 
         A client that fails, or whose upload is not finite, keeps the state that it had and is among the failures.
         """
+        self._terms = ((), None)
         wanted = [self._row[i] for i in ids]
         starts = range(0, len(wanted), self.chunk)
         with fusing() if self.backend == "compiled" else contextlib.nullcontext():
@@ -156,26 +161,51 @@ class Block:
         index = [k for part in done for k in part.rows]
         for part in done:
             self.private.replace(round_number, [self.ids[k] for k in part.rows], part.result[0])
-        ups, infos = (trees.concatenate([part.result[i] for part in done]) for i in (1, 2))
-        ups = None if self.plan.adapting(round_number) else ups  # nobody else learns from a newcomer
+        sent, infos = (trees.concatenate([part.result[i] for part in done]) for i in (1, 2))
         n = torch.tensor([self.n[k] for k in index])
-        return TrainReply(round_number, tuple(self.ids[k] for k in index), ups, n, infos, failures)
+        own = tuple(self.ids[k] for k in index)
+        if self.plan.adapting(round_number):  # nobody else learns from a newcomer
+            return TrainReply(round_number, own, None, n, infos, failures)
+        if not isinstance(sent, Terms):
+            return TrainReply(round_number, own, sent, n, infos, failures, up_bytes=done[0].up_bytes)
+        self._terms = (own, sent)
+        return TrainReply(round_number, own, None, n, infos, failures, sent.largest, done[0].up_bytes)
+
+    def add(self, ids: Sequence[int], exponents: Sequence[int]) -> Any:
+        """The partial sums over those of the clients ``ids`` that are hosted here, of the round just trained."""
+        own, held = self._terms
+        place = {i: k for k, i in enumerate(own)}
+        mine = [i for i in ids if i in self._row]
+        if held is None or not place.keys() >= set(mine):
+            raise RunError(f"clients {mine} are to be added, but {list(own)} have trained; this is a fault of FedRay")
+        return totals.partial_sum(held, [place[i] for i in mine], exponents)
 
     def _attempt(self, round_number: int, index: Sequence[int], down: Any, first: int) -> list[_Part]:
         """A chunk; where it fails, its clients one by one, so that each failure has its client."""
         try:
             with stage("train", f"client {self.ids[index[0]]}", round_number):
-                result = self._train_rows(round_number, index, down, first)
+                clients, ups, infos = self._train_rows(round_number, index, down, first)
+                with stage("terms", f"client {self.ids[index[0]]}", round_number):
+                    sent = self._sent(round_number, index, ups)
         except StageError as error:
             if len(index) > 1:
                 return [part for j, k in enumerate(index) for part in self._attempt(round_number, [k], down, first + j)]
             return [_Part([], None, (error.failure,))]
-        bad = bad_rows(result[1])
+        result, up_bytes = (clients, sent, infos), payload_bytes(trees.row(ups, 0), self.plan)
+        bad = bad_rows(ups) or (totals.boundless(sent) if isinstance(sent, Terms) else {})
         if not bad:
-            return [_Part(index, result, ())]
+            return [_Part(index, result, (), up_bytes)]
         failures = tuple(not_finite(round_number, self.ids[index[row]], field) for row, field in sorted(bad.items()))
         good = [row for row in range(len(index)) if row not in bad]
-        return [_Part([index[row] for row in good], trees.rows(result, good) if good else None, failures)]
+        return [_Part([index[row] for row in good], trees.rows(result, good) if good else None, failures, up_bytes)]
+
+    def _sent(self, round_number: int, index: Sequence[int], ups: Any) -> Any:
+        """Stacked uploads as the server needs them: their terms where sums suffice."""
+        how = self.plan.algorithm.aggregate
+        if not isinstance(how, Sums) or self.plan.adapting(round_number):
+            return ups
+        n = torch.tensor([self.n[k] for k in index], device=self.device)
+        return totals.terms(self.context, how, ups, n)
 
     def _train_rows(self, round_number: int, index: Sequence[int], down: Any, first: int) -> tuple[Any, Any, Any]:
         """One client (loop) or a stack of them; ``first`` is their place among the selected."""

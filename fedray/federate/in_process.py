@@ -43,6 +43,9 @@ class LocalCohort:
     def train(self, round_number: int, ids: Sequence[int], down: Any) -> list[TrainReply]:
         return [self.block.train(round_number, ids, down)]
 
+    def add(self, round_number: int, ids: Sequence[int], exponents: Sequence[int]) -> list[Any]:
+        return [self.block.add(ids, exponents)]
+
     def evaluate(self, round_number: int, view: Any, spotlight: bool) -> list[EvalReply]:
         return [evaluation.evaluate(self.block, round_number, view, spotlight)]
 
