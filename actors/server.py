@@ -15,7 +15,7 @@ from fedray.federate.checkpoint import CheckpointStore, prepared
 from fedray.federate.checkpoint_files import Checkpoint
 from fedray.federate.failures import RETRY, FailurePolicy
 from fedray.federate.in_process import play_and_keep
-from fedray.federate.messages import ClassLosses, RoundMetrics
+from fedray.federate.messages import ClassLosses, File, RoundMetrics
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot, State, start
 
@@ -54,6 +54,10 @@ class ServerActor:
     def snapshot(self) -> Snapshot:
         """The server's state and every client's, on explicit request."""
         return trees.to_numpy(Snapshot(self._state.server, self._cohort.snapshot()))
+
+    def save(self, folder: str) -> list[File]:
+        """Write the clients' states into a folder, and list the files."""
+        return self._cohort.save(folder)
 
     def class_losses(self) -> ClassLosses:
         """What the loss deviation is made of, of the personal models now."""

@@ -114,6 +114,8 @@ def clear(store: CheckpointStore) -> None:
     """Remove all checkpoints: the run is finished. What cannot be removed stays."""
     prepared(store)
     with contextlib.suppress(Exception):
+        _remove(f"{store.url}/states")  # of a process that was killed, where the run went on in memory
+    with contextlib.suppress(Exception):
         fs, path = fsspec.url_to_fs(store.url)
         for number in rounds(store):
             _remove(_folder(store, number))

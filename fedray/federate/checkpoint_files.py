@@ -145,10 +145,15 @@ def read(folder: str, plan: Plan, config: str | None = None) -> Checkpoint:
             raise ValueError("its manifest is damaged, or of another version")
         if config is not None and body["config"] != config:
             raise ValueError("it belongs to another experiment")
-        files = [File(f["name"], f["size"], f["crc32"], tuple(f["clients"])) for f in body["files"]]
+        files = [as_file(entry) for entry in body["files"]]
         if body["format"] == 1 and sum(len(file.clients) for file in files) != plan.clients:
             raise ValueError(f"it does not hold clients 0 to {plan.clients - 1}")
         return _assemble(folder, plan, body["round"], files)
+
+
+def as_file(entry: Any) -> File:
+    """A file as a manifest lists it; raises what damage leads to."""
+    return File(entry["name"], entry["size"], entry["crc32"], tuple(entry["clients"]))
 
 
 def _assemble(folder: str, plan: Plan, round_number: int, files: Sequence[File]) -> Checkpoint:

@@ -109,6 +109,10 @@ class LocalFederation:
         """The server's and the clients' states now."""
         return Snapshot(self.state.server, self.cohort.snapshot())
 
+    def save(self, folder: str) -> list[File]:
+        """Write the clients' states into a folder, and list the files."""
+        return self.cohort.save(folder)
+
     def class_losses(self) -> ClassLosses:
         """What the loss deviation is made of, of the personal models now."""
         with numerics():

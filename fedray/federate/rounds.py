@@ -40,10 +40,10 @@ class State(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """A whole federation: the server and every client's private state, stacked [N, ...]."""
+    """A whole federation: the server and every client's private state."""
 
     server: Any
-    clients: Any
+    clients: Any  # stacked [N, ...]; or Saved, in files that are read one by one
 
 
 class TrainingError(RunError):

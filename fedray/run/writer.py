@@ -11,7 +11,8 @@
     uncertainty.npz         predictive draws of one test image per client (round, client, label, probs [F, M, C])
     partition.npz           which examples each client trained and tested on
     global.safetensors      the server's state
-    personal.safetensors    every client's private state, stacked [N, ...]
+    personal.safetensors    every client's private state, stacked [N, ...]; of a run with states on disk instead:
+    personal/               a file for every client that has trained, and files.json, their list
     figures/                accuracy, or RMSE; reliability and uncertainty, pooled and by client; loss deviation
 """  # fmt: skip
 
@@ -31,11 +32,13 @@ from fedray import registry
 from fedray.arrays.tensor_files import save_tree
 from fedray.config import to_dict
 from fedray.data import partition, scaling
-from fedray.federate.messages import Spotlight
+from fedray.federate.messages import Saved, Spotlight
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot
 from fedray.run.files import leftover, remove_leftovers, write_json
 from fedray.types import FedRayError
+
+PERSONAL = "personal"
 
 
 class Writer:
@@ -79,7 +82,10 @@ class Writer:
         self.json("config.json", describe(plan))
         partition.save(self.folder / "partition.npz", plan.partition)
         save_tree(self.folder / "global.safetensors", snapshot.server)
-        save_tree(self.folder / "personal.safetensors", snapshot.clients)
+        if isinstance(snapshot.clients, Saved):
+            self.json(f"{PERSONAL}/files.json", [file._asdict() for file in snapshot.clients.files])
+        else:
+            save_tree(self.folder / f"{PERSONAL}.safetensors", snapshot.clients)
         if spotlights:
             np.savez_compressed(
                 self.folder / "uncertainty.npz",
