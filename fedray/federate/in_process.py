@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,8 +25,10 @@ def play_and_keep(
     """Play the next round, and write a checkpoint of it if the store wants one."""
     state, metrics = play_round(plan, state, cohort, policy)
     if store is not None and store.wants(plan, state.round):
+        began = time.perf_counter()
         failures = checkpoint.keep(store, plan, state, cohort)
-        metrics = metrics._replace(failures=metrics.failures + failures)
+        seconds = {**metrics.seconds, "checkpoint": time.perf_counter() - began}
+        metrics = metrics._replace(failures=metrics.failures + failures, seconds=seconds)
     return state, metrics
 
 
