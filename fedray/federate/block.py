@@ -126,7 +126,7 @@ class Block:
         client = trees.tree_map(lambda leaf: leaf.to(device, copy=True), client)
         where = (client, self.ids, self.device)
         self.private: ClientStates = OnDisk(*where, folder) if folder else InMemory(*where)
-        self._terms: tuple[tuple[int, ...], Terms | None] = ((), None)  # of the last round, and whose they are
+        self._terms: list[tuple[Sequence[int], Terms]] = []  # of the last round: in rows whose they are, and they
         self._seen: dict[str, int] = {}  # how much of a shard a function of the algorithm looks at, by its name
 
     @property
@@ -149,7 +149,7 @@ class Block:
 
         A client that fails, or whose upload is not finite, keeps the state that it had and is among the failures.
         """
-        self._terms = ((), None)
+        self._terms = []
         wanted = [self._row[i] for i in ids]
         starts = range(0, len(wanted), self.chunk)
         with fusing() if self.backend == "compiled" else contextlib.nullcontext():
@@ -161,24 +161,27 @@ class Block:
         index = [k for part in done for k in part.rows]
         for part in done:
             self.private.replace(round_number, [self.ids[k] for k in part.rows], part.result[0])
-        sent, infos = (trees.concatenate([part.result[i] for part in done]) for i in (1, 2))
+        infos = trees.concatenate([part.result[2] for part in done])
         n = torch.tensor([self.n[k] for k in index])
         own = tuple(self.ids[k] for k in index)
         if self.plan.adapting(round_number):  # nobody else learns from a newcomer
             return TrainReply(round_number, own, None, n, infos, failures)
-        if not isinstance(sent, Terms):
-            return TrainReply(round_number, own, sent, n, infos, failures, up_bytes=done[0].up_bytes)
-        self._terms = (own, sent)
-        return TrainReply(round_number, own, None, n, infos, failures, sent.largest, done[0].up_bytes)
+        if not isinstance(self.plan.algorithm.aggregate, Sums):
+            ups = trees.concatenate([part.result[1] for part in done])
+            return TrainReply(round_number, own, ups, n, infos, failures, up_bytes=done[0].up_bytes)
+        self._terms = [(part.rows, part.result[1]) for part in done]
+        largest = trees.concatenate([terms.largest for _, terms in self._terms])
+        return TrainReply(round_number, own, None, n, infos, failures, largest, done[0].up_bytes)
 
     def add(self, ids: Sequence[int], exponents: Sequence[int]) -> Any:
         """The partial sums over those of the clients ``ids`` that are hosted here, of the round just trained."""
-        own, held = self._terms
-        place = {i: k for k, i in enumerate(own)}
-        mine = [i for i in ids if i in self._row]
-        if held is None or not place.keys() >= set(mine):
-            raise RunError(f"clients {mine} are to be added, but {list(own)} have trained; this is a fault of FedRay")
-        return totals.partial_sum(held, [place[i] for i in mine], exponents)
+        wanted = {self._row[i] for i in ids if i in self._row}
+        trained = {k for rows, _ in self._terms for k in rows}
+        if not self._terms or not wanted <= trained:
+            asked, own = (sorted(self.ids[k] for k in some) for some in (wanted, trained))
+            raise RunError(f"clients {asked} are to be added, but {own} have trained; this is a fault of FedRay")
+        parts = [(terms, [j for j, k in enumerate(rows) if k in wanted]) for rows, terms in self._terms]
+        return totals.added([totals.partial_sum(terms, index, exponents) for terms, index in parts])
 
     def _attempt(self, round_number: int, index: Sequence[int], down: Any, first: int) -> list[_Part]:
         """A chunk; where it fails, its clients one by one, so that each failure has its client."""
