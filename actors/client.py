@@ -13,22 +13,22 @@ from torch import Tensor
 
 from fedray.arrays import trees
 from fedray.data import loading
-from fedray.federate import checkpoint_files, evaluation, loss_deviation
+from fedray.federate import evaluation, loss_deviation
 from fedray.federate.block import Block, fix_numerics
+from fedray.federate.checkpoint_files import local_path
 from fedray.federate.compiled.package import Backend
-from fedray.federate.messages import ClassLosses, EvalReply, File, TrainReply
+from fedray.federate.messages import ClassLosses, EvalReply, File, Saved, TrainReply
 from fedray.federate.plan import Plan
-
-Committed = tuple[int, Any]  # a round, and the private states of the hosted clients after it
+from fedray.federate.states import Piece, rows
 
 
 class ClientActor:
     """Hosts a block of clients; wrapped by ``ray.remote`` where it is placed.
 
     Private data is loaded here and never returned. What leaves: uploads, evaluation sums, the predictive of one test
-    image, and the private states, either for a snapshot or to survive this process. A committed state stays in the
-    node's object store, owned by the server actor, until the next round replaces it; a checkpoint is a file that this
-    process writes.
+    image, and the private states, either for a snapshot or to survive this process. Committed states are those of the
+    clients that trained, and stay in the node's object store, owned by the server actor, until a later round replaces
+    them; states on disk are committed by the names of their files. A checkpoint is a file that this process writes.
     """
 
     def __init__(
@@ -36,22 +36,23 @@ class ClientActor:
         plan: Plan,
         ids: Sequence[int],
         backend: Backend,
-        committed: Committed | None = None,
         dataset: loading.Dataset | None = None,
+        folder: str = "",  # of states on disk; empty: they stay in memory
+        *committed: Piece,
     ):
         fix_numerics()
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         self._ids = ids
         self._backend = backend
         self._dataset = dataset
+        self._folder = folder
         self.reset(plan)
-        if committed is not None:
-            self.restore(committed)
+        self.restore(*committed)
 
     def reset(self, plan: Plan) -> None:
         """Begin a federation, this process's first or another: fresh states, the plan's shards of the same clients."""
         shards = loading.shards(self._load(plan), plan.partition, self._ids)
-        self._block = Block(plan, self._ids, shards, self._backend, self._device)
+        self._block = Block(plan, self._ids, shards, self._backend, self._device, self._folder)
         self._round = 0
         self._reply: Any = None
 
@@ -59,11 +60,17 @@ class ClientActor:
         """The whole dataset: given to this process, or read from its files and kept no longer than it is used."""
         return plan.dataset(self._dataset)
 
-    def restore(self, committed: Committed) -> None:
-        """Take the private states that the hosted clients had after a round."""
-        self._round, states = committed
-        self._block.states = trees.to_torch(states, self._device)
+    def restore(self, *committed: Piece) -> None:
+        """Take the private states that the hosted clients had, later pieces over earlier ones."""
+        self._block.private.take(committed)
         self._reply = None
+
+    def load(self, saved: Saved) -> tuple[bool, Piece]:
+        """(True, committed states) from a checkpoint; False where this machine does not see it."""
+        seen = local_path(saved.folder) is not None or "://" in saved.folder
+        if seen:
+            self._block.private.load(saved)
+        return seen, self._block.private.piece(self._ids)
 
     def train(self, round_number: int, ids: Sequence[int], down: Any) -> TrainReply:
         """The reply of a round; asked again for the same round, it answers the same."""
@@ -73,22 +80,27 @@ class ClientActor:
             self._reply = trees.to_numpy(reply)
         return self._reply
 
-    def train_and_commit(self, round_number: int, ids: Sequence[int], down: Any) -> tuple[TrainReply, Committed]:
-        """(reply, committed state) of a round that ends with its replies."""
-        return self.train(round_number, ids, down), self._commit()
+    def train_and_commit(
+        self, round_number: int, ids: Sequence[int], down: Any, commit: Sequence[int]
+    ) -> tuple[TrainReply, Piece]:
+        """(reply, states of ``commit``) of a round that ends with its replies."""
+        return self.train(round_number, ids, down), self._block.private.piece(commit)
 
     def add(
-        self, round_number: int, ids: Sequence[int], down: Any, chosen: Sequence[int], exponents: Sequence[int]
-    ) -> tuple[Any, Committed]:
-        """(partial sums over ``chosen``, committed state) of a round that ends with them.
+        self,
+        round_number: int,
+        ids: Sequence[int],
+        down: Any,
+        chosen: Sequence[int],
+        exponents: Sequence[int],
+        commit: Sequence[int],
+    ) -> tuple[Any, Piece]:
+        """(partial sums over ``chosen``, states of ``commit``) of a round that ends with them.
 
         A process that took over from one that died has not trained in this round yet: then it does.
         """
         self.train(round_number, ids, down)
-        return trees.to_numpy(self._block.add(chosen, exponents)), self._commit()
-
-    def _commit(self) -> Committed:
-        return self._round, trees.to_numpy(self._block.states)
+        return trees.to_numpy(self._block.add(chosen, exponents)), self._block.private.piece(commit)
 
     def evaluate(self, round_number: int, view: Any, spotlight: bool) -> EvalReply:
         """Evaluation sums of every hosted client."""
@@ -115,7 +127,12 @@ class ClientActor:
         fs, path = fsspec.url_to_fs(folder)
         if isinstance(fs, LocalFileSystem) and not fs.exists(path):
             return None
-        return checkpoint_files.write_clients(folder, self._ids, self._block.states)
+        return self._block.private.save(folder)
+
+    def hand_over(self) -> tuple[list[int], Any]:
+        """(clients, states) of those hosted clients that have trained."""
+        ids = self._block.private.trained
+        return ids, trees.to_numpy(rows(self._block.private, ids)) if ids else None
 
     def pid(self) -> int:
         """The process that hosts this actor."""

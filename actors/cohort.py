@@ -6,7 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -14,14 +14,16 @@ import ray
 import torch
 from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, RayTaskError
 
-from actors.client import ClientActor, Committed
+from actors.client import ClientActor
+from actors.commits import Commits
 from actors.placement import Layout
 from fedray.arrays import trees
 from fedray.federate import checkpoint_files
 from fedray.federate.compiled.package import Backend
 from fedray.federate.failures import RETRY, FailurePolicy, StageError
-from fedray.federate.messages import ClassLosses, EvalReply, Failure, File, TrainReply
+from fedray.federate.messages import ClassLosses, EvalReply, Failure, File, Saved, TrainReply
 from fedray.federate.plan import Plan
+from fedray.federate.states import Piece
 from fedray.terminal import say
 from fedray.types import Sums, first_line
 
@@ -39,10 +41,11 @@ class ClientsLostError(Exception):
 class Question(Generic[Reply]):
     """A question to some actors: the method to call, its arguments, and what to do with the answers."""
 
-    method: Callable[..., Reply] | Callable[..., tuple[Reply, Committed]]  # of ClientActor
+    method: Callable[..., Reply] | Callable[..., tuple[Reply, Piece]]  # of ClientActor
     args: Mapping[int, tuple[Any, ...]]  # of every actor that is asked, by its slot
     round_number: int = 0
-    returns_states: bool = False  # the clients' new states come as a second value, to be committed
+    # Of every actor that returns states as a second value, to be committed: whose they are.
+    commits: Mapping[int, Sequence[int]] = field(default_factory=dict)
     patience: float = 1.0  # factor of the time limit of an answer
     leave_out: Callable[[int, Failure], Reply] | None = None  # the reply for an actor that is given up; None: an error
     name: str = ""  # the stage in a failure; by default the name of the method
@@ -64,13 +67,20 @@ class Pending(NamedTuple):
 class RayCohort:
     """Client actors, one call per actor and round. It lives in the server actor, which owns them.
 
-    With every training reply an actor also returns its clients' new states. These stay in the object store. The cohort
-    holds only a reference, which the successor of an actor that dies starts from.
+    With every training reply an actor also returns the new states of the clients that trained. These stay in the
+    object store. The cohort holds only references, which the successor of an actor that dies starts from.
     """
 
     def __init__(
-        self, plan: Plan, layout: Layout, backend: Backend, dataset: Any = None, policy: FailurePolicy = RETRY
+        self,
+        plan: Plan,
+        layout: Layout,
+        backend: Backend,
+        dataset: Any = None,
+        policy: FailurePolicy = RETRY,
+        folder: str = "",
     ):
+        """``folder`` keeps the clients' states on the actors' disks; without one they stay in memory."""
         if dataset is None and plan.given is not None:
             dataset = ray.put(plan.given)
         self._plan = plan._replace(given=None)  # the actors get it as a reference
@@ -79,7 +89,8 @@ class RayCohort:
         self._backend = ray.put(backend)  # a package is 2 MB
         self._dataset = dataset  # reference to the loaded dataset; None: every actor loads it
         self._policy = policy
-        self._committed: list[Any] = [None] * len(layout.blocks)
+        self._folder = folder
+        self._committed = [Commits() for _ in layout.blocks]
         self._fresh = set(range(len(layout.blocks)))  # actors that have not answered yet
         self._failures: list[Failure] = []  # since the last take_failures
         self._trained: dict[int, tuple[Any, ...]] = {}  # the last round's arguments of the actors that trained in it
@@ -91,7 +102,7 @@ class RayCohort:
         self._plan = plan._replace(given=None)
         self._policy = policy
         self._plan_ref = ray.put(self._plan)
-        self._committed = [None] * len(self._layout.blocks)
+        self._committed = [Commits() for _ in self._layout.blocks]
         self._ask(Question(ClientActor.reset, self._to_all(self._plan_ref)))
 
     def wait_until_ready(self) -> bool:
@@ -100,10 +111,18 @@ class RayCohort:
         self.pids()
         return True
 
-    def restore(self, round_number: int, clients: Any) -> None:
-        for slot, block in enumerate(self._layout.blocks):
-            self._committed[slot] = ray.put((round_number, trees.to_numpy(trees.rows(clients, block))))
-        self._ask(Question(ClientActor.restore, {slot: (ref,) for slot, ref in enumerate(self._committed)}))
+    def restore(self, saved: Saved) -> None:
+        """Every actor reads its own clients; one that does not see the folder gets them from here."""
+        blocks = dict(enumerate(self._layout.blocks))
+        seen = self._ask(Question[bool](ClientActor.load, self._to_all(saved), commits=blocks))
+        initial = self._plan.algorithm.client_init(self._plan.context, self._plan.initial_server())
+        for slot in [slot for slot, done in enumerate(seen) if not done]:
+            found = list(checkpoint_files.read_clients(saved, blocks[slot], initial))
+            if found:
+                ids, states = zip(*found, strict=True)
+                ref = ray.put(Piece(ids, trees.to_numpy(trees.stack(states))))
+                self._committed[slot].add(blocks[slot], ref)
+                self._ask(Question(ClientActor.restore, {slot: (ref,)}))
 
     def close(self) -> None:
         """Stop the actors."""
@@ -119,10 +138,10 @@ class RayCohort:
         leave_out = partial(_left_out, round_number, chosen) if self._policy.skip else None
         adds = isinstance(self._plan.algorithm.aggregate, Sums) and not self._plan.adapting(round_number)
         # Where partial sums are to come, states are committed with them: who dies in between trains again.
-        method = ClientActor.train if adds else ClientActor.train_and_commit
-        question = Question[TrainReply](
-            method, args, round_number, returns_states=not adds, leave_out=leave_out, name="train"
-        )
+        question = Question[TrainReply](ClientActor.train, args, round_number, leave_out=leave_out)
+        if not adds:
+            question = replace(question, method=ClientActor.train_and_commit, name="train")
+            question = self._committing(question, chosen)
         replies = self._ask(question)
         if adds:
             self._trained = {slot: args[slot] for slot, reply in zip(sorted(args), replies, strict=True) if reply.ids}
@@ -134,7 +153,14 @@ class RayCohort:
             slot: (*trained, [i for i in self._layout.blocks[slot] if i in wanted], exponents)
             for slot, trained in self._trained.items()
         }
-        return self._ask(Question(ClientActor.add, args, round_number, returns_states=True))
+        trained = {slot: mine for slot, (_, mine, _) in self._trained.items()}
+        return self._ask(self._committing(Question(ClientActor.add, args, round_number), trained))
+
+    def _committing(self, question: Question[Reply], trained: Mapping[int, Sequence[int]]) -> Question[Reply]:
+        """The same question, answered together with the states of clients that have trained."""
+        commits = {slot: self._committed[slot].due(mine, self._layout.blocks[slot]) for slot, mine in trained.items()}
+        args = {slot: (*given, commits[slot]) for slot, given in question.args.items()}
+        return replace(question, args=args, commits=commits)
 
     def evaluate(self, round_number: int, view: Any, spotlight: bool) -> list[EvalReply]:
         args = self._to_all(round_number, ray.put(trees.to_numpy(view)), spotlight)
@@ -161,8 +187,11 @@ class RayCohort:
             raise error.cause from None  # the storage's own error, without the actor's trace
         for slot, written in enumerate(replies):
             if written is None:
-                (states,) = self._ask(Question(ClientActor.snapshot, {slot: ()}))
-                written = checkpoint_files.write_clients(folder, self._layout.blocks[slot], states)
+                ((ids, states),) = self._ask(Question(ClientActor.hand_over, {slot: ()}))
+                place = {i: k for k, i in enumerate(ids)}
+                written = checkpoint_files.write_clients(
+                    folder, ids, lambda some, all=states, at=place: trees.rows(all, [at[i] for i in some])
+                )
             files += written
         return files
 
@@ -203,7 +232,7 @@ class RayCohort:
                 slot = call.slot
                 answer = None
                 if trouble is None:
-                    answer, trouble = self._answer(reply, call, attempts[slot])
+                    answer, trouble = self._answer(reply, call, attempts[slot], question)
                 if trouble is None:
                     replies[slot] = answer
                     first = min(first, time.monotonic())
@@ -224,8 +253,8 @@ class RayCohort:
 
     def _submit(self, slot: int, question: Question[Any]) -> tuple[Any, Pending]:
         method = getattr(self.actors[slot], question.method.__name__)
-        refs = method.options(num_returns=2 if question.returns_states else 1).remote(*question.args[slot])
-        reply, states = refs if question.returns_states else (refs, None)
+        refs = method.options(num_returns=2 if question.commits else 1).remote(*question.args[slot])
+        reply, states = refs if question.commits else (refs, None)
         return reply, Pending(slot, states, self._deadline(slot, question))
 
     def _deadline(self, slot: int, question: Question[Any]) -> float | None:
@@ -246,7 +275,7 @@ class RayCohort:
         late = Failure(0, "", "late", f"no answer within {self._policy.timeout:g} s")
         return [(reply, late) for reply, call in pending.items() if call.deadline is not None and call.deadline <= now]
 
-    def _answer(self, reply: Any, call: Pending, attempt: int) -> tuple[Any, Failure | None]:
+    def _answer(self, reply: Any, call: Pending, attempt: int, question: Question[Any]) -> tuple[Any, Failure | None]:
         """A reply that has arrived, or the failure that arrived instead."""
         try:
             answer = ray.get(reply)
@@ -262,7 +291,7 @@ class RayCohort:
             self._failures += [failure._replace(action="asked again") for failure in failures]
             return None, failures[0]
         if call.states is not None:
-            self._committed[call.slot] = call.states
+            self._committed[call.slot].add(question.commits[call.slot], call.states)
         return answer, None
 
     def _recover(self, slot: int, question: Question[Reply], attempts: int, trouble: Failure) -> Reply | None:
@@ -290,7 +319,12 @@ class RayCohort:
         # No scheduling strategy: the actor is captured by the placement group of the server (or of the Tune trial).
         remote = ray.remote(num_cpus=self._layout.cpus, num_gpus=self._layout.gpus, max_restarts=0)(ClientActor)
         return remote.remote(
-            self._plan_ref, self._layout.blocks[slot], self._backend, self._committed[slot], self._dataset
+            self._plan_ref,
+            self._layout.blocks[slot],
+            self._backend,
+            self._dataset,
+            self._folder,
+            *self._committed[slot].refs,
         )
 
     def _named(self, slot: int) -> str:

@@ -23,7 +23,7 @@ from fedray.federate.checkpoint import CheckpointStore, newest
 from fedray.federate.checkpoint_files import Checkpoint
 from fedray.federate.compiled.package import Backend, Package, obtain
 from fedray.federate.failures import failure_policy
-from fedray.federate.messages import ClassLosses, Failure, RoundMetrics
+from fedray.federate.messages import ClassLosses, Failure, File, RoundMetrics
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot, State
 from fedray.terminal import say
@@ -96,6 +96,10 @@ class RayFederation:
     def snapshot(self) -> Snapshot:
         """The server's and the clients' states now."""
         return trees.to_torch(self._recovering(lambda: self._get(self.server.snapshot.remote())))
+
+    def save(self, folder: str) -> list[File]:
+        """Write the clients' states into a folder, and list the files."""
+        return self._recovering(lambda: self._get(self.server.save.remote(folder)))
 
     def class_losses(self) -> ClassLosses:
         """What the loss deviation is made of, of the personal models now."""

@@ -11,12 +11,12 @@ from actors.gauges import Gauges
 from actors.placement import Layout
 from fedray.arrays import trees
 from fedray.federate.block import fix_numerics
-from fedray.federate.checkpoint import CheckpointStore
+from fedray.federate.checkpoint import CheckpointStore, prepared
 from fedray.federate.checkpoint_files import Checkpoint
 from fedray.federate.compiled.package import Backend
 from fedray.federate.failures import RETRY, FailurePolicy
 from fedray.federate.in_process import play_and_keep
-from fedray.federate.messages import ClassLosses, RoundMetrics
+from fedray.federate.messages import ClassLosses, File, RoundMetrics
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot, State, start
 
@@ -40,10 +40,10 @@ class ServerActor:
         self._store = store
         self._policy = policy
         self._state = begun.state if begun else start(plan)
-        self._cohort = RayCohort(plan, layout, backend, dataset[0] if dataset else None, policy)
+        self._cohort = RayCohort(plan, layout, backend, dataset[0] if dataset else None, policy, prepared(store))
         self._gauges = Gauges(name)
         if begun:
-            self._cohort.restore(begun.state.round, begun.clients)
+            self._cohort.restore(begun.clients)
 
     def play(self) -> RoundMetrics:
         """Play the next round."""
@@ -55,6 +55,10 @@ class ServerActor:
     def snapshot(self) -> Snapshot:
         """The server's state and every client's, on explicit request."""
         return trees.to_numpy(Snapshot(self._state.server, self._cohort.snapshot()))
+
+    def save(self, folder: str) -> list[File]:
+        """Write the clients' states into a folder, and list the files."""
+        return self._cohort.save(folder)
 
     def class_losses(self) -> ClassLosses:
         """What the loss deviation is made of, of the personal models now."""

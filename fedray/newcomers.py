@@ -20,9 +20,9 @@ from fedray.arrays.rng import Stream
 from fedray.config import DataConfig, override
 from fedray.data import loading
 from fedray.data.datasets import npz_file
-from fedray.data.loading import Shard
 from fedray.data.partitions.iid import iid
 from fedray.data.readers import Dataset
+from fedray.data.shards import Shards
 from fedray.federate import report
 from fedray.federate.block import Block, numerics
 from fedray.federate.in_process import LocalCohort
@@ -57,7 +57,7 @@ class Options:
     """Print the summary as one JSON object."""
 
 
-def make_plan(run: Plan, options: Options) -> tuple[Plan, list[Shard]]:
+def make_plan(run: Plan, options: Options) -> tuple[Plan, Shards]:
     """The plan of newcomers alone, and their shards; raises FedRayError where they do not fit the run."""
     able = run.algorithm.adapt is not None
     name = registry.algorithm_name(run.cfg.algorithm)

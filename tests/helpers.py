@@ -104,6 +104,11 @@ def block(plan, ids=None, backend="loop", gather=True):
     return Block(plan, ids, loading.shards(loading.load(plan.cfg.data), plan.partition, ids), backend)
 
 
+def shard(host, k):
+    """The padded training shard of the k-th client of a block."""
+    return trees.row(host.shards.padded([k], host.plan.facts.shard), 0)
+
+
 def play(plan, hosts, rounds=((0, 2, 3, 5), (1, 2, 4, 5))):
     """Rounds with the given participants over blocks of clients: (server, states, uploads and infos)."""
     server, seen = plan.initial_server(), []

@@ -115,11 +115,11 @@ def test_the_result_reports_them_apart():
     assert summary["novel"]["accuracy"] == rows[-1]["novel/accuracy"]
     assert summary["personal"]["accuracy"] == rows[1]["personal/accuracy"]
     assert summary["rounds"] == 2
-    evaluated = rounds[1]._replace(novel=rounds[-1].novel)
-    table = report.client_rows(evaluated, federation.plan)
-    assert ["personal_accuracy" in row for row in table] == [True] * 4 + [False] * 2
-    assert ["novel_accuracy" in row for row in table] == [False] * 4 + [True] * 2
-    bins = report.client_calibration_rows(evaluated, federation.plan)
+    evaluated = report.with_newcomers(rounds[1], rounds[-1])
+    table = list(report.client_rows(evaluated, federation.plan))
+    assert [row["personal_accuracy"] != "" for row in table] == [True] * 4 + [False] * 2
+    assert [row["novel_accuracy"] != "" for row in table] == [False] * 4 + [True] * 2
+    bins = list(report.client_calibration_rows(evaluated, federation.plan))
     assert {row["client"] for row in bins if row["model"] == "novel"} == {4, 5}
     assert {row["client"] for row in bins if row["model"] == "personal"} == {0, 1, 2, 3}
 

@@ -82,15 +82,14 @@ class Trial(ray_tune.Trainable):
         }
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Server, every client, and the measures so far; written here, for Tune collects them from this machine."""
-        files = checkpoint_files.write_clients(checkpoint_dir, range(self._plan.clients), self._cohort.snapshot())
-        checkpoint_files.write(checkpoint_dir, self._plan, self._state, files)
+        """Server, clients, and the measures so far; in a folder of this machine, from which Tune collects them."""
+        checkpoint_files.write(checkpoint_dir, self._plan, self._state, self._cohort.save(checkpoint_dir))
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Go on from a checkpoint of this trial or, in population based training, of a better one."""
         found = checkpoint_files.read(checkpoint_dir, self._plan)
         self._state = found.state
-        self._cohort.restore(found.state.round, found.clients)
+        self._cohort.restore(found.clients)
 
     def cleanup(self) -> None:
         """Stop the client actors."""

@@ -75,6 +75,23 @@ def unpack(content: bytes, template: Any, surplus: bool = False) -> Any:
     return trees.tree_map(lambda _: next(values), template)
 
 
+def map_tree(path: Path, template: Any) -> Any:
+    """The tensors of a file with the structure of ``template``, mapped into memory, only to be read.
+
+    The system reads what is used of them, and may forget it again. Raises OSError, and ValueError for other fields.
+    """
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(str(error)) from None
+    names = [name for name, _ in trees.named_leaves(template)]
+    if stored.keys() != set(names):
+        raise ValueError(f"{path}: other fields than expected: {', '.join(sorted(stored))}")
+    values = iter([stored[name] for name in names])
+    return trees.tree_map(lambda _: next(values), template)
+
+
 def save_tree(path: Path, tree: Any) -> None:
     """Write a state to a file."""
     path.write_bytes(pack(tree))

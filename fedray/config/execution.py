@@ -54,6 +54,9 @@ class Execution:
     stacks small networks, and everything on a GPU."""
     clients_per_actor: int | None = None
     """Clients hosted by one Ray actor; by default one, or more where the cluster has less room."""
+    client_states: Literal["memory", "disk"] = "memory"
+    """Where the states of clients that sit out are kept. disk: in one file per client, beside the checkpoints, and a
+    checkpoint links those that did not change; for more clients than fit into memory."""
     gpus_per_client: float | None = None
     """GPU share of one client; by default what fits evenly."""
     address: str | None = None

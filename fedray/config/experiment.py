@@ -45,6 +45,8 @@ class Experiment:
     """Minibatches per client and round."""
     eval_every: int = 1
     """Evaluate after every k-th round (and after the last)."""
+    eval_clients: int | None = None
+    """Clients that an evaluation draws anew, without replacement; by default all of them are evaluated."""
     predict_samples: int = 10
     """Posterior draws averaged at prediction; 0 predicts with the mean weights."""
 
@@ -55,7 +57,15 @@ class Experiment:
 
     def __post_init__(self) -> None:
         check_types(self)
-        for name in ("rounds", "clients", "clients_per_round", "batch_size", "local_steps", "eval_every"):
+        for name in (
+            "rounds",
+            "clients",
+            "clients_per_round",
+            "batch_size",
+            "local_steps",
+            "eval_every",
+            "eval_clients",
+        ):
             value = getattr(self, name)
             ok = value is None or (isinstance(value, int) and value >= 1)
             require(ok, name, value, "at least one is needed", "give a positive whole number")

@@ -47,12 +47,15 @@ def decisive(cfg: Experiment) -> dict[str, Any]:
     """The settings that change the numbers, as plain nested dicts.
 
     Where the data lie does not count, nor whether a client that fails is asked again: only skip leaves clients out.
-    Without a validation share the numbers are those of versions that did not have the setting.
+    Without a validation share, or a sample of clients to evaluate, the numbers are those of versions that did not have
+    the setting.
     """
     values = to_dict(cfg)
     values["data"] = {name: value for name, value in values["data"].items() if name not in ("root", "download")}
     if not cfg.data.validation:
         del values["data"]["validation"]
+    if cfg.eval_clients is None:
+        del values["eval_clients"]
     if cfg.on_failure != "skip":
         del values["on_failure"]
     return values

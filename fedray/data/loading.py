@@ -10,11 +10,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fedray import registry
 from fedray.config import DataConfig
@@ -22,17 +19,8 @@ from fedray.data.partition import Partition
 from fedray.data.readers import Dataset
 from fedray.data.records import DatasetRecord
 from fedray.data.scaling import Scaling, moments, standard, unit
+from fedray.data.shards import Shards
 from fedray.types import FedRayError, require
-
-
-class Shard(NamedTuple):
-    """The private examples of one client; x is float32 and normalised, y int64, or float32 and standardised."""
-
-    train_x: Tensor  # [n, ...]
-    train_y: Tensor  # [n]
-    test_x: Tensor  # [m, ...]
-    test_y: Tensor  # [m]
-    validation: tuple[Tensor, Tensor] | None = None  # x [v, ...], y [v]; None: nothing is held out of the training data
 
 
 def record(name: str) -> DatasetRecord:
@@ -125,36 +113,6 @@ def scaling(cfg: DataConfig, dataset: Dataset, train: Sequence[np.ndarray]) -> S
     return unit(dataset.scaling) if kind == "unit" else dataset.scaling
 
 
-def shards(dataset: Dataset, partition: Partition, ids: Sequence[int]) -> list[Shard]:
-    """The shards of the clients ``ids``, in a network's units.
-
-    Labels are the dataset's, but where the partition says otherwise. Words are replaced by their vectors.
-    """
-    dataset = relabelled(dataset, partition)
-    held = partition.validation
-    return [
-        Shard(
-            *examples(dataset, partition.train[i]),
-            *examples(dataset, partition.test[i]),
-            examples(dataset, held[i]) if held else None,
-        )
-        for i in ids
-    ]
-
-
-def relabelled(dataset: Dataset, partition: Partition) -> Dataset:
-    """The dataset with the labels of the partition's protocol, where they are not its own."""
-    if partition.relabel is None:
-        return dataset
-    y = dataset.y.copy()
-    y[partition.relabel[:, 0]] = partition.relabel[:, 1]
-    return dataset._replace(y=y)
-
-
-def examples(dataset: Dataset, indices: np.ndarray) -> tuple[Tensor, Tensor]:
-    """The examples of the given positions, x normalised."""
-    raw = dataset.x[indices]  # advanced indexing copies: the dataset stays as it is
-    x = torch.from_numpy(raw if dataset.vectors is None else dataset.vectors[raw]).float()
-    x = x if dataset.scaling is None else dataset.scaling.apply(x)
-    y = torch.from_numpy(dataset.y[indices])
-    return x, y if dataset.target is None else dataset.target.apply(y).float()
+def shards(dataset: Dataset, partition: Partition, ids: Sequence[int]) -> Shards:
+    """The shards of the clients ``ids``, in a network's units."""
+    return Shards(dataset, partition, ids)

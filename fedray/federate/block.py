@@ -13,6 +13,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,13 +22,14 @@ from torch import Tensor
 
 from fedray.arrays import trees
 from fedray.arrays.rng import Passes
-from fedray.data.loading import Shard
+from fedray.data.shards import Shards
 from fedray.federate import totals
 from fedray.federate.compiled.package import Backend, Package, load, obtain
 from fedray.federate.compiled.unit import own
 from fedray.federate.failures import StageError, stage
 from fedray.federate.messages import Failure, TrainReply
 from fedray.federate.plan import Plan
+from fedray.federate.states import ClientStates, InMemory, OnDisk, rows
 from fedray.federate.totals import Terms
 from fedray.federate.uploads import bad_rows, not_finite, payload_bytes
 from fedray.nets.model import linear
@@ -89,7 +91,16 @@ class _Part(NamedTuple):
 class Block:
     """The shards and private states of some clients; its methods are the whole of what a client can be asked."""
 
-    def __init__(self, plan: Plan, ids: Sequence[int], shards: Sequence[Shard], backend: Backend, device: str = "cpu"):
+    def __init__(
+        self,
+        plan: Plan,
+        ids: Sequence[int],
+        shards: Shards,
+        backend: Backend,
+        device: str = "cpu",
+        folder: str = "",
+    ):
+        """``folder`` keeps the clients' states on disk; without one they stay in memory."""
         self.plan = plan
         self.ids = tuple(ids)
         self.device = torch.device(device)
@@ -108,25 +119,42 @@ class Block:
         self._least = 2 if named == "auto" and _same_alone(plan) else 1  # clients that are worth a stack
         stack = len(ids) if self.device.type == "cuda" else min(CHUNK, max(1, STACK // size))
         self.chunk = stack if self.backend == "vmap" else 1
-        self.n = [len(shard.train_y) for shard in shards]
+        if self.device.type != "cpu":
+            shards.convert(self.device)
+        self.shards = shards
+        self.n: list[int] = shards.sizes.tolist()
+        self._row = {i: k for k, i in enumerate(self.ids)}
         cfg = plan.cfg
         self._passes = [Passes(cfg.seed, i, n, cfg.batch_size) for i, n in zip(ids, self.n, strict=True)]
-        # Where examples are pooled, the first client has all of them, and the others only evaluate.
-        training = [padded(shard, self.context.facts.shard) for shard in shards if len(shard.train_y)]
-        self.data: Any = trees.tree_map(lambda leaf: leaf.to(device), trees.stack(training)) if training else None
-        self.test = [(shard.test_x.to(device), shard.test_y.to(device)) for shard in shards]
-        self.validation = [trees.tree_map(lambda leaf: leaf.to(device), shard.validation) for shard in shards]
-        # Fresh memory: a state must not alias the server's, nor be a broadcast view of one client.
-        self.states = trees.tree_map(lambda leaf: leaf.to(device).clone(), trees.stack([client] * len(ids)))
-        self._terms: tuple[tuple[int, ...], Terms | None] = ((), None)  # of the last round, and whose they are
+        # Fresh memory: a state must not alias the server's.
+        client = trees.tree_map(lambda leaf: leaf.to(device, copy=True), client)
+        where = (client, self.ids, self.device)
+        self.private: ClientStates = OnDisk(*where, folder) if folder else InMemory(*where)
+        self._terms: list[tuple[Sequence[int], Terms]] = []  # of the last round: in rows whose they are, and they
+        self._seen: dict[str, int] = {}  # how much of a shard a function of the algorithm looks at, by its name
+
+    @property
+    def states(self) -> Any:
+        """The private states of all hosted clients, stacked [K, ...]: a copy."""
+        return rows(self.private, self.ids)
+
+    def data(self, index: Sequence[int], name: str, look: Callable[[Any], object]) -> Batch:
+        """The padded training shards of the clients in the given rows, without examples if nobody looks at them.
+
+        Most methods never do, and to gather whole shards costs as much as their small networks. ``look`` calls the
+        function of that name on a shard that has nothing but its size.
+        """
+        if name not in self._seen:
+            self._seen[name] = self.context.facts.shard if _looks(look, self.n[index[0]]) else 0
+        return self.shards.padded(index, self._seen[name])
 
     def train(self, round_number: int, ids: Sequence[int], down: Any) -> TrainReply:
         """Run the local steps of the given clients and keep their new private states.
 
         A client that fails, or whose upload is not finite, keeps the state that it had and is among the failures.
         """
-        self._terms = ((), None)
-        wanted = [self.ids.index(i) for i in ids]
+        self._terms = []
+        wanted = [self._row[i] for i in ids]
         starts = range(0, len(wanted), self.chunk)
         parts = [part for i in starts for part in self._attempt(round_number, wanted[i : i + self.chunk], down, i)]
         failures = tuple(failure for part in parts for failure in part.failures)
@@ -134,24 +162,29 @@ class Block:
         if not done:
             return TrainReply(round_number, (), None, None, None, failures)
         index = [k for part in done for k in part.rows]
-        clients, sent, infos = (trees.concatenate([part.result[i] for part in done]) for i in range(3))
-        self.states = trees.replace_rows(self.states, index, clients)
+        for part in done:
+            self.private.replace(round_number, [self.ids[k] for k in part.rows], part.result[0])
+        infos = trees.concatenate([part.result[2] for part in done])
         n = torch.tensor([self.n[k] for k in index])
         own = tuple(self.ids[k] for k in index)
         if self.plan.adapting(round_number):  # nobody else learns from a newcomer
             return TrainReply(round_number, own, None, n, infos, failures)
-        if not isinstance(sent, Terms):
-            return TrainReply(round_number, own, sent, n, infos, failures, up_bytes=done[0].up_bytes)
-        self._terms = (own, sent)
-        return TrainReply(round_number, own, None, n, infos, failures, sent.largest, done[0].up_bytes)
+        if not isinstance(self.plan.algorithm.aggregate, Sums):
+            ups = trees.concatenate([part.result[1] for part in done])
+            return TrainReply(round_number, own, ups, n, infos, failures, up_bytes=done[0].up_bytes)
+        self._terms = [(part.rows, part.result[1]) for part in done]
+        largest = trees.concatenate([terms.largest for _, terms in self._terms])
+        return TrainReply(round_number, own, None, n, infos, failures, largest, done[0].up_bytes)
 
     def add(self, ids: Sequence[int], exponents: Sequence[int]) -> Any:
         """The partial sums over those of the clients ``ids`` that are hosted here, of the round just trained."""
-        own, held = self._terms
-        mine = [i for i in ids if i in self.ids]
-        if held is None or not set(mine) <= set(own):
-            raise RunError(f"clients {mine} are to be added, but {list(own)} have trained; this is a fault of FedRay")
-        return totals.partial_sum(held, [own.index(i) for i in mine], exponents)
+        wanted = {self._row[i] for i in ids if i in self._row}
+        trained = {k for rows, _ in self._terms for k in rows}
+        if not self._terms or not wanted <= trained:
+            asked, own = (sorted(self.ids[k] for k in some) for some in (wanted, trained))
+            raise RunError(f"clients {asked} are to be added, but {own} have trained; this is a fault of FedRay")
+        parts = [(terms, [j for j, k in enumerate(rows) if k in wanted]) for rows, terms in self._terms]
+        return totals.added([totals.partial_sum(terms, index, exponents) for terms, index in parts])
 
     def _attempt(self, round_number: int, index: Sequence[int], down: Any, first: int) -> list[_Part]:
         """A chunk; where it fails, its clients one by one, so that each failure has its client."""
@@ -182,19 +215,21 @@ class Block:
 
     def _train_rows(self, round_number: int, index: Sequence[int], down: Any, first: int) -> tuple[Any, Any, Any]:
         """One client (loop) or a stack of them; ``first`` is their place among the selected."""
-        states, data = trees.rows(self.states, index), trees.rows(self.data, index)
         if self.plan.algorithm.down_per_client:
             down = trees.rows(down, range(first, first + len(index)))
         compiled = None if self.plan.adapting(round_number) else self._compiled
         draws = self._draws(round_number, index, raw=compiled is not None)
         inside = partial(stage, who=f"client {self.ids[index[0]]}", round_number=round_number)
+        plain = self._of(round_number, _plain(self.plan, self.context))
+        state = self.private.row(self.ids[index[0]])
+        single = trees.row(down, 0) if self.plan.algorithm.down_per_client else down
+        data = self.data(index, "train", lambda shard: _begin_and_finish(plain, state, single, shard))
         if self.backend != "vmap" or len(index) < self._least:
-            down = trees.row(down, 0) if self.plan.algorithm.down_per_client else down
             one = (trees.row(draw, 0) for draw in draws)
-            begin, step, finish = self._of(round_number, _plain(self.plan, self.context))
-            plain = begin, compiled or step, finish
-            result = _local_round(plain, trees.row(states, 0), down, trees.row(data, 0), one, inside)
+            begin, step, finish = plain
+            result = _local_round((begin, compiled or step, finish), state, single, trees.row(data, 0), one, inside)
             return trees.tree_map(lambda leaf: leaf[None], result)
+        states = rows(self.private, [self.ids[k] for k in index])
         stacked = self._of(round_number, _stacked(self.plan, self.context))
         clients, ups, infos = _local_round(stacked, states, down, data, draws, inside)
         return clients, ups, trees.tree_map(lambda leaf: leaf.transpose(0, 1), infos)
@@ -229,30 +264,33 @@ class Block:
                 chosen = self._passes[k][position + j]
                 picked[row, j, : len(chosen)] = chosen
                 weight[row, j, : len(chosen)] = 1
-        at, mask = (torch.from_numpy(array).flatten(1).to(self.device) for array in (picked, weight))
-        where = torch.tensor(list(index), device=self.device)
-        x = self.data.x[where[:, None], at]
-        y = self.data.y[where[:, None], at]
-        return Batch(x, y, mask, at, self.data.total[where])
+        return self.shards.minibatch(index, picked.reshape(len(index), -1), weight.reshape(len(index), -1))
 
     def probe(self, score: str, number: int, view: Any, message: Any) -> Iterator[Tensor]:
         """The replies of the hosted clients in a stage of a score, each computed when it is asked for."""
         probe = self.plan.algorithm.scores[score][number].probe
+        shard = self.context.facts.shard
         for k in range(len(self.ids)):
-            client, data = trees.row(self.states, k), trees.row(self.data, k)
+            client, data = self.private.row(self.ids[k]), trees.row(self.shards.padded([k], shard), 0)
             with stage(f"probe of {score}", f"client {self.ids[k]}", 0):
                 reply = probe(self.context, client, view, message, data).cpu()
             yield reply
 
 
-def padded(shard: Shard, size: int) -> Batch:
-    """A client's training shard as one batch of a length common to all clients."""
-    n = len(shard.train_y)
-    x = torch.zeros(size, *shard.train_x.shape[1:])
-    y = torch.zeros(size, dtype=shard.train_y.dtype)
-    x[:n], y[:n] = shard.train_x, shard.train_y
-    weight = (torch.arange(size) < n).float()
-    return Batch(x, y, weight, torch.arange(size), torch.tensor(float(n)))
+def _looks(function: Callable[[Any], Any], examples: int) -> bool:
+    """Whether a function looks at more of a shard than its size, the only thing in this one, or hands it on."""
+    try:
+        result = function(SimpleNamespace(total=torch.tensor(float(examples))))
+    except Exception:  # as it may come of what is missing; if not, it comes again
+        return True
+    return not all(isinstance(leaf, Tensor) for leaf in trees.leaves(result))
+
+
+def _begin_and_finish(functions: tuple[Callable[..., Any], ...], client: Any, down: Any, data: Any) -> Any:
+    """A round without steps: (local, client, up)."""
+    begin, _, finish = functions
+    local = begin(client, down, data)
+    return local, *finish(local, data)
 
 
 def _same_alone(plan: Plan) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ class CheckpointStore(NamedTuple):
     every: int = 1  # rounds
     kept: int = 2
     stop: bool = False  # stop the run where one cannot be written
+    states: str = ""  # the folder of clients' states; empty: they stay in memory
 
     def wants(self, plan: Plan, round_number: int) -> bool:
         """Whether a round is kept; the last one is not, for the result follows it."""
@@ -100,8 +102,19 @@ def _complete(store: CheckpointStore, number: int) -> bool:
     return fs.exists(f"{path}/manifest.json")
 
 
+def prepared(store: CheckpointStore | None) -> str:
+    """The folder of clients' states, without those of a process that was killed; empty: they stay in memory."""
+    folder = store.states if store else ""
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
+    return folder
+
+
 def clear(store: CheckpointStore) -> None:
     """Remove all checkpoints: the run is finished. What cannot be removed stays."""
+    prepared(store)
+    with contextlib.suppress(Exception):
+        _remove(f"{store.url}/states")  # of a process that was killed, where the run went on in memory
     with contextlib.suppress(Exception):
         fs, path = fsspec.url_to_fs(store.url)
         for number in rounds(store):

@@ -1,7 +1,8 @@
 """The files of a checkpoint: everything that the remaining rounds and the result depend on.
 
     round-000012/
-        clients-000000-000004.safetensors   private states of clients 0 to 4, written by the actor that has them
+        clients-000000-000004.safetensors   private states of clients between 0 and 4, written by the actor that has
+                                            them; of a client in no such file client_init's, for it has not trained
         server.safetensors                  the server's state and the selection policy's
         spotlights.safetensors              data of the uncertainty figure so far
         history.json                        the measures of the rounds so far
@@ -16,8 +17,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import fsspec
@@ -28,12 +31,13 @@ from fsspec.implementations.local import LocalFileSystem
 from fedray.arrays import tensor_files, trees
 from fedray.config import fingerprint
 from fedray.config.decode import decode, fits, refuse_damage
-from fedray.federate.messages import File, Spotlight
+from fedray.federate.messages import File, Saved, Spotlight
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import State
 from fedray.types import RunError
 
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, 2)  # format 1 held the states of all clients
 FILE_BYTES = 2**28  # private states are written in files of this size: a reader holds one at a time
 
 
@@ -41,7 +45,7 @@ class Checkpoint(NamedTuple):
     """A federation between two rounds."""
 
     state: State
-    clients: Any  # private states, stacked [N, ...]
+    clients: Saved
 
 
 class ServerPart(NamedTuple):
@@ -55,18 +59,57 @@ class CheckpointError(RunError):
     """A checkpoint cannot be read, or could not be written and the run was told to stop then."""
 
 
-def write_clients(folder: str, ids: Sequence[int], states: Any) -> list[File]:
-    """Write the private states [K, ...] of some clients; raises OSError."""
-    states = trees.to_numpy(states)
-    files: list[File] = []
-    total = sum(leaf.nbytes for leaf in trees.leaves(states))
-    step = max(1, len(ids) * FILE_BYTES // max(total, 1))
-    for first in range(0, len(ids), step):
-        some = tuple(ids[first : first + step])
-        name = f"clients-{some[0]:06d}-{some[-1]:06d}.safetensors"
-        part = trees.tree_map(lambda leaf, at=first, end=first + step: leaf[at:end], states)
-        files.append(_write(folder, name, tensor_files.pieces(tensor_files.named(part)), some))
-    return files
+def write_clients(folder: str, ids: Sequence[int], states_of: Callable[[Sequence[int]], Any]) -> list[File]:
+    """Write the private states of some clients, in files of at most FILE_BYTES if one state is not larger.
+
+    ``states_of`` gives those of some of them, stacked, and is asked for one file at a time. Raises OSError.
+    """
+    if not ids:
+        return []
+    size = sum(leaf.nbytes for leaf in trees.leaves(states_of(ids[:1])))
+    step = max(1, FILE_BYTES // max(size, 1))
+    parts = [ids[first : first + step] for first in range(0, len(ids), step)]
+    return [write_some(folder, part, states_of(part)) for part in parts]
+
+
+def write_some(folder: str, ids: Sequence[int], states: Any) -> File:
+    """Write the private states [K, ...] of some clients, in ascending order, to one file; raises OSError."""
+    name = f"clients-{ids[0]:06d}-{ids[-1]:06d}.safetensors"
+    return _write(folder, name, tensor_files.pieces(tensor_files.named(states)), tuple(ids))
+
+
+def read_clients(saved: Saved, wanted: Collection[int], initial: Any) -> Iterator[tuple[int, Any]]:
+    """(client, state) of those wanted clients that have trained, one file in memory at a time.
+
+    ``initial`` is what they began with. Raises OSError, and ValueError for other fields, shapes or types.
+    """
+    for file in saved.files:
+        if not wanted or set(wanted).isdisjoint(file.clients):
+            continue
+        states = tensor_files.unpack(_content(saved.folder, file.name), _like(initial, len(file.clients)))
+        for k, i in enumerate(file.clients):
+            if i in wanted:
+                yield i, trees.row(states, k)
+
+
+def local_path(folder: str) -> Path | None:
+    """The path of a folder in a file system of this machine; None for a remote store, or one not seen from here."""
+    fs, path = fsspec.url_to_fs(folder)
+    return Path(path) if isinstance(fs, LocalFileSystem) and fs.exists(path) else None
+
+
+def link(source: Path, target: Path) -> None:
+    """A second name for a file that nobody will change, or a copy in another file system."""
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _like(initial: Any, clients: int) -> Any:
+    """A stack of as many states, of which only the shape counts."""
+    return trees.tree_map(lambda leaf: leaf.expand(clients, *leaf.shape), initial)
 
 
 def write(folder: str, plan: Plan, state: State, clients: Sequence[File]) -> None:
@@ -98,35 +141,39 @@ def read(folder: str, plan: Plan, config: str | None = None) -> Checkpoint:
     with refuse_damage(f"checkpoint {folder} cannot be used", "an older one is used if there is one", CheckpointError):
         manifest = decode(_content(folder, "manifest.json"))
         body = {name: manifest[name] for name in ("format", "config", "round", "files")}
-        if manifest["crc32"] != _checksum(body) or body["format"] != FORMAT:
+        if manifest["crc32"] != _checksum(body) or body["format"] not in READABLE:
             raise ValueError("its manifest is damaged, or of another version")
         if config is not None and body["config"] != config:
             raise ValueError("it belongs to another experiment")
-        files = [File(f["name"], f["size"], f["crc32"], tuple(f["clients"])) for f in body["files"]]
-        return _assemble(plan, body["round"], {file: _verified(folder, file) for file in files})
+        files = [as_file(entry) for entry in body["files"]]
+        if body["format"] == 1 and sum(len(file.clients) for file in files) != plan.clients:
+            raise ValueError(f"it does not hold clients 0 to {plan.clients - 1}")
+        return _assemble(folder, plan, body["round"], files)
 
 
-def _assemble(plan: Plan, round_number: int, files: dict[File, bytes]) -> Checkpoint:
-    named = {file.name: content for file, content in files.items()}
+def as_file(entry: Any) -> File:
+    """A file as a manifest lists it; raises what damage leads to."""
+    return File(entry["name"], entry["size"], entry["crc32"], tuple(entry["clients"]))
+
+
+def _assemble(folder: str, plan: Plan, round_number: int, files: Sequence[File]) -> Checkpoint:
+    named = {file.name: _verified(folder, file) for file in files if not file.clients}
     server = plan.initial_server()
     client = plan.algorithm.client_init(plan.context, server)
-    blocks = sorted((file.clients, content) for file, content in files.items() if file.clients)
-    if [i for ids, _ in blocks for i in ids] != list(range(plan.clients)):
-        raise ValueError(f"it does not hold clients 0 to {plan.clients - 1}")
-    parts = []
-    for ids, content in blocks:
-        size = (len(ids),)
-        template = trees.tree_map(lambda leaf, size=size: leaf.expand(*size, *leaf.shape), client)
-        parts.append(tensor_files.unpack(content, template))
+    private = tuple(sorted((file for file in files if file.clients), key=lambda file: file.clients))
+    ids = [i for file in private for i in file.clients]
+    if len(set(ids)) < len(ids) or not set(ids) <= set(range(plan.clients)):
+        raise ValueError(f"it holds clients twice, or others than 0 to {plan.clients - 1}")
+    for file in private:  # one at a time: all of them may not fit into memory
+        tensor_files.unpack(_verified(folder, file), _like(client, len(file.clients)))
     template = ServerPart(server, plan.selection.init(plan.clients))
     part = tensor_files.unpack(named["server.safetensors"], template)
     spotlights = _unpack_spotlights(named["spotlights.safetensors"])
     rows = decode(named["history.json"])
     if not fits(rows, list[dict[str, float]]) or [row.get("round") for row in rows] != list(range(1, round_number + 1)):
         raise ValueError(f"its history is not that of rounds 1 to {round_number}")
-    return Checkpoint(
-        State(round_number, part.server, part.selection, tuple(rows), spotlights), trees.concatenate(parts)
-    )
+    state = State(round_number, part.server, part.selection, tuple(rows), spotlights)
+    return Checkpoint(state, Saved(folder, round_number, private))
 
 
 def _spotlight_pieces(spotlights: Sequence[Spotlight]) -> list[bytes | memoryview]:

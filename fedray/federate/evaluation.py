@@ -32,33 +32,37 @@ class Predict(NamedTuple):
 
 
 def evaluate(block: Block, round_number: int, view: Any, spotlight: bool) -> EvalReply:
-    """Evaluation sums of the hosted clients that a round concerns; with ``spotlight`` also one image's draws.
+    """Evaluation sums of the hosted clients that a round evaluates; with ``spotlight`` also one image's draws.
 
     The same models, by the same draws, predict the test examples and the validation examples if some are held out. Real
-    targets have no draws to show: the uncertainty figure is of class probabilities.
+    targets have no draws to show: the uncertainty figure is of class probabilities. Before the first round only these
+    draws are wanted.
     """
-    present = block.plan.novel if block.plan.adapting(round_number) else block.plan.members
-    rows = [k for k, i in enumerate(block.ids) if i in present]
-    samples = block.plan.cfg.predict_samples
+    plan = block.plan
+    asked = set(plan.evaluated(round_number) if round_number else ())
+    shown = set(plan.shown if spotlight and plan.personal and plan.target is None else ())
+    samples = plan.cfg.predict_samples
     tested: list[Sums] = []
     validated: list[Sums] = []
     looks = []
     everyone = global_predictor(block, round_number, view)
-    for k in rows:
-        test = block.test[k]
-        validation = block.validation[k]
-        with stage("evaluate", f"client {block.ids[k]}", round_number):
-            own = None
-            if block.plan.personal:
-                model = personal_model(block, k, round_number, view)
-                own = personal_predictor(block, k, round_number, model, samples)
-                if spotlight and block.plan.target is None:
-                    looks.append(_look(personal_predictor(block, k, round_number, model, SPOTLIGHT_DRAWS), test))
-            tested.append((_sums(block.plan, own, test), _sums(block.plan, everyone, test)))
+    for k, i in enumerate(block.ids):
+        if i not in asked and i not in shown:
+            continue
+        test = block.shards.test(k)
+        validation = block.shards.validation(k)
+        with stage("evaluate", f"client {i}", round_number):
+            model = personal_model(block, k, round_number, view) if plan.personal else None
+            if i in shown:
+                looks.append(_look(personal_predictor(block, k, round_number, model, SPOTLIGHT_DRAWS), test))
+            if i not in asked:
+                continue
+            own = personal_predictor(block, k, round_number, model, samples) if plan.personal else None
+            tested.append((_sums(plan, own, test), _sums(plan, everyone, test)))
             if validation is not None:
-                validated.append((_sums(block.plan, own, validation), _sums(block.plan, everyone, validation)))
-    ids = tuple(block.ids[k] for k in rows)
-    look = Spotlight(round_number, ids, *map(torch.stack, zip(*looks, strict=True))) if looks else None
+                validated.append((_sums(plan, own, validation), _sums(plan, everyone, validation)))
+    ids, seen = (tuple(i for i in block.ids if i in some) for some in (asked, shown))
+    look = Spotlight(round_number, seen, *map(torch.stack, zip(*looks, strict=True))) if looks else None
     personal, overall = _stacked(tested)
     return EvalReply(
         round_number, ids, personal, overall, look, Validation(*_stacked(validated)) if validated else None
@@ -70,8 +74,12 @@ def personal_model(block: Block, k: int, round_number: int, view: Any) -> Any:
     plan = block.plan
     shape = plan.algorithm.personal_noise(block.context)
     noise = plan.stream("personalize", block.ids[k], round_number).normal(shape).to(block.device)
-    client, data = trees.row(block.states, k), trees.row(block.data, k)
-    return plan.algorithm.personalize(block.context, client, view, data, noise)
+    client = block.private.row(block.ids[k])
+
+    def personalized(data: Any) -> Any:
+        return plan.algorithm.personalize(block.context, client, view, data, noise)
+
+    return personalized(trees.row(block.data([k], "personalize", personalized), 0))
 
 
 def personal_predictor(block: Block, k: int, round_number: int, model: Any, samples: int) -> Predict:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from fedray.federate.messages import ClassLosses, RoundMetrics
+from fedray.federate.messages import ClassLosses, File, RoundMetrics
 from fedray.federate.rounds import Snapshot, State
 
 
@@ -22,6 +22,10 @@ class Federation(Protocol):
 
     def snapshot(self) -> Snapshot:
         """The server's and the clients' states now."""
+        ...
+
+    def save(self, folder: str) -> list[File]:
+        """Write the clients' states into a folder as into a checkpoint, by links where they are on disk."""
         ...
 
     def class_losses(self) -> ClassLosses:

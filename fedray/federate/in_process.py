@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from fedray.arrays import trees
 from fedray.data import loading
-from fedray.federate import checkpoint, checkpoint_files, evaluation, loss_deviation
+from fedray.federate import checkpoint, evaluation, loss_deviation
 from fedray.federate.block import Block, numerics
-from fedray.federate.checkpoint import CheckpointStore
-from fedray.federate.checkpoint_files import Checkpoint
+from fedray.federate.checkpoint import CheckpointStore, prepared
+from fedray.federate.checkpoint_files import Checkpoint, Saved
 from fedray.federate.compiled.package import Backend
 from fedray.federate.failures import FailurePolicy, failure_policy
 from fedray.federate.messages import ClassLosses, Cohort, EvalReply, File, RoundMetrics, TrainReply
@@ -26,16 +26,20 @@ def play_and_keep(
     """Play the next round, and write a checkpoint of it if the store wants one."""
     state, metrics = play_round(plan, state, cohort, policy)
     if store is not None and store.wants(plan, state.round):
+        began = time.perf_counter()
         failures = checkpoint.keep(store, plan, state, cohort)
-        metrics = metrics._replace(failures=metrics.failures + failures)
+        seconds = {**metrics.seconds, "checkpoint": time.perf_counter() - began}
+        metrics = metrics._replace(failures=metrics.failures + failures, seconds=seconds)
     return state, metrics
 
 
 class LocalCohort:
     """All clients in this process: those of a block, or of the plan's dataset."""
 
-    def __init__(self, plan: Plan, backend: Backend = "auto", device: str = "cpu", block: Block | None = None):
-        self.block = block or _hosted(plan, backend, device)
+    def __init__(
+        self, plan: Plan, backend: Backend = "auto", device: str = "cpu", block: Block | None = None, folder: str = ""
+    ):
+        self.block = block or _hosted(plan, backend, device, folder)
 
     def wait_until_ready(self) -> bool:
         return False
@@ -58,16 +62,16 @@ class LocalCohort:
     def snapshot(self) -> Any:
         return self.block.states
 
-    def restore(self, round_number: int, clients: Any) -> None:
-        self.block.states = trees.tree_map(Tensor.clone, clients)
+    def restore(self, saved: Saved) -> None:
+        self.block.private.load(saved)
 
     def save(self, folder: str) -> list[File]:
-        return checkpoint_files.write_clients(folder, self.block.ids, self.block.states)
+        return self.block.private.save(folder)
 
 
-def _hosted(plan: Plan, backend: Backend, device: str) -> Block:
+def _hosted(plan: Plan, backend: Backend, device: str, folder: str) -> Block:
     ids = range(plan.clients)
-    return Block(plan, ids, loading.shards(plan.dataset(), plan.partition, ids), backend, device)
+    return Block(plan, ids, loading.shards(plan.dataset(), plan.partition, ids), backend, device, folder)
 
 
 class LocalFederation:
@@ -89,9 +93,9 @@ class LocalFederation:
         self._policy = failure_policy(plan.cfg)
         self.state = begun.state if begun else start(plan)
         with numerics():
-            self.cohort = LocalCohort(plan, backend, device)
+            self.cohort = LocalCohort(plan, backend, device, folder=prepared(store))
         if begun:
-            self.cohort.restore(begun.state.round, begun.clients)
+            self.cohort.restore(begun.clients)
 
     def __enter__(self) -> LocalFederation:
         return self
@@ -108,6 +112,10 @@ class LocalFederation:
     def snapshot(self) -> Snapshot:
         """The server's and the clients' states now."""
         return Snapshot(self.state.server, self.cohort.snapshot())
+
+    def save(self, folder: str) -> list[File]:
+        """Write the clients' states into a folder, and list the files."""
+        return self.cohort.save(folder)
 
     def class_losses(self) -> ClassLosses:
         """What the loss deviation is made of, of the personal models now."""

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from fedray import registry
 from fedray.arrays import trees
-from fedray.data import loading
-from fedray.data.loading import Dataset
+from fedray.data import shards
+from fedray.data.readers import Dataset
 from fedray.federate import metrics
 from fedray.federate.block import Block
 from fedray.federate.evaluation import ROWS, Examples, Predict, personal_model, personal_predictor, pieces
@@ -59,13 +59,15 @@ def class_losses(block: Block, round_number: int, view: Any, dataset: Dataset) -
     plan = block.plan
     union = np.concatenate(block.plan.partition.test)
     found = []
-    dataset = loading.relabelled(dataset, plan.partition)
-    for k, own in enumerate(block.test):
+    dataset = shards.relabelled(dataset, plan.partition)
+    for k in range(len(block.ids)):
+        own = block.shards.test(k)
+        labels = block.shards[k].train_y.to(block.device)
         model = personal_model(block, k, round_number, view)
         predict = personal_predictor(block, k, round_number, model, plan.cfg.predict_samples)
-        everyone = (loading.examples(dataset, union[i : i + ROWS]) for i in range(0, len(union), ROWS))
+        everyone = (shards.examples(dataset, union[i : i + ROWS]) for i in range(0, len(union), ROWS))
         held = torch.zeros(plan.model.classes, dtype=torch.float64, device=block.device)
-        held.index_add_(0, block.data.y[k], block.data.weight[k].double())
+        held.index_add_(0, labels, torch.ones_like(labels, dtype=torch.float64))
         found.append(
             ClassLosses(held, *_sums(predict, pieces(own), block.device), *_sums(predict, everyone, block.device))
         )

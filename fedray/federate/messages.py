@@ -77,14 +77,14 @@ class ClassLosses(NamedTuple):
 
 
 class RoundMetrics(NamedTuple):
-    """All that one round reports. Rows of the evaluation sums are the clients of the federation, in order."""
+    """All that one round reports. Rows of the sums are those of ``evaluated`` whom they concern."""
 
     round: int
     participants: tuple[int, ...]  # whose uploads were averaged
     train: Mapping[str, float]  # means of the step's info over those who trained
-    personal: Stats | None  # [N, ...]; None where not evaluated in this round
+    personal: Stats | None  # [K, ...]; None where not evaluated in this round
     global_: Stats | None
-    seconds: Mapping[str, float]  # wall seconds: train, aggregate, evaluate, round; start of new actors, if any
+    seconds: Mapping[str, float]  # wall seconds: train, aggregate, evaluate, round; start of new actors, checkpoint
     bytes_up: int
     bytes_down: int
     spotlights: tuple[Spotlight, ...] = ()
@@ -92,6 +92,7 @@ class RoundMetrics(NamedTuple):
     novel: Stats | None = None  # rows are the clients that were held out
     selection: Mapping[str, float] = {}  # what the policy reports of its choice
     validation: Validation | None = None  # None: not evaluated, or nothing is held out for it
+    evaluated: tuple[int, ...] = ()  # members and newcomers, ascending
 
 
 class File(NamedTuple):
@@ -101,6 +102,14 @@ class File(NamedTuple):
     size: int  # bytes
     crc32: int
     clients: tuple[int, ...] = ()  # whose private states it holds
+
+
+class Saved(NamedTuple):
+    """The private states of a checkpoint, in its files; a client in none of them has never trained."""
+
+    folder: str
+    round: int
+    files: tuple[File, ...]
 
 
 class Cohort(Protocol):
@@ -122,9 +131,10 @@ class Cohort(Protocol):
         ...
 
     def evaluate(self, round_number: int, view: Any, spotlight: bool) -> list[EvalReply]:
-        """Evaluate every client's personal model and the global model on its own test shard.
+        """Evaluate personal models and the global model, each on the clients' own test shards.
 
         A round of the federation concerns its members; a round of adaptation concerns the clients that were held out.
+        Of these, the plan says who is evaluated.
         """
         ...
 
@@ -140,10 +150,13 @@ class Cohort(Protocol):
         """The private state of every client, stacked [N, ...]."""
         ...
 
-    def restore(self, round_number: int, clients: Any) -> None:
-        """Give every client the private state [N, ...] that it had after a round."""
+    def restore(self, saved: Saved) -> None:
+        """Give every client the private state that it has in a checkpoint."""
         ...
 
     def save(self, folder: str) -> list[File]:
-        """Write every client's private state into a folder of a checkpoint, and list the files in client order."""
+        """Write the private states of the clients that have trained into a folder, and list the files in client order.
+
+        States that are kept on disk are linked, not copied, where the folder is in the same file system.
+        """
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from fedray.data.loading import Dataset
 from fedray.data.partition import Partition, check_given, hold_out_validation, pooled
 from fedray.data.readers import checked_dataset
 from fedray.data.scaling import Scaling, standard
+from fedray.data.shards import relabelled
 from fedray.federate import metrics, regression
 from fedray.federate.tasks import CLASSIFICATION, REGRESSION, Task
 from fedray.nets import network
@@ -67,6 +69,20 @@ class Plan(NamedTuple):
     def adapting(self, round_number: int) -> bool:
         """Whether a round is one of the clients that were held out."""
         return round_number > self.cfg.rounds
+
+    def evaluated(self, round_number: int) -> Sequence[int]:
+        """The clients that are evaluated after a round, ascending: of those that it concerns all, or a keyed sample."""
+        present = self.novel if self.adapting(round_number) else self.members
+        wanted = self.cfg.eval_clients
+        if wanted is None or wanted >= len(present):
+            return present
+        drawn = self.stream("evaluate", 0, round_number).permutation(len(present))[:wanted]
+        return [present[k] for k in drawn.sort().values.tolist()]
+
+    @property
+    def shown(self) -> Sequence[int]:
+        """The clients of the uncertainty figure, the same in all rounds."""
+        return self.evaluated(0)
 
     def dataset(self, loaded: Dataset | None = None) -> Dataset:
         """The pooled examples in the run's units: ``loaded``, the caller's own, or those of the files."""
@@ -164,6 +180,9 @@ def _check_clients(cfg: Experiment, algorithm: Algorithm) -> None:
     require(novel < clients, "novel_clients", novel, reason, "lower it or raise `clients`")
     reason = f"a round needs between 1 and all {clients - novel} clients"
     require(1 <= chosen <= clients - novel, "clients_per_round", chosen, reason, "lower it or raise `clients`")
+    asked = cfg.eval_clients
+    reason = f"the federation has {clients - novel} clients"
+    require(asked is None or asked <= clients - novel, "eval_clients", asked, reason, "leave it out to evaluate all")
     able = ", ".join(name for name, record in registry.algorithms().items() if record.adapt is not None)
     reason = f"{registry.algorithm_name(cfg.algorithm)} has no personal factors that a newcomer could adapt"
     require(novel == 0 or algorithm.adapt is not None, "novel_clients", novel, reason, f"choose {able}")
@@ -290,7 +309,7 @@ def make_plan(
     _check_likelihood(cfg, algorithm, density)
     remarks = papers.remarks(cfg.data, dataset, partition)  # of the shards as they were dealt
     if cfg.data.validation:
-        labels = loading.relabelled(dataset, partition).y
+        labels = relabelled(dataset, partition).y
         partition = hold_out_validation(
             partition, cfg.data.validation, labels, lambda client: Stream(cfg.seed, "validation", client).numpy
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedray import registry
@@ -38,18 +38,26 @@ def measures(played: RoundMetrics) -> dict[str, float]:
     return values | {"comm/bytes_up": float(played.bytes_up), "comm/bytes_down": float(played.bytes_down)}
 
 
-def client_rows(played: RoundMetrics, plan: Plan) -> list[dict[str, Any]]:
-    """One row per client of an evaluated round: shard sizes and the metrics of its models."""
+def client_rows(played: RoundMetrics, plan: Plan) -> Iterator[dict[str, Any]]:
+    """One row per client of an evaluated round: shard sizes and the metrics of its models, empty where it has none."""
     parts = {"train": plan.partition.train, "test": plan.partition.test, VALIDATION: plan.partition.validation}
-    sizes = {f"{part}_examples": [len(indices) for indices in shards] for part, shards in parts.items() if shards}
-    rows: list[dict[str, Any]] = [
-        {"client": i} | {name: counts[i] for name, counts in sizes.items()} for i in range(plan.clients)
-    ]
-    for kind, stats in (*_kinds(played), *_validated(played)):
-        of = rows[len(plan.members) :] if kind.endswith(NOVEL) else rows
-        for row, summary in zip(of, task_of(stats).by_client(stats) if stats is not None else (), strict=False):
-            row |= {f"{kind.replace('/', '_')}_{name}": value for name, value in summary.items()}
-    return rows
+    sizes = {f"{part}_examples": shards for part, shards in parts.items() if shards}
+    found = [(kind, stats) for kind, stats in (*_kinds(played), *_validated(played)) if stats is not None]
+    names = {kind: [f"{kind.replace('/', '_')}_{name}" for name in task_of(stats).ratios] for kind, stats in found}
+    places = {kind: {i: k for k, i in enumerate(_concerned(kind, played, plan))} for kind, _ in found}
+    for i in range(plan.clients):
+        row: dict[str, Any] = {"client": i} | {name: len(shards[i]) for name, shards in sizes.items()}
+        for kind, stats in found:
+            k = places[kind].get(i)
+            own = [""] * len(names[kind]) if k is None else task_of(stats).of_client(stats, k)
+            row |= zip(names[kind], own, strict=True)
+        yield row
+
+
+def _concerned(kind: str, played: RoundMetrics, plan: Plan) -> list[int]:
+    """The clients whose models of a kind were evaluated."""
+    of = plan.novel if kind.endswith(NOVEL) else plan.members
+    return [i for i in played.evaluated if i in of]
 
 
 def calibration_rows(played: RoundMetrics) -> list[dict[str, Any]]:
@@ -61,15 +69,12 @@ def calibration_rows(played: RoundMetrics) -> list[dict[str, Any]]:
     return [{"model": kind} | row for kind, stats in pooled for row in _bins(stats)]
 
 
-def client_calibration_rows(played: RoundMetrics, plan: Plan) -> list[dict[str, Any]]:
-    """The same of every client by itself."""
-    by_client = [
-        (kind, i, EvalStats(*fields))
-        for kind, stats in _kinds(played)
-        if isinstance(stats, EvalStats)
-        for i, fields in zip(plan.novel if kind == NOVEL else plan.members, zip(*stats, strict=True), strict=True)
-    ]
-    return [{"model": kind, "client": i} | row for kind, i, stats in by_client for row in _bins(stats)]
+def client_calibration_rows(played: RoundMetrics, plan: Plan) -> Iterator[dict[str, Any]]:
+    """The same of every client that was evaluated by itself."""
+    for kind, stats in _kinds(played):
+        if isinstance(stats, EvalStats):
+            for i, fields in zip(_concerned(kind, played, plan), zip(*stats, strict=True), strict=True):
+                yield from ({"model": kind, "client": i} | row for row in _bins(EvalStats(*fields)))
 
 
 def _bins(stats: EvalStats) -> list[dict[str, Any]]:
@@ -94,7 +99,11 @@ def with_newcomers(evaluated: RoundMetrics, adapted: RoundMetrics) -> RoundMetri
     """An evaluation of the federation with that of its newcomers after it."""
     novel = adapted.validation.novel if adapted.validation else None
     held = evaluated.validation
-    return evaluated._replace(novel=adapted.novel, validation=held and held._replace(novel=novel))
+    return evaluated._replace(
+        novel=adapted.novel,
+        validation=held and held._replace(novel=novel),
+        evaluated=evaluated.evaluated + adapted.evaluated,
+    )
 
 
 def summarize(plan: Plan, rows: Sequence[Mapping[str, float]], run_id: str | None, seconds: float) -> dict[str, Any]:
@@ -162,7 +171,7 @@ def protocol(plan: Plan, rounds: Sequence[int]) -> dict[str, Any]:
         "rounds": f"{span}, rounds {rounds[0]}-{rounds[-1]}" if len(rounds) > 1 else span if rounds else "none",
         "personal": f"{plan.algorithm.personal}, on its own test shard" if plan.personal else None,
         "global": f"the {_whole(plan)} model on every client's test shard" if plan.algorithm.predict_global else None,
-        "clients": f"all {len(plan.members)} evaluated, {trained} per round",
+        "clients": f"{_asked(plan)} evaluated, {trained} per round",
         **({"control": plan.algorithm.control} if plan.algorithm.control else {}),
         **({"novel": _held_out(plan)} if plan.novel else {}),
         "prediction": _prediction(plan),
@@ -173,6 +182,12 @@ def protocol(plan: Plan, rounds: Sequence[int]) -> dict[str, Any]:
         "test_examples": sum(map(len, plan.partition.test)),
         **({"validation_examples": sum(map(len, held))} if (held := plan.partition.validation) else {}),
     }
+
+
+def _asked(plan: Plan) -> str:
+    """Who is evaluated."""
+    members, drawn = len(plan.members), plan.cfg.eval_clients
+    return f"all {members}" if drawn is None or drawn >= members else f"{drawn} of {members}, drawn anew each time,"
 
 
 def _whole(plan: Plan) -> str:

@@ -40,10 +40,10 @@ class State(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """A whole federation: the server and every client's private state, stacked [N, ...]."""
+    """A whole federation: the server and every client's private state."""
 
     server: Any
-    clients: Any
+    clients: Any  # stacked [N, ...]; or Saved, in files that are read one by one
 
 
 class TrainingError(RunError):
@@ -130,6 +130,7 @@ def _federate(plan: Plan, state: State, cohort: Cohort, policy: FailurePolicy) -
         personal=_gather_stats([reply.personal for reply in evals]),
         global_=_gather_stats([reply.global_ for reply in evals]),
         validation=_gather_validation(evals),
+        evaluated=tuple(i for reply in evals for i in reply.ids),
         seconds=clock.seconds(),
         bytes_up=sum(reply.up_bytes * len(reply.ids) for reply in chosen) + score_bytes_up,
         bytes_down=score_bytes_down + (0 if known else trained.bytes_down),
@@ -174,6 +175,7 @@ def _adapt(plan: Plan, state: State, cohort: Cohort, policy: FailurePolicy) -> t
         global_=None,
         novel=_gather_stats([reply.personal for reply in evals]),
         validation=_of_newcomers(_gather_validation(evals)),
+        evaluated=tuple(i for reply in evals for i in reply.ids),
         seconds=clock.seconds(),
         bytes_up=0,
         bytes_down=trained.bytes_down,
@@ -211,8 +213,9 @@ def _checked(
 def _only(ids: Sequence[int], replies: Sequence[TrainReply], failures: Sequence[Failure]) -> list[TrainReply]:
     """The replies of the selected clients; with train_all, others were trained too."""
     kept = []
+    wanted = set(ids)
     for reply in replies:
-        index = [row for row, i in enumerate(reply.ids) if i in ids]
+        index = [row for row, i in enumerate(reply.ids) if i in wanted]
         if index:
             kept.append(rows(reply, index))
     if not kept:

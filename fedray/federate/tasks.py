@@ -37,9 +37,9 @@ class Task(NamedTuple):
         name, worst = self.worst
         return self.summarize(metrics.pooled(stats))._asdict() | {name: worst(stats)}
 
-    def by_client(self, stats: Stats) -> list[dict[str, float]]:
-        """The ratios of every client of sums [K, ...]."""
-        return [self.summarize(type(stats)(*row))._asdict() for row in zip(*stats, strict=True)]
+    def of_client(self, stats: Stats, k: int) -> tuple[float, ...]:
+        """The ratios of the k-th client of sums [K, ...]."""
+        return self.summarize(type(stats)(*(field[k] for field in stats)))
 
 
 CLASSIFICATION = Task(

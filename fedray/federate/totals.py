@@ -56,10 +56,14 @@ def _none(held: Terms) -> tuple[Any, Tensor]:
     return trees.tree_map(lambda leaf: leaf[:0], (held.values, held.weights))
 
 
+def added(parts: Sequence[Any]) -> Any:
+    """The sum of partial sums."""
+    return parts[0] if len(parts) == 1 else trees.tree_map(lambda *leaves: sum(leaves[1:], leaves[0]), *parts)
+
+
 def absorbed(
     ctx: Context[Any], how: Sums, server: Any, parts: Sequence[Any], exponents: Sequence[int], n: Tensor
 ) -> Any:
     """The server's new state from the sums of all parts; n [K] are the numbers of training examples of all clients."""
     unit = iter(exponents)
-    whole = parts[0] if len(parts) == 1 else trees.tree_map(lambda *leaves: sum(leaves[1:], leaves[0]), *parts)
-    return how.absorb(ctx, server, trees.tree_map(lambda leaf: sums.value(leaf, next(unit)), whole), n)
+    return how.absorb(ctx, server, trees.tree_map(lambda leaf: sums.value(leaf, next(unit)), added(parts)), n)

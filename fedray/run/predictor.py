@@ -16,12 +16,14 @@ from fedray.config.decode import decode, fits, refuse_damage
 from fedray.data import loading, partition, scaling
 from fedray.data.scaling import Scaling
 from fedray.federate import metrics, regression
-from fedray.federate.block import padded
+from fedray.federate.checkpoint_files import as_file, read_clients
+from fedray.federate.messages import Saved
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot
 from fedray.nets import network
 from fedray.nets.model import FLOAT_BYTES
 from fedray.run.runfolder import experiment_of
+from fedray.run.writer import PERSONAL
 from fedray.types import FedRayError, client_itself
 
 MAX_CLASSES = 2**20
@@ -96,15 +98,24 @@ class Predictor:
 
     def _personal(self, client: int) -> Any:
         plan = self.plan
-        state = trees.row(self.snapshot.clients, client)
+        state = self._state(client)
         if plan.algorithm.personalize is client_itself:  # no need of the dataset
             return state
         context = plan.context
         noise = plan.stream("personalize", client, plan.cfg.rounds).normal(plan.algorithm.personal_noise(context))
-        (shard,) = loading.shards(plan.dataset(), plan.partition, [client])
-        data = padded(shard, context.facts.shard)
+        shards = loading.shards(plan.dataset(), plan.partition, [client])
+        data = trees.row(shards.padded([0], context.facts.shard), 0)
         view = plan.view(self.snapshot.server)
         return plan.algorithm.personalize(context, state, view, data, noise)
+
+    def _state(self, client: int) -> Any:
+        """The private state of a client; of one that never trained, what it would have begun with."""
+        plan, clients = self.plan, self.snapshot.clients
+        if not isinstance(clients, Saved):
+            return trees.row(clients, client)
+        initial = plan.algorithm.client_init(plan.context, plan.initial_server())
+        with refuse_damage(f"{clients.folder}: its models cannot be read", "run it again"):
+            return dict(read_clients(clients, {client}, initial)).get(client, initial)
 
 
 def _uncertainty(log_probs: Tensor, shares: Tensor | None) -> Prediction:
@@ -133,11 +144,21 @@ def load(folder: str | Path) -> Predictor:
         _check_size(folder, plan)
         server = plan.initial_server()
         client = plan.algorithm.client_init(plan.context, server)
-        clients = trees.tree_map(lambda leaf: leaf.expand(plan.clients, *leaf.shape), client)
-        snapshot = Snapshot(
-            load_tree(folder / "global.safetensors", server), load_tree(folder / "personal.safetensors", clients)
-        )
+        if (folder / PERSONAL).is_dir():
+            clients = _files(folder / PERSONAL, plan)
+        else:
+            template = trees.tree_map(lambda leaf: leaf.expand(plan.clients, *leaf.shape), client)
+            clients = load_tree(folder / f"{PERSONAL}.safetensors", template)
+        snapshot = Snapshot(load_tree(folder / "global.safetensors", server), clients)
     return Predictor(plan, snapshot)
+
+
+def _files(folder: Path, plan: Plan) -> Saved:
+    """The clients' states in the files of a folder; raises what damage leads to."""
+    files = tuple(as_file(entry) for entry in decode((folder / "files.json").read_bytes()))
+    if any(Path(file.name).name != file.name for file in files):
+        raise ValueError("a file lies outside of it")
+    return Saved(str(folder), plan.rounds, files)
 
 
 def _plan(folder: Path, described: Any) -> Plan:
@@ -162,7 +183,8 @@ def _plan(folder: Path, described: Any) -> Plan:
 
 def _check_size(folder: Path, plan: Plan) -> None:
     """Raise FedRayError for a network, or a number of models, that files of this size cannot hold."""
-    held = sum((folder / name).stat().st_size for name in ("global.safetensors", "personal.safetensors"))
+    files = (*folder.glob("*.safetensors"), *folder.glob(f"{PERSONAL}/*.safetensors"))
+    held = sum(path.stat().st_size for path in files)
     wanted = FLOAT_BYTES * plan.model.size * plan.algorithm.particles(plan.cfg.algorithm)
     if wanted > held:
         raise FedRayError(

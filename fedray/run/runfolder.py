@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import tempfile
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -168,7 +170,10 @@ def store(folder: Path, execution: Execution) -> CheckpointStore:
             "environment of all machines (FSSPEC_<PROTOCOL>_PASSWORD)"
         )
     url = cfg.url.rstrip("/") if "://" in cfg.url else os.path.abspath(cfg.url or folder / "checkpoints")
-    return CheckpointStore(url, cfg.every, cfg.keep, cfg.on_error == "stop")
+    # Files cannot be linked into a remote store: there the states lie in a folder of each machine.
+    local = f"{tempfile.gettempdir()}/fedray-{zlib.crc32(url.encode()):08x}" if "://" in url else url
+    states = f"{local}/states" if execution.client_states == "disk" else ""
+    return CheckpointStore(url, cfg.every, cfg.keep, cfg.on_error == "stop", states)
 
 
 def absolute(execution: Execution, uri: str) -> Execution:

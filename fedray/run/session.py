@@ -20,7 +20,7 @@ from fedray.federate.compiled.choice import choose
 from fedray.federate.compiled.package import Package
 from fedray.federate.federation import Federation
 from fedray.federate.in_process import LocalFederation
-from fedray.federate.messages import Failure, RoundMetrics
+from fedray.federate.messages import Failure, RoundMetrics, Saved
 from fedray.federate.plan import Plan, make_plan
 from fedray.federate.rounds import Snapshot, State
 from fedray.run import client_figures, figures, mlflow_store, progress, runfolder, tracking
@@ -28,7 +28,7 @@ from fedray.run.files import remove_leftovers
 from fedray.run.progress import Status
 from fedray.run.runfolder import Note
 from fedray.run.tracking import Tracker
-from fedray.run.writer import Writer
+from fedray.run.writer import PERSONAL, Writer
 from fedray.terminal import bar, check_packages, headlines, same_handlers, say
 
 RECENT_ROUNDS = 10  # whose mean time tells how long the rest will take
@@ -187,10 +187,17 @@ def _rounds(
         progress.write(run.folder, status)
         advance(values)
     seconds = time.perf_counter() - started + sum(row["time/round_seconds"] for row in before)
-    snapshot = federation.snapshot()
     history = federation.history()
+    snapshot = _saved(run, federation, history) if run.store.states else federation.snapshot()
     seconds -= sum(row.get(report.START, 0.0) for row in history.rows[done:])
     return Played(snapshot, history, evaluated, tuple(failures), seconds)
+
+
+def _saved(run: Run, federation: Federation, history: State) -> Snapshot:
+    """The federation with the clients' states in the files of its result, for they may not fit into memory."""
+    folder = run.writer.folder / PERSONAL
+    folder.mkdir()
+    return Snapshot(history.server, Saved(str(folder), history.round, tuple(federation.save(str(folder)))))
 
 
 def _after(
@@ -216,10 +223,10 @@ def _write(run: Run, summary: dict[str, Any], played: Played) -> None:
     writer.json("summary.json", summary)
     writer.table("metrics.csv", played.history.rows)
     if (evaluated := played.evaluated) is not None:
-        writer.table("clients.csv", report.client_rows(evaluated, run.plan))
+        writer.stream("clients.csv", report.client_rows(evaluated, run.plan))
         if run.plan.target is None:
             writer.table("calibration.csv", report.calibration_rows(evaluated))
-            writer.table("client_calibration.csv", report.client_calibration_rows(evaluated, run.plan))
+            writer.stream("client_calibration.csv", report.client_calibration_rows(evaluated, run.plan))
     if played.failures:
         writer.table("failures.csv", [failure._asdict() for failure in played.failures])
     try:

@@ -11,16 +11,18 @@
     uncertainty.npz         predictive draws of one test image per client (round, client, label, probs [F, M, C])
     partition.npz           which examples each client trained and tested on
     global.safetensors      the server's state
-    personal.safetensors    every client's private state, stacked [N, ...]
+    personal.safetensors    every client's private state, stacked [N, ...]; of a run with states on disk instead:
+    personal/               a file for every client that has trained, and files.json, their list
     figures/                accuracy, or RMSE; reliability and uncertainty, pooled and by client; loss deviation
 """  # fmt: skip
 
 from __future__ import annotations
 
 import csv
+import itertools
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +32,13 @@ from fedray import registry
 from fedray.arrays.tensor_files import save_tree
 from fedray.config import to_dict
 from fedray.data import partition, scaling
-from fedray.federate.messages import Spotlight
+from fedray.federate.messages import Saved, Spotlight
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot
 from fedray.run.files import leftover, remove_leftovers, write_json
 from fedray.types import FedRayError
+
+PERSONAL = "personal"
 
 
 class Writer:
@@ -65,12 +69,23 @@ class Writer:
         """A CSV file with the union of the rows' columns, in order of appearance."""
         write_table(self.folder / name, rows)
 
+    def stream(self, name: str, rows: Iterator[Mapping[str, Any]]) -> None:
+        """A CSV file of rows that are made one by one, and that all have the columns of the first."""
+        first = next(rows, {})
+        with (self.folder / name).open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(first))
+            writer.writeheader()
+            writer.writerows(itertools.chain([first], rows))
+
     def run(self, plan: Plan, snapshot: Snapshot, spotlights: Sequence[Spotlight]) -> None:
         """The configuration, the partition, the posteriors and the data of the uncertainty figure."""
         self.json("config.json", describe(plan))
         partition.save(self.folder / "partition.npz", plan.partition)
         save_tree(self.folder / "global.safetensors", snapshot.server)
-        save_tree(self.folder / "personal.safetensors", snapshot.clients)
+        if isinstance(snapshot.clients, Saved):
+            self.json(f"{PERSONAL}/files.json", [file._asdict() for file in snapshot.clients.files])
+        else:
+            save_tree(self.folder / f"{PERSONAL}.safetensors", snapshot.clients)
         if spotlights:
             np.savez_compressed(
                 self.folder / "uncertainty.npz",

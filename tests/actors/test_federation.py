@@ -20,6 +20,7 @@ from fedray.algorithms.bayesian.pfedbayes import PFedBayes
 from fedray.algorithms.particles.dsvgd import DSVGD
 from fedray.arrays import trees
 from fedray.config import Execution, Experiment
+from fedray.federate.checkpoint import CheckpointStore
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.plan import Plan, make_plan
 from fedray.federate.rounds import Snapshot, TrainingError
@@ -96,10 +97,12 @@ def test_particles_and_who_is_chosen_by_them_are_the_same_on_1_and_2_actors(mode
             assert torch.equal(ours.global_.nll, theirs.global_.nll)
 
 
-def test_an_actor_killed_in_mid_round_changes_nothing() -> None:
-    plan = small(rounds=3, local_steps=20)
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_an_actor_killed_in_mid_round_changes_nothing(on_disk: bool, tmp_path: Path) -> None:
+    plan = small(rounds=3, local_steps=20, clients_per_round=7)
     undisturbed, _ = played(LocalFederation(plan, "loop"))
-    with RayFederation(plan, Execution(clients_per_actor=5, backend="loop")) as federation:
+    store = CheckpointStore(str(tmp_path), states=str(tmp_path / "states") if on_disk else "")
+    with RayFederation(plan, Execution(clients_per_actor=5, backend="loop"), store) as federation:
         victim = federation.client_pids()[1]
         rounds = iter(federation)
         next(rounds)  # round 1 is done, round 2 is under way
@@ -172,12 +175,12 @@ def test_train_is_idempotent_and_copies_what_it_receives() -> None:
     before = [leaf.copy() for leaf in trees.leaves(down)]
     first, again = actor.train(1, [0, 1], down), actor.train(1, [0, 1], down)
     assert all((x == y).all() for x, y in zip(first.largest, again.largest, strict=True))
-    sums, committed = actor.add(1, [0, 1], down, [0, 1], EXPONENTS)
+    sums, committed = actor.add(1, [0, 1], down, [0, 1], EXPONENTS, [0, 1])
     assert all((x == y).all() for x, y in zip(before, trees.leaves(down), strict=True))
     # A successor that starts from the committed state goes on as the actor itself would.
-    successor = ClientActor(plan, [0, 1], "loop", committed)
+    successor = ClientActor(plan, [0, 1], "loop", None, "", committed)
     for name in ("mu", "spread"):
-        theirs, ours = (getattr(a.add(2, [0, 1], down, [0, 1], EXPONENTS)[0], name) for a in (actor, successor))
+        theirs, ours = (getattr(a.add(2, [0, 1], down, [0, 1], EXPONENTS, [])[0], name) for a in (actor, successor))
         assert (theirs == ours).all()
         assert (theirs != getattr(sums, name)).any()
 
@@ -190,9 +193,9 @@ def test_a_successor_trains_again_before_it_adds() -> None:
     down = trees.to_numpy(plan.initial_server())
     actor, successor = (ClientActor(plan, [0, 1], "loop") for _ in range(2))
     actor.train(1, [0, 1], down)
-    (theirs, (number, states)), (ours, other) = (a.add(1, [0, 1], down, [1], EXPONENTS) for a in (actor, successor))
-    assert number == other[0] == 1
-    for x, y in zip(trees.leaves((theirs, states)), trees.leaves((ours, other[1])), strict=True):
+    (theirs, states), (ours, other) = (a.add(1, [0, 1], down, [1], EXPONENTS, [0, 1]) for a in (actor, successor))
+    assert states.ids == other.ids == (0, 1)
+    for x, y in zip(trees.leaves((theirs, states.states)), trees.leaves((ours, other.states)), strict=True):
         assert (x == y).all()
 
 

@@ -19,7 +19,7 @@ def test_every_actor_is_sent_the_rows_of_its_own_clients_only(monkeypatch):
     rows = torch.arange(4.0)[:, None].expand(4, plan.model.padded).clone()
     cohort.train(1, (0, 2, 3, 5), Anchor(rows))
     ((first, second, third),) = (args.values() for args in asked)
-    for (_, ids, sent), wanted in ((first, [0]), (second, [1, 2]), (third, [3])):
+    for (_, ids, sent, *_), wanted in ((first, [0]), (second, [1, 2]), (third, [3])):
         assert sent.u.shape == (len(ids), plan.model.padded)
         assert sent.u[:, 0].tolist() == wanted
-    assert [ids for _, ids, _ in (first, second, third)] == [[0], [2, 3], [5]]
+    assert [ids for _, ids, *_ in (first, second, third)] == [[0], [2, 3], [5]]

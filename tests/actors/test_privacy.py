@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from fedray.config import Execution
 from fedray.data import loading
 from fedray.federate import totals
 from fedray.federate.in_process import LocalFederation
+from fedray.federate.messages import Saved
 from fedray.federate.plan import Plan
 from fedray.types import Stage
 from tests.helpers import ALGORITHMS, federated_plan, gathering, small_plan
@@ -103,8 +105,8 @@ def settled(actor: ClientActor, plan: Plan) -> Any:
     down = trees.to_numpy(plan.algorithm.broadcast(plan.context, plan.initial_server(), IDS))
     largest = trees.to_torch(actor.train(1, IDS, down).largest)
     if largest is None:
-        return actor.train_and_commit(1, IDS, down)
-    return actor.add(1, IDS, down, IDS, totals.units(largest, len(IDS)))
+        return actor.train_and_commit(1, IDS, down, IDS)
+    return actor.add(1, IDS, down, IDS, totals.units(largest, len(IDS)), IDS)
 
 
 def evaluated(actor: ClientActor, plan: Plan) -> Any:
@@ -127,11 +129,12 @@ def asked(actor: ClientActor, plan: Plan) -> Any:
 
 
 def saved(actor: ClientActor, plan: Plan) -> Any:
-    """What is said about the files, and what is in them."""
+    """What is said about the files, what is in them, and what an actor that reads them says."""
     with tempfile.TemporaryDirectory() as folder:
         files = actor.save(folder)
         assert files
-        return [files, [dict(load_file(f"{folder}/{file.name}")) for file in files]]
+        again = actor.load(Saved(folder, 1, tuple(files)))
+        return [files, [dict(load_file(f"{folder}/{file.name}")) for file in files], again]
 
 
 # One case for every public method, called one after the other on the same actor.
@@ -146,9 +149,11 @@ CLIENT_CASES: dict[str, Callable[[ClientActor, Plan], Any]] = {
     "probe": asked,
     "snapshot": lambda actor, plan: actor.snapshot(),
     "save": saved,
+    "load": saved,
+    "hand_over": lambda actor, plan: actor.hand_over(),
     "pid": lambda actor, plan: actor.pid(),
 }
-SERVER_CASES = {"play", "snapshot", "class_losses", "history", "pid", "client_pids"}  # called without arguments
+SERVER_CASES = {"play", "snapshot", "class_losses", "history", "pid", "client_pids", "save"}
 
 
 def public(actor: type) -> set[str]:
@@ -169,9 +174,9 @@ def test_no_personal_parameter_leaves_its_actor(algorithm: str) -> None:
     """Its numbers are in no reply of training, evaluation or scoring; a few may coincide to the bit."""
     plan = small_plan(algorithm)
     actor = ClientActor(plan, IDS, "loop")
-    reply, (sums, (_, states)) = trained(actor, plan), settled(actor, plan)
+    reply, (sums, piece) = trained(actor, plan), settled(actor, plan)
     start = np.concatenate([leaf.flatten() for leaf in trees.leaves(trees.to_numpy(plan.initial_server()))])
-    secret = np.setdiff1d(PERSONAL[algorithm](plan, states), start)
+    secret = np.setdiff1d(PERSONAL[algorithm](plan, piece.states), start)
     assert len(secret) > 100
     told = [array.flatten() for _, array in arrays([reply, sums, evaluated(actor, plan), asked(actor, plan)])]
     assert np.intersect1d(secret, np.concatenate(told)).size < 0.01 * len(secret)
@@ -201,7 +206,7 @@ def test_no_report_of_a_federation_holds_a_private_example(algorithm: str) -> No
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("cluster")
-def test_no_message_of_the_server_actor_holds_a_private_example() -> None:
+def test_no_message_of_the_server_actor_holds_a_private_example(tmp_path: Path) -> None:
     import ray
 
     from actors.federation import RayFederation
@@ -210,7 +215,8 @@ def test_no_message_of_the_server_actor_holds_a_private_example() -> None:
     with RayFederation(plan, Execution(clients_per_actor=3)) as federation:
         known = secrets(plan)
         for name in sorted(SERVER_CASES, key="play".__ne__):  # play first: a snapshot of trained clients says more
-            message = ray.get(getattr(federation.server, name).remote())
+            folder = [str(tmp_path)] if name == "save" else []
+            message = ray.get(getattr(federation.server, name).remote(*folder))
             assert leaks(message, known) == [], name
 
 

@@ -13,7 +13,6 @@ from fedray.arrays.optim import initial_state
 from fedray.arrays.rng import Passes, Stream
 from fedray.data import loading
 from fedray.federate import report
-from fedray.federate.block import padded
 from fedray.federate.in_process import LocalFederation
 from tests.helpers import NETS, aggregated, block, context, differing, examples, play, small_plan
 
@@ -109,7 +108,7 @@ def test_fine_tuned_the_global_model_is_personal():
         eps = plan.stream("personalize", k, 1).normal(tuning_noise(2, plan.facts))
         theta = running.snapshot().server.theta.clone().requires_grad_()
         for own in eps:
-            at = random_batch(padded(shard, plan.facts.shard), own).place
+            at = random_batch(trees.row(shards.padded([k], plan.facts.shard), 0), own).place
             at = at[at < len(shard.train_y)]  # a client may have fewer examples than a minibatch
             loss = functional.cross_entropy(plan.model.apply(theta, shard.train_x[at]), shard.train_y[at])
             theta = (theta - 0.1 * torch.autograd.grad(loss, theta)[0]).detach().requires_grad_()

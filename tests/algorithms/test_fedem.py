@@ -17,7 +17,7 @@ from fedray.federate.in_process import LocalFederation
 from fedray.nets.likelihood import log_probs
 from fedray.run.predictor import Predictor
 from fedray.types import Batch
-from tests.helpers import NETS, block, built, context, differing, examples, play, small_plan
+from tests.helpers import NETS, block, built, context, differing, examples, play, shard, small_plan
 
 MODEL, NO_NOISE = NETS["mlp"], torch.zeros(0)
 DATA = examples(40)
@@ -136,7 +136,7 @@ def test_what_is_not_known_is_which_component_it_is():
         (*_, last) = federation
         snapshot, host = federation.snapshot(), federation.cohort.block
         mixture = personal_model(host, 1, last.round, snapshot.server)
-    x, y = host.test[1]
+    x, y = host.shards.test(1)
     p = log_probs(plan.model, mixture.theta, x).double().exp()
     average = torch.einsum("m,mbc->bc", mixture.pi.double(), p)
     entropy, each = (-torch.special.xlogy(q, q).sum(-1) for q in (average, p))
@@ -158,7 +158,7 @@ def test_the_uncertainty_figure_shows_components_as_often_as_they_weigh():
     look = evaluation.evaluate(host, 1, server, True).spotlight
     mixture = personal_model(host, 2, 1, server)
     assert look.probs.shape == (6, 100, 10)
-    rows = log_probs(plan.model, mixture.theta, host.test[2][0][:1])[:, 0].exp()
+    rows = log_probs(plan.model, mixture.theta, host.shards.test(2)[0][:1])[:, 0].exp()
     counts = [int((look.probs[2] == row).all(1).sum()) for row in rows]
     assert sum(counts) == 100
     assert all(abs(count - 100 * float(share)) <= 1 for count, share in zip(counts, mixture.pi, strict=True))
@@ -173,7 +173,7 @@ def test_a_newcomer_finds_weights_and_leaves_the_components_alone():
     pi = torch.full((3,), 1 / 3)
     ctx = federation.plan.context
     for _ in range(2):
-        pi = fedem.expect(ctx, server.theta, pi, trees.row(federation.cohort.block.data, 5))[1]
+        pi = fedem.expect(ctx, server.theta, pi, shard(federation.cohort.block, 5))[1]
     assert_close(states.pi[5], pi)
 
 
@@ -210,11 +210,11 @@ def test_two_populations_with_opposite_labels_get_components_of_their_own():
     clients = [fedem.client_init(ctx, server)] * 6
     for _ in range(15):
         ups = []
-        for i, shard in enumerate(shards):
-            local = fedem.begin(ctx, clients[i], server, shard)
+        for i, data in enumerate(shards):
+            local = fedem.begin(ctx, clients[i], server, data)
             for _ in range(5):
-                local, _ = fedem.step(ctx, local, shard, NO_NOISE)
-            clients[i], up = fedem.finish(ctx, local, shard)
+                local, _ = fedem.step(ctx, local, data, NO_NOISE)
+            clients[i], up = fedem.finish(ctx, local, data)
             ups.append(up.theta)
         server = Components(torch.stack(ups).mean(0))
     winners = [int(client.pi.argmax()) for client in clients]

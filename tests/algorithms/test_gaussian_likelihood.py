@@ -103,7 +103,7 @@ def test_an_evaluated_round_reports_errors_in_the_targets_units(name):
     assert report.calibration_rows(played) == []
     summary = report.summarize(plan, [{"round": 1} | values], None, 1.0)
     assert summary[kinds[-1]]["rmse"] == values[f"{kinds[-1]}/rmse"]
-    assert set(report.client_rows(played, plan)[0]) > {f"{kinds[-1]}_coverage"}
+    assert set(next(report.client_rows(played, plan))) > {f"{kinds[-1]}_coverage"}
 
 
 LEARN = {

@@ -19,7 +19,7 @@ from fedray.config import override
 from fedray.federate import report
 from fedray.federate.in_process import LocalFederation
 from fedray.types import Facts, FedRayError, client_itself
-from tests.helpers import NETS, block, built, context, differing, examples, experiment, joined, play, small_plan
+from tests.helpers import NETS, block, built, context, differing, examples, experiment, joined, play, shard, small_plan
 
 MODEL, NO_NOISE = NETS["mlp"], torch.zeros(0)
 STRATEGIES = ("fo", "mfo", "mg", "mg_c4", "mh")
@@ -314,10 +314,10 @@ def test_the_personal_model_is_that_of_the_last_round_trained_fine_tuned_or_not(
         (found,) = running
         states, total = running.snapshot().clients, 0.0
         for k in range(6):
-            data, theta = trees.row(running.cohort.block.data, k), states.theta[k]
+            data, theta = shard(running.cohort.block, k), states.theta[k]
             eps = plan.stream("personalize", k, 1).normal(plan.algorithm.personal_noise(plan.context))
             expected = fine_tune(partial(fedavg.gradient, plan.model), theta, data, [0.05] * ft, eps)
-            x, y = running.cohort.block.test[k]
+            x, y = running.cohort.block.shards.test(k)
             log_p = torch.log_softmax(plan.model.apply(expected, x), -1)
             assert float(found.personal.nll[k]) == pytest.approx(-float(log_p[range(len(y)), y].sum()), rel=1e-5)
             total += float((expected - theta).norm())

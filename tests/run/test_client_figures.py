@@ -172,7 +172,7 @@ def test_the_bins_of_the_clients_add_up_to_the_pooled_ones():
     federation = LocalFederation(small_plan("pfedbayes", {"rounds": 1}))
     (evaluated, *_) = federation
     plan = federation.plan
-    by_client, pooled = report.client_calibration_rows(evaluated, plan), report.calibration_rows(evaluated)
+    by_client, pooled = list(report.client_calibration_rows(evaluated, plan)), report.calibration_rows(evaluated)
     assert [row["client"] for row in by_client] == 2 * [i for i in range(6) for _ in range(10)]
     assert any(row["count"] for row in pooled)
     for row in pooled:
@@ -181,3 +181,11 @@ def test_the_bins_of_the_clients_add_up_to_the_pooled_ones():
         for name in ("confidence", "accuracy"):
             total = sum(p["count"] * p[name] for p in parts)
             assert total == pytest.approx(row["count"] * (row[name] or 0))
+
+
+def test_of_many_clients_some_have_a_line_and_all_have_points(monkeypatch):
+    monkeypatch.setattr(client_figures, "LINES_MAX", 2)
+    absent = dict.fromkeys(CLIENTS[0], "")  # was not evaluated
+    (ax, _) = drawn(uncertainty_figure([*CLIENTS, absent]))
+    joined, points = ax.lines[:2], ax.lines[2:]
+    assert [len(line.get_xdata()) for line in (*joined, *points)] == [2, 2, 3, 3]

@@ -1,0 +1,146 @@
+"""The examples of the clients that one process hosts: kept once, as the dataset stores them, and tensors where asked.
+
+A shard is a range of positions in these examples. Nothing is padded or stacked before somebody trains on it, so memory
+follows the number of examples, not the largest shard times the number of clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedray.data.partition import Partition
+from fedray.data.readers import Dataset
+from fedray.types import Batch
+
+CONVERTED_BYTES = 2**28  # of examples as a network's floats: more of them are converted when they are used
+FLOAT_BYTES = 4
+
+Examples = tuple[Tensor, Tensor]  # x [B, ...], y [B]
+
+
+class Shard(NamedTuple):
+    """The private examples of one client; x is float32 and normalised, y int64, or float32 and standardised."""
+
+    train_x: Tensor  # [n, ...]
+    train_y: Tensor  # [n]
+    test_x: Tensor  # [m, ...]
+    test_y: Tensor  # [m]
+    validation: Examples | None = None  # x [v, ...], y [v]; None: nothing is held out of the training data
+
+
+class Shards(Sequence[Shard]):
+    """The shards of the clients ``ids``, in a network's units; the k-th is that of the k-th client.
+
+    Labels are the dataset's, but where the partition says otherwise. Words are replaced by their vectors.
+    """
+
+    def __init__(self, dataset: Dataset, partition: Partition, ids: Sequence[int]):
+        dataset = relabelled(dataset, partition)
+        parts = [part for part in (partition.train, partition.test, partition.validation) if part]
+        lists = [part[i] for part in parts for i in ids]
+        positions = np.concatenate(lists)
+        ends = np.cumsum([len(positions) for positions in lists], dtype=np.int64).reshape(len(parts), len(ids))
+        self._starts = np.concatenate([[0], ends.flatten()[:-1]]).reshape(ends.shape)
+        self._ends = ends
+        # Advanced indexing copies: of the dataset, which other processes may share, only these examples stay.
+        self._raw = dataset._replace(x=dataset.x[positions], y=dataset.y[positions], users=None)
+        self._ready: Examples | None = None  # all of them, converted
+        if len(positions) * np.prod(dataset.input_shape) * FLOAT_BYTES <= CONVERTED_BYTES:
+            self.convert()
+
+    def convert(self, device: torch.device | str = "cpu") -> None:
+        """Convert all examples now and keep them on a device, so that nobody has to do it again."""
+        x, y = self._ready or examples(self._raw, np.arange(len(self._raw.y)))
+        self._ready = x.to(device), y.to(device)
+        self._raw = self._raw._replace(x=self._raw.x[:0].copy(), y=self._raw.y[:0].copy())
+
+    def __len__(self) -> int:
+        return self._ends.shape[1]
+
+    @overload
+    def __getitem__(self, k: int) -> Shard: ...
+
+    @overload
+    def __getitem__(self, k: slice) -> Sequence[Shard]: ...
+
+    def __getitem__(self, k: int | slice) -> Shard | Sequence[Shard]:
+        if isinstance(k, slice):
+            return [self[i] for i in range(*k.indices(len(self)))]
+        if not -len(self) <= k < len(self):
+            raise IndexError(k)
+        return Shard(*self._part(0, k), *self.test(k), self.validation(k))
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """n_i [K], the numbers of training examples."""
+        return self._ends[0] - self._starts[0]
+
+    def test(self, k: int) -> Examples:
+        """The k-th client's test examples."""
+        return self._part(1, k)
+
+    def validation(self, k: int) -> Examples | None:
+        """The k-th client's validation examples; None where nothing is held out."""
+        return self._part(2, k) if len(self._ends) > 2 else None
+
+    def padded(self, index: Sequence[int], size: int) -> Batch:
+        """Training shards as one batch [K, size, ...] of a length common to all clients, ends filled with zeros.
+
+        ``size`` 0 gives batches without examples, of which only ``total`` n_i can be read.
+        """
+        n = self.sizes[index]
+        place = np.broadcast_to(np.arange(size), (len(n), size))
+        weight = place < n[:, None]
+        x, y = self._at(self._starts[0, index][:, None] + np.where(weight, place, 0)) if size else self._none(len(n))
+        real = torch.from_numpy(weight).to(x.device)
+        x[~real], y[~real] = 0, 0
+        at, total = torch.from_numpy(place.copy()), torch.from_numpy(n).float()
+        return Batch(x, y, real.float(), at.to(x.device), total.to(x.device))
+
+    def minibatch(self, index: Sequence[int], place: np.ndarray, weight: np.ndarray) -> Batch:
+        """The training examples at the places [K, B] of the clients in the given rows, with weights [K, B]."""
+        x, y = self._at(self._starts[0, index][:, None] + place)
+        mask, at, total = (torch.from_numpy(array).to(x.device) for array in (weight, place, self.sizes[index]))
+        return Batch(x, y, mask, at, total.float())
+
+    def _part(self, part: int, k: int) -> Examples:
+        first, end = int(self._starts[part, k]), int(self._ends[part, k])
+        if self._ready is None:
+            return examples(self._raw, np.arange(first, end))
+        x, y = self._ready
+        return x[first:end], y[first:end]
+
+    def _at(self, positions: np.ndarray) -> Examples:
+        """The examples at positions [K, B] in what is kept here, as memory of the caller's own."""
+        if self._ready is None:
+            return examples(self._raw, positions)
+        x, y = self._ready
+        at = torch.from_numpy(positions).to(x.device)
+        return x[at], y[at]
+
+    def _none(self, clients: int) -> Examples:
+        x, y = self._part(0, 0)
+        return x.new_empty(clients, 0, *x.shape[1:]), y.new_empty(clients, 0)
+
+
+def relabelled(dataset: Dataset, partition: Partition) -> Dataset:
+    """The dataset with the labels of the partition's protocol, where they are not its own."""
+    if partition.relabel is None:
+        return dataset
+    y = dataset.y.copy()
+    y[partition.relabel[:, 0]] = partition.relabel[:, 1]
+    return dataset._replace(y=y)
+
+
+def examples(dataset: Dataset, indices: np.ndarray) -> Examples:
+    """The examples of the given positions, x normalised."""
+    raw = dataset.x[indices]  # advanced indexing copies: the dataset stays as it is
+    x = torch.from_numpy(raw if dataset.vectors is None else dataset.vectors[raw]).float()
+    x = x if dataset.scaling is None else dataset.scaling.apply(x)
+    y = torch.from_numpy(dataset.y[indices])
+    return x, y if dataset.target is None else dataset.target.apply(y).float()

@@ -1,0 +1,30 @@
+"""Which committed pieces a successor needs, and when a store is cleared of replaced ones."""
+
+import random
+
+from actors.commits import Commits
+
+
+def current(commits, pieces):
+    """The round of every client's state after a successor took the pieces in order."""
+    return {i: number for ref in commits.refs for i, number in pieces[ref].items()}
+
+
+def test_a_successor_gets_every_clients_last_state_and_little_else():
+    rng, hosted, commits, pieces, last = random.Random(0), range(50), Commits(), {}, {}
+    for number in range(300):
+        trained = sorted(rng.sample(hosted, rng.choice([1, 5, 20])))
+        due = commits.due(trained, hosted)
+        last |= dict.fromkeys(trained, number)
+        pieces[number] = {i: last[i] for i in due if i in last}
+        commits.add(due, number)
+        assert current(commits, pieces) == last
+        assert sum(len(pieces[ref]) for ref in commits.refs) <= 2 * len(hosted)
+
+
+def test_where_all_train_the_last_piece_is_all():
+    commits = Commits()
+    for number in range(3):
+        assert commits.due((0, 1), (0, 1)) == (0, 1)
+        commits.add((0, 1), number)
+    assert commits.refs == [2]
