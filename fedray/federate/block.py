@@ -246,8 +246,8 @@ class Block:
         streams = [self.plan.stream("noise", self.ids[k], round_number) for k in index] if raw or 0 not in shape else []
         per_step = algorithm.minibatches(cfg.algorithm)
         for step in range(cfg.local_steps):
-            if raw:
-                noise = torch.stack([stream.bits(math.prod(shape)) for stream in streams])
+            if raw:  # of one client
+                noise = streams[0].bits(math.prod(shape))[None]
             else:
                 noise = torch.empty(len(index), *shape, device=self.device)
                 for stream, out in zip(streams, noise, strict=False):

@@ -4,7 +4,9 @@ MNIST by pFedBreD's protocol: lognormal sizes, 784-100-10, 20 minibatches of 20 
 that of the matrix products and normals of a round; BNFed's has the products of its server's matching besides. FedAMP,
 pFedMe and pFedBreD train all clients, the others the 20 selected.
 
-    python -m tests.benchmarks.many [--methods pfedme,mh] [--rounds 1] [--repeats 5]     needs FEDRAY_DATA_ROOT
+    python -m tests.benchmarks.many [--methods pfedme,mh] [--rounds 1] [--repeats 5] [--backend compiled]
+
+It needs FEDRAY_DATA_ROOT. Long runs are compiled by ``auto``, which stacks the clients of runs as short as these.
 
 The variants are measured in turn and figures are medians. CPU seconds and memory are those of this process in process,
 and on Ray of every process that was started; memory is the largest that was seen, looking twice a second, with pages
@@ -71,6 +73,7 @@ def main() -> None:
     parser.add_argument("--methods", default=",".join(METHODS), help="with commas between")
     parser.add_argument("--rounds", type=int, default=1, help="rounds per measurement")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--backend", default="compiled", help="compiled, auto, loop or vmap")
     args = parser.parse_args()
     import ray
 
@@ -78,7 +81,7 @@ def main() -> None:
     print(f"{'':<12}{'trained':>8}{'floor s':>9} |{'in process: CPU s':>18}{'x floor':>9}{'GB':>6}"
           f" |{'Ray: CPU s':>11}{'x floor':>9}{'wall s':>8}{'GB':>6}")  # fmt: skip
     for name in args.methods.split(","):
-        measure(name, METHODS[name], args.rounds, args.repeats)
+        measure(name, METHODS[name], args.rounds, args.repeats, args.backend)
 
 
 def plan_of(method: Method, rounds: int) -> Plan:
@@ -94,14 +97,14 @@ def plan_of(method: Method, rounds: int) -> Plan:
     return make_plan(override(base, method.settings))
 
 
-def measure(name: str, method: Method, rounds: int, repeats: int) -> None:
+def measure(name: str, method: Method, rounds: int, repeats: int, backend: Any) -> None:
     """Print the row of a method."""
     from actors.federation import RayFederation
 
     plan = plan_of(method, rounds * repeats + 3)  # Ray plays a round ahead, which is not to be the last
     here = Peak([os.getpid()])
-    local = Variant(LocalFederation(plan))
-    with RayFederation(plan, Execution(clients_per_actor=-(-plan.clients // 2))) as federation:
+    local = Variant(LocalFederation(plan, backend))
+    with RayFederation(plan, Execution(clients_per_actor=-(-plan.clients // 2), backend=backend)) as federation:
         there = Peak()
         on_ray = Variant(federation)
         costs: list[tuple[Cost, Cost]] = []

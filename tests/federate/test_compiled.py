@@ -107,6 +107,7 @@ def test_the_key_follows_the_code_of_every_module_that_a_step_can_reach(
 
 def test_the_code_of_pfedbayes_is_what_its_step_calls() -> None:
     reached = dict(unit_module._reached({"fedray.algorithms.bayesian.pfedbayes"}))
+    assert len(reached) < 20
     assert {"fedray.bayes.variational", "fedray.nets.likelihood", "fedray.arrays.optim"} <= reached.keys()
     assert not {name.partition(".")[0] for name in reached} & {"torch", "numpy", "os"}
 
@@ -298,7 +299,7 @@ def close(name: str, settings: dict) -> None:
     whole, loop = (play(plan, [block(plan, backend=backend)]) for backend in ("compiled", "loop"))
     for (leaf, x), (_, y) in zip(trees.named_leaves(whole), trees.named_leaves(loop), strict=True):
         # Adam turns the rounding of a vanishing gradient into a step of its own, so single entries may differ by lr.
-        assert (x.double() - y.double()).norm() <= 1e-3 * y.double().norm(), leaf
+        assert (x.double() - y.double()).norm() <= 3e-3 * y.double().norm(), leaf
 
 
 @pytest.mark.slow

@@ -18,7 +18,10 @@ import pytest
 
 import fedray
 from fedray import launch
-from fedray.federate import checkpoint
+from fedray.federate import block, checkpoint
+from fedray.federate.compiled import choice
+from fedray.federate.compiled.package import Package
+from fedray.federate.compiled.unit import unit
 from fedray.run import progress, runfolder, session
 from fedray.types import FedRayError
 from tests.helpers import small_plan
@@ -101,6 +104,23 @@ def test_an_interrupted_run_goes_on(cut: Callable[..., int], capfd: pytest.Captu
     assert launch.main(["--resume", "runs/cut"]) == 0
     assert "is finished" in capfd.readouterr().err
     assert history("cut") == ("FINISHED", [1, 2, 3, 4, 5, 6])
+
+
+@pytest.mark.parametrize("worth", [0, 10**9])
+def test_a_resumed_run_keeps_its_compiled_step_or_goes_on_without_one(
+    worth: int, cut: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever ``auto`` would decide for a new run by then."""
+    monkeypatch.setattr(choice, "obtain_unit", lambda work, tell: Package(work.key, b""))
+    monkeypatch.setattr(block, "load", lambda package, plan: unit(plan).step)
+    monkeypatch.setattr(choice, "WORTH", worth)
+    assert cut([*FAST, "--tracking.uri", "none", "--name", "cut"], 3) == 130
+    begun = runfolder.read("runs/cut").package
+    assert (begun != "") is (worth == 0)
+    monkeypatch.setattr(choice, "WORTH", 10**9 - worth)
+    assert launch.main(["--resume", "runs/cut"]) == 0
+    summary = json.loads(Path("runs/cut/summary.json").read_text())
+    assert (summary["backend"], summary["package"]) == ("compiled" if begun else "auto", begun)
 
 
 SERIAL = ["--mode", "serial", "--clients-per-round", "1", "--sites", "history", "--selection"]

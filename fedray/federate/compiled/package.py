@@ -7,6 +7,7 @@ compiler, ten seconds of every process.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
@@ -111,6 +112,7 @@ def _check_compiler() -> None:
 def _compiled(work: Unit) -> bytes:
     """The package's file; empty where the step cannot be exported. Raises FedRayError where the compiler fails."""
     import torch._inductor
+    import torch.export
     from torch._inductor.utils import fresh_cache
 
     inputs = tuple(leaf.clone() for leaf in trees.leaves(work.example))
@@ -124,6 +126,7 @@ def _compiled(work: Unit) -> bytes:
         "cpp.vec_isa_ok": True,
         "aot_inductor.precompile_headers": False,
     }
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it misses a GPU, which nobody asked for
     # The compiler's own cache lies in a shared folder under a name that others can guess: not there.
     with warnings.catch_warnings(), fresh_cache(), tempfile.TemporaryDirectory() as folder:
         warnings.simplefilter("ignore")

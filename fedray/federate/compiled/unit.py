@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +31,8 @@ from fedray.nets.model import Model
 from fedray.types import Batch, Context, Facts, FedRayError
 
 Step = Callable[[Any, Batch, Tensor], tuple[Any, Any]]  # local, batch, bits -> local, info
-FOREIGN = {"torch", "numpy", *sys.stdlib_module_names}  # modules whose versions are in the key, or do not matter
+FOREIGN = {"torch", "numpy", "psutil", *sys.stdlib_module_names}  # whose code is not ours to follow
+AROUND = ("unit.py", "package.py")  # of this folder: what surrounds an algorithm's step
 KEY_DIGITS = 16
 
 
@@ -129,7 +131,7 @@ def _key(plan: Plan, facts: dict[str, int], example: Any) -> str:
     """All that the machine code depends on, in 16 hex digits."""
     cfg = plan.cfg.algorithm
     parts = {
-        "code": _code({type(cfg).__module__, _plain(plan.algorithm.step).__module__, __name__}),
+        "code": _code({type(cfg).__module__, _plain(plan.algorithm.step).__module__, normals.__module__}),
         "torch": torch.__version__,
         "cpu": [platform.machine(), torch.backends.cpu.get_cpu_capability()],
         "algorithm": [type(cfg).__qualname__, to_dict(cfg)],
@@ -150,15 +152,16 @@ def _described(model: Model) -> list[Any]:
 
 
 def _code(names: set[str]) -> str:
-    """A digest of the sources of modules, and of all modules of ours or of a plug-in that their names lead to."""
-    files = sorted({str(name): Path(file) for name, file in _reached(names)}.items())
+    """A digest of the sources of modules, of all that they lead to, and of those around the step."""
+    files = dict(_reached(names)) | {name: str(Path(__file__).with_name(name)) for name in AROUND}
     digest = hashlib.sha256()
-    for name, file in files:
-        digest.update(name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
+    for name, file in sorted(files.items()):
+        digest.update(name.encode() + b"\0" + hashlib.sha256(Path(file).read_bytes()).digest())
     return digest.hexdigest()
 
 
 def _reached(names: set[str]) -> Iterator[tuple[str, str]]:
+    """Modules and their files: the given ones, and those of the modules, functions and classes that they know."""
     todo = list(names)
     seen = set(names)
     while todo:
@@ -169,7 +172,12 @@ def _reached(names: set[str]) -> Iterator[tuple[str, str]]:
             continue
         yield name, file
         for value in list(vars(module).values()):
-            found = value.__name__ if isinstance(value, type(sys)) else getattr(value, "__module__", None)
-            if isinstance(found, str) and found not in seen:
+            if isinstance(value, ModuleType):
+                found = value.__name__
+            elif isinstance(value, FunctionType | type):
+                found = value.__module__
+            else:
+                continue
+            if found not in seen:
                 seen.add(found)
                 todo.append(found)
