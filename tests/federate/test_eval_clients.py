@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedray.arrays import trees
-from fedray.config import Execution, TrackingConfig, fingerprint, override
+from fedray.config import Execution, TrackingConfig, decisive, fingerprint, override
 from fedray.federate import report
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.plan import make_plan
@@ -78,6 +78,7 @@ def test_results_say_so_and_what_is_not_asked_for_changes_no_name(tmp_path):
     plan = small_plan("pfedbayes", SOME)
     assert report.protocol(plan, [1])["clients"].startswith("3 of 6, drawn anew each time, evaluated, 4 trained")
     assert report.protocol(small_plan(), [1])["clients"].startswith("all 6 evaluated")
+    assert "eval_clients" not in decisive(small_plan().cfg)
     assert fingerprint(override(plan.cfg, {"eval_clients": None})) != fingerprint(plan.cfg)
     with pytest.raises(FedRayError, match="eval_clients 7: the federation has 6 clients"):
         make_plan(experiment("fedavg", {"eval_clients": 7}))
