@@ -51,6 +51,10 @@ def test_the_uncertainty_figure_shows_the_same_clients_in_all_rounds():
     assert [spot.round for spot in shown] == [0, 1, 3]
     assert {spot.ids for spot in shown} == {tuple(plan.shown)}
     assert len(plan.shown) == 3
+    many = small_plan("pfedbayes", SOME | {"clients": 60, "eval_clients": 30})
+    assert len(many.shown) == 10
+    assert set(many.shown) <= set(range(60))
+    assert small_plan("pfedbayes").shown == range(6)
 
 
 def test_blocks_evaluate_their_own_share_of_the_sample():
