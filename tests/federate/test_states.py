@@ -185,8 +185,8 @@ def test_a_method_is_given_its_shard_where_it_looks_at_it_or_keeps_it():
 
 
 def test_who_hands_a_shard_on_or_fails_without_it_looks_at_it():
-    looks = block_module._looks
-    assert looks(lambda shard: shard.x, 3)
-    assert looks(lambda shard: (torch.zeros(1), shard), 3)
-    assert looks(lambda shard: len(shard), 3)
-    assert not looks(lambda shard: (torch.zeros(1) * shard.total, None), 3)
+    looks, total = block_module._looks, torch.tensor(3.0)
+    assert looks(lambda shard: shard.x, total)
+    assert looks(lambda shard: (torch.zeros(1), shard), total)
+    assert looks(lambda shard: len(shard), total)
+    assert not looks(lambda shard: (torch.zeros(1) * shard.total, None), total)
