@@ -145,7 +145,8 @@ class Block:
         function of that name on a shard that has nothing but its size.
         """
         if name not in self._seen:
-            self._seen[name] = self.context.facts.shard if _looks(look, self.n[index[0]]) else 0
+            total = torch.tensor(float(self.n[index[0]]), device=self.device)
+            self._seen[name] = self.context.facts.shard if _looks(look, total) else 0
         return self.shards.padded(index, self._seen[name])
 
     def train(self, round_number: int, ids: Sequence[int], down: Any) -> TrainReply:
@@ -277,10 +278,10 @@ class Block:
             yield reply
 
 
-def _looks(function: Callable[[Any], Any], examples: int) -> bool:
+def _looks(function: Callable[[Any], Any], total: Tensor) -> bool:
     """Whether a function looks at more of a shard than its size, the only thing in this one, or hands it on."""
     try:
-        result = function(SimpleNamespace(total=torch.tensor(float(examples))))
+        result = function(SimpleNamespace(total=total))
     except Exception:  # as it may come of what is missing; if not, it comes again
         return True
     return not all(isinstance(leaf, Tensor) for leaf in trees.leaves(result))

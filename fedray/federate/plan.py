@@ -25,6 +25,8 @@ from fedray.nets.densities import Density
 from fedray.nets.model import Model, check_memory
 from fedray.types import Algorithm, Context, Facts, FedRayError, Selection, Stats, require
 
+SHOWN = 10  # clients in the uncertainty figure where a sample is evaluated: 100 draws of each cost as much as training
+
 
 class Plan(NamedTuple):
     """A validated experiment with its algorithm, network and partition; small enough to send to every process."""
@@ -73,16 +75,19 @@ class Plan(NamedTuple):
     def evaluated(self, round_number: int) -> Sequence[int]:
         """The clients that are evaluated after a round, ascending: of those that it concerns all, or a keyed sample."""
         present = self.novel if self.adapting(round_number) else self.members
+        return self._drawn(present, round_number, self.cfg.eval_clients)
+
+    @property
+    def shown(self) -> Sequence[int]:
+        """The clients of the uncertainty figure, the same in all rounds; of a sample no more than fit on a page."""
         wanted = self.cfg.eval_clients
+        return self._drawn(self.members, 0, wanted and min(wanted, SHOWN))
+
+    def _drawn(self, present: range, round_number: int, wanted: int | None) -> Sequence[int]:
         if wanted is None or wanted >= len(present):
             return present
         drawn = self.stream("evaluate", 0, round_number).permutation(len(present))[:wanted]
         return [present[k] for k in drawn.sort().values.tolist()]
-
-    @property
-    def shown(self) -> Sequence[int]:
-        """The clients of the uncertainty figure, the same in all rounds."""
-        return self.evaluated(0)
 
     def dataset(self, loaded: Dataset | None = None) -> Dataset:
         """The pooled examples in the run's units: ``loaded``, the caller's own, or those of the files."""

@@ -23,6 +23,7 @@ from fedray.federate.checkpoint import CheckpointStore
 from fedray.federate.in_process import LocalCohort, LocalFederation
 from fedray.federate.plan import Plan, make_plan
 from fedray.federate.rounds import start
+from fedray.federate.states import rows
 from tests.benchmarks.meter import cpu_seconds
 from tests.benchmarks.round import Cost, Variant
 
@@ -40,6 +41,7 @@ def main() -> None:
         every_round(plan, Path(folder), args.rounds, args.repeats)
         if args.clients:
             large(args.clients, f"{folder}/large", args.repeats)
+            large(args.clients, f"{folder}/linked", args.repeats, on_disk=True)
 
 
 def every_round(plan: Plan, folder: Path, rounds: int, repeats: int) -> None:
@@ -77,8 +79,8 @@ def every_round(plan: Plan, folder: Path, rounds: int, repeats: int) -> None:
         print(f"{name}: checkpoints add {cpu:+.1%} CPU, {wall:+.1%} wall")
 
 
-def large(clients: int, url: str, repeats: int) -> None:
-    """Print what one checkpoint of many packed clients takes."""
+def large(clients: int, url: str, repeats: int, on_disk: bool = False) -> None:
+    """Print what one checkpoint of many packed clients takes, all of which have trained."""
     Path(url).mkdir()
     name, rng = f"{url}/data.npz", np.random.default_rng(0)
     np.savez(name, x=rng.random((4 * clients, 64), np.float32), y=rng.integers(0, 10, 4 * clients))
@@ -90,7 +92,10 @@ def large(clients: int, url: str, repeats: int) -> None:
         rounds=10,
     )
     plan = make_plan(cfg)
-    state, cohort, store = start(plan), LocalCohort(plan), CheckpointStore(url)
+    state, store = start(plan), CheckpointStore(url, states=f"{url}/states" if on_disk else "")
+    cohort = LocalCohort(plan, folder=store.states)
+    for i in range(clients):
+        cohort.block.private.replace(0, [i], rows(cohort.block.private, [i]))
     taken = []
     for round in range(1, repeats + 1):
         cpu, wall = cpu_seconds(), time.perf_counter()
@@ -98,8 +103,9 @@ def large(clients: int, url: str, repeats: int) -> None:
         taken.append(Cost(cpu_seconds() - cpu, time.perf_counter() - wall))
     cpu, wall = (statistics.median(column) for column in zip(*taken, strict=True))
     size = sum(path.stat().st_size for path in Path(url, f"round-{repeats:06d}").iterdir())
-    print(f"\n{clients} packed clients of {plan.model.size:,} parameters: {size / 1e9:.2f} GB in {cpu:.2f} CPU s, "
-          f"{wall:.2f} s wall")  # fmt: skip
+    where = ", states on disk" if on_disk else ""
+    what = f"{clients} packed clients of {plan.model.size:,} parameters{where}"
+    print(f"\n{what}: {size / 1e9:.2f} GB in {cpu:.2f} CPU s, {wall:.2f} s wall")
 
 
 if __name__ == "__main__":

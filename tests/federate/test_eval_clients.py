@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedray.arrays import trees
-from fedray.config import Execution, TrackingConfig, fingerprint, override
+from fedray.config import Execution, TrackingConfig, decisive, fingerprint, override
 from fedray.federate import report
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.plan import make_plan
@@ -51,6 +51,10 @@ def test_the_uncertainty_figure_shows_the_same_clients_in_all_rounds():
     assert [spot.round for spot in shown] == [0, 1, 3]
     assert {spot.ids for spot in shown} == {tuple(plan.shown)}
     assert len(plan.shown) == 3
+    many = small_plan("pfedbayes", SOME | {"clients": 60, "eval_clients": 30})
+    assert len(many.shown) == 10
+    assert set(many.shown) <= set(range(60))
+    assert small_plan("pfedbayes").shown == range(6)
 
 
 def test_blocks_evaluate_their_own_share_of_the_sample():
@@ -78,6 +82,7 @@ def test_results_say_so_and_what_is_not_asked_for_changes_no_name(tmp_path):
     plan = small_plan("pfedbayes", SOME)
     assert report.protocol(plan, [1])["clients"].startswith("3 of 6, drawn anew each time, evaluated, 4 trained")
     assert report.protocol(small_plan(), [1])["clients"].startswith("all 6 evaluated")
+    assert "eval_clients" not in decisive(small_plan().cfg)
     assert fingerprint(override(plan.cfg, {"eval_clients": None})) != fingerprint(plan.cfg)
     with pytest.raises(FedRayError, match="eval_clients 7: the federation has 6 clients"):
         make_plan(experiment("fedavg", {"eval_clients": 7}))

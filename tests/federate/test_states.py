@@ -8,6 +8,7 @@ import torch
 
 from fedray.arrays import trees
 from fedray.arrays.rng import Stream
+from fedray.federate import block as block_module
 from fedray.federate import checkpoint
 from fedray.federate.checkpoint import CheckpointStore
 from fedray.federate.in_process import LocalFederation
@@ -85,6 +86,18 @@ def test_a_state_has_memory_of_its_own(kind, tmp_path):
     assert torch.equal(states.row(5)[0], torch.arange(4.0))
 
 
+@both
+def test_a_checkpoint_takes_the_place_of_what_is_here(kind, tmp_path):
+    states, first = stored(kind, tmp_path / "a"), fresh(1, 1)
+    states.replace(1, [3], first)
+    (tmp_path / "1").mkdir()
+    saved = Saved(str(tmp_path / "1"), 1, tuple(states.save(str(tmp_path / "1"))))
+    states.replace(2, [3, 4], fresh(2, 2))
+    states.load(saved)
+    assert states.trained == [3]
+    assert differing(rows(states, [3]), first) == []
+
+
 def test_a_checkpoint_links_files_and_does_not_change_with_the_next_round(tmp_path):
     states = stored("disk", tmp_path / "a")
     first = fresh(2, 1)
@@ -107,7 +120,8 @@ def test_a_successor_starts_before_the_round_in_which_its_predecessor_died(tmp_p
     states, old = stored("disk", tmp_path), fresh(2, 1)
     states.replace(1, [3, 4], old)
     piece = states.piece([3, 4])
-    states.replace(2, [3, 5], fresh(2, 2))  # nobody hears of it
+    for i in (3, 5):  # one after the other, as a process without stacks trains them
+        states.replace(2, [i], fresh(1, 2))  # nobody hears of it
     assert len(files(tmp_path)) == 4
     successor = stored("disk", tmp_path)
     successor.take([piece])
@@ -137,8 +151,11 @@ def test_a_federation_is_the_same_with_states_on_disk_resumed_or_not(name, tmp_p
     assert differing(whole, plain.snapshot()) == []
     assert differing(resumed, whole) == []
     begun = checkpoint.newest(store, plan, pytest.fail)
+    left = tmp_path / "states/000000-000000/round-000009"
+    left.mkdir(parents=True)
     with LocalFederation(plan, "vmap", store=store, begun=begun) as again:
         list(again)
+    assert not left.exists()
     assert differing(again.snapshot(), whole) == []
     assert bool(files(store.states)) == (name == "pfedbayes")
     checkpoint.clear(store)
@@ -165,3 +182,11 @@ def test_a_method_is_given_its_shard_where_it_looks_at_it_or_keeps_it():
     seen.clear()
     play(watching("nothing"), [block(watching("nothing"))], ((0, 3),))
     assert [len(x) for x in seen[1:]] == [0, 0]
+
+
+def test_who_hands_a_shard_on_or_fails_without_it_looks_at_it():
+    looks, total = block_module._looks, torch.tensor(3.0)
+    assert looks(lambda shard: shard.x, total)
+    assert looks(lambda shard: (torch.zeros(1), shard), total)
+    assert looks(lambda shard: len(shard), total)
+    assert not looks(lambda shard: (torch.zeros(1) * shard.total, None), total)
