@@ -7,14 +7,16 @@ every device, for one client or a stack of them; normals agree up to the roundin
 from __future__ import annotations
 
 import functools
+import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedray.arrays.fuse import fusable
-from fedray.arrays.rng import LANES, box_muller
+from fedray.arrays.rng import LANES, Stream, box_muller
 
 MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 WEYL = 0x9E3779B9, 0xBB67AE85  # golden ratio, √3 - 1
@@ -38,7 +40,7 @@ def philox(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
 
 @fusable
 def normals(keys: Tensor, step: Tensor, count: int) -> Tensor:
-    """The ``count`` standard normals [K, count] of a step [] for K streams, float32.
+    """The ``count`` standard normals [K, count] of a step [1] for K streams, float32.
 
     keys [K, 4] int64 are those of :meth:`~fedray.arrays.rng.Stream.key`: two words are Philox's key, two are the upper
     half of its counter. The lower half counts blocks of four words, of which Box and Muller make four normals.
@@ -49,6 +51,20 @@ def normals(keys: Tensor, step: Tensor, count: int) -> Tensor:
     a, b, c, d = philox((at & WORD, at >> 32, words[:, 2], words[:, 3]), (words[:, 0], words[:, 1]))
     pairs = (*box_muller(_signed(a), _signed(b)), *box_muller(_signed(c), _signed(d)))
     return torch.stack(pairs, -2).flatten(1)[:, :count]
+
+
+def keys(streams: Sequence[Stream], device: torch.device) -> Tensor:
+    """The keys [K, 4] of some streams, on a device."""
+    return torch.from_numpy(np.stack([stream.key() for stream in streams])).to(device)
+
+
+def steps(streams: Sequence[Stream], count: int, shape: tuple[int, ...], device: torch.device) -> Iterator[Tensor]:
+    """The standard normals [K, *shape] of ``count`` steps, one row for each stream."""
+    own = keys(streams, device)
+    number = torch.zeros(1, dtype=torch.int64, device=device)
+    for _ in range(count):
+        yield draw(own, number, math.prod(shape)).view(-1, *shape)
+        number += 1
 
 
 def _signed(word: Tensor) -> Tensor:
@@ -71,4 +87,3 @@ def _can_compile() -> bool:
 @functools.cache
 def _compiled() -> Callable[[Tensor, Tensor, int], Tensor]:
     return torch.compile(normals.__wrapped__, dynamic=True)  # type: ignore[attr-defined]
-

@@ -48,9 +48,10 @@ class Execution:
 
     runtime: Literal["ray", "local"] = "ray"
     """ray: clients are Ray actors; local: all clients in this process."""
-    backend: Literal["auto", "loop", "vmap", "compiled"] = "auto"
-    """How a process runs its clients: one by one, stacked, or one by one with compiled kernels (other rounding, needs
-    a C++ compiler); auto stacks small networks, and everything on a GPU."""
+    backend: Literal["auto", "loop", "vmap", "graph", "compiled"] = "auto"
+    """How a process runs its clients: one by one; stacked; stacked, with steps that a GPU replays as a graph; or with
+    compiled kernels (other rounding, needs a C++ compiler), one by one on a CPU and as a graph on a GPU. auto stacks
+    small networks, and takes graph on a GPU."""
     clients_per_actor: int | None = None
     """Clients hosted by one Ray actor; by default one, or more where the cluster has less room."""
     gpus_per_client: float | None = None

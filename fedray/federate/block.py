@@ -19,18 +19,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedray.arrays import trees
+from fedray.arrays import philox, trees
 from fedray.arrays.fuse import check_compiler, fusing
-from fedray.arrays.rng import Passes
+from fedray.arrays.rng import Passes, Stream
 from fedray.data.loading import Shard
-from fedray.federate.failures import StageError, stage
+from fedray.federate.device.memory import Stack, gpu_memory
+from fedray.federate.device.numbers import on_device
+from fedray.federate.device.static_round import Draws, StaticRound, minibatch
+from fedray.federate.failures import StageError, no_graph, out_of_memory, stage
 from fedray.federate.messages import Failure, TrainReply
 from fedray.federate.plan import Plan
 from fedray.federate.uploads import bad_rows, not_finite
 from fedray.nets.model import PARAMETRIC, Model
 from fedray.types import Batch, Context, require
 
-BACKENDS = ("auto", "loop", "vmap", "compiled")
+BACKENDS = ("auto", "loop", "vmap", "graph", "compiled")
 # On a CPU stacking saves calls, which matter less the larger the vectors of a client are, and in the end loses the
 # cache; the arithmetic is the same, whatever the batch. Stacked convolutions are slower. See docs/performance.md.
 SMALL, SMALL_CONVOLUTIONAL = 160_000, 40_000  # numbers in the longest vector of a client: up to here it pays
@@ -86,21 +89,27 @@ class Block:
     """The shards and private states of some clients; its methods are the whole of what a client can be asked."""
 
     def __init__(self, plan: Plan, ids: Sequence[int], shards: Sequence[Shard], backend: str, device: str = "cpu"):
-        self.plan = plan
         self.ids = tuple(ids)
         self.device = torch.device(device)
+        gpu = self.device.type == "cuda"
+        self.plan = plan = on_device(plan, gpu)
         require(backend in BACKENDS, "backend", backend, "not a backend", f"choose from {BACKENDS}")
         server = plan.initial_server()
         self.context = plan.context
         client = plan.algorithm.client_init(self.context, server)
         size = max([plan.model.padded, *(leaf.numel() for leaf in trees.leaves(client))])
-        small = self.device.type == "cuda" or size <= (SMALL if _linear(plan.model) else SMALL_CONVOLUTIONAL)
-        self.backend = ("vmap" if small else "loop") if backend == "auto" else backend
-        self._least = 2 if backend == "auto" and _same_alone(plan) else 1  # clients that are worth a stack
+        small = size <= (SMALL if _linear(plan.model) else SMALL_CONVOLUTIONAL)
+        best = "graph" if gpu else "vmap" if small else "loop"
+        self.backend = best if backend == "auto" else backend
+        self._least = 2 if backend == "auto" and not gpu and _same_alone(plan) else 1  # clients that are worth a stack
         if self.backend == "compiled":
             check_compiler()
-        stack = len(ids) if self.device.type == "cuda" else min(CHUNK, max(1, STACK // size))
-        self.chunk = stack if self.backend == "vmap" else 1
+        self._static = self.backend == "graph" or (gpu and self.backend == "compiled")
+        self._stacks = self._static or self.backend == "vmap"
+        most = len(ids) if gpu else min(CHUNK, max(1, STACK // size))
+        self.stack = Stack(most, gpu_memory(self.device)) if self._stacks else Stack(1)
+        self._rounds: dict[tuple[int, bool], StaticRound] = {}  # by the size of the stack, and whether it adapts
+        self._said: list[Failure] = []  # what this process has dealt with itself in a round
         self.n = [len(shard.train_y) for shard in shards]
         cfg = plan.cfg
         self._passes = [Passes(cfg.seed, i, n, cfg.batch_size) for i, n in zip(ids, self.n, strict=True)]
@@ -118,10 +127,12 @@ class Block:
         A client that fails, or whose upload is not finite, keeps the state that it had and is among the failures.
         """
         wanted = [self.ids.index(i) for i in ids]
-        starts = range(0, len(wanted), self.chunk)
         with fusing() if self.backend == "compiled" else contextlib.nullcontext():
-            parts = [part for i in starts for part in self._attempt(round_number, wanted[i : i + self.chunk], down, i)]
-        failures = tuple(failure for part in parts for failure in part.failures)
+            parts = [
+                part for first, rows in self._chunks(wanted) for part in self._attempt(round_number, rows, down, first)
+            ]
+        failures = (*(failure for part in parts for failure in part.failures), *self._said)
+        self._said.clear()
         done = [part for part in parts if part.rows]
         if not done:
             return TrainReply(round_number, (), None, None, None, failures)
@@ -132,15 +143,40 @@ class Block:
         n = torch.tensor([self.n[k] for k in index])
         return TrainReply(round_number, tuple(self.ids[k] for k in index), ups, n, infos, failures)
 
+    def _chunks(self, wanted: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
+        """(place of the first, rows) of what is computed at a time; the size may change on the way."""
+        first = 0
+        while first < len(wanted):
+            rows = wanted[first : first + self.stack.size]
+            yield first, rows
+            first += len(rows)
+
     def _attempt(self, round_number: int, index: Sequence[int], down: Any, first: int) -> list[_Part]:
-        """A chunk; where it fails, its clients one by one, so that each failure has its client."""
+        """A chunk; where it fails, its clients one by one, so that each failure has its client.
+
+        A stack that is too large for the memory is played in halves instead.
+        """
+        smaller = 1
         try:
-            with stage("train", f"client {self.ids[index[0]]}", round_number):
+            with stage("train", f"client {self.ids[index[0]]}", round_number), self.stack.watched(len(index)):
                 result = self._train_rows(round_number, index, down, first)
         except StageError as error:
-            if len(index) > 1:
-                return [part for j, k in enumerate(index) for part in self._attempt(round_number, [k], down, first + j)]
-            return [_Part([], None, (error.failure,))]
+            failure = error.failure
+            too_large = isinstance(error.__cause__, torch.OutOfMemoryError)
+            if len(index) == 1:
+                return [_Part([], None, (failure,))]
+        else:
+            return self._sorted_out(round_number, index, result)
+        # Outside of the handler: the exception would keep the memory of the stack that failed.
+        if too_large:
+            self._rounds.clear()
+            smaller = self.stack.halve(len(index))
+            self._said.append(out_of_memory(failure, len(index), smaller))
+        starts = range(0, len(index), smaller)
+        return [part for j in starts for part in self._attempt(round_number, index[j : j + smaller], down, first + j)]
+
+    def _sorted_out(self, round_number: int, index: Sequence[int], result: Any) -> list[_Part]:
+        """The rows of a result whose upload is finite, and the failures of the others."""
         bad = bad_rows(result[1])
         if not bad:
             return [_Part(index, result, ())]
@@ -155,14 +191,18 @@ class Block:
             down = trees.rows(down, range(first, first + len(index)))
         draws = self._draws(round_number, index)
         inside = partial(stage, who=f"client {self.ids[index[0]]}", round_number=round_number)
-        if self.backend != "vmap" or len(index) < self._least:
+        if not self._stacks or len(index) < self._least:
             down = trees.row(down, 0) if self.plan.algorithm.down_per_client else down
             one = (trees.row(draw, 0) for draw in draws)
             plain = self._of(round_number, _plain(self.plan, self.context))
-            result = _local_round(plain, trees.row(states, 0), down, trees.row(data, 0), one, inside)
+            steps = partial(_in_turn, plain[1], one)
+            result = _local_round(plain, steps, trees.row(states, 0), down, trees.row(data, 0), inside)
             return trees.tree_map(lambda leaf: leaf[None], result)
         stacked = self._of(round_number, _stacked(self.plan, self.context))
-        clients, ups, infos = _local_round(stacked, states, down, data, draws, inside)
+        steps = partial(_in_turn, stacked[1], draws)
+        if self._static:
+            steps = partial(self._replayed, stacked[1], round_number, index)
+        clients, ups, infos = _local_round(stacked, steps, states, down, data, inside)
         return clients, ups, trees.tree_map(lambda leaf: leaf.transpose(0, 1), infos)
 
     def _of(self, round_number: int, functions: tuple[Callable[..., Any], ...]) -> tuple[Callable[..., Any], ...]:
@@ -170,33 +210,88 @@ class Block:
         begin, step, finish, adapt = functions
         return begin, adapt if self.plan.adapting(round_number) else step, finish
 
+    def _replayed(
+        self, step: Callable[..., Any], round_number: int, index: Sequence[int], local: Any
+    ) -> tuple[Any, Any]:
+        """(local, infos) after the steps of a stack on static buffers, kept for the last two sizes of a stack."""
+        at, mask = (
+            torch.from_numpy(np.stack(arrays)).to(self.device)
+            for arrays in zip(*self._picked(round_number, index), strict=True)
+        )
+        streams = self._streams(round_number, index)
+        on_device = self._philox and streams
+        keys = philox.keys(streams, self.device) if on_device else torch.empty(0, device=self.device)
+        draws = Draws(torch.tensor(list(index), device=self.device), at, mask, keys)
+        noise = None if on_device or not streams else self._noise(round_number, index)
+        kind = len(index), self.plan.adapting(round_number)
+        if kind not in self._rounds:
+            if len(self._rounds) == 2:
+                del self._rounds[next(iter(self._rounds))]
+            step = torch.compile(step, dynamic=False) if self.backend == "compiled" else step
+            shape = self.plan.algorithm.noise_shape(self.context)
+            self._rounds[kind] = StaticRound(step, self.data, local, draws, shape)
+        static = self._rounds[kind]
+        result = static.play(local, draws, noise)
+        if static.trouble:
+            self._said.append(no_graph(round_number, len(index), static.trouble))
+            static.trouble = ""
+        return result
+
     def _draws(self, round_number: int, index: Sequence[int]) -> Iterator[tuple[Batch, Tensor]]:
         """Minibatches and noise of every local step, stacked over the given rows."""
-        cfg, algorithm = self.plan.cfg, self.plan.algorithm
-        shape = algorithm.noise_shape(self.context)
-        streams = [self.plan.stream("noise", self.ids[k], round_number) for k in index] if 0 not in shape else []
-        per_step = algorithm.minibatches(cfg.algorithm)
-        for step in range(cfg.local_steps):
-            noise = torch.empty(len(index), *shape, device=self.device)
+        return zip(self._batches(round_number, index), self._noise(round_number, index), strict=True)
+
+    def _streams(self, round_number: int, index: Sequence[int]) -> list[Stream]:
+        """The streams of the noise of the given rows; none for a method without noise."""
+        if 0 in self.plan.algorithm.noise_shape(self.context):
+            return []
+        return [self.plan.stream("noise", self.ids[k], round_number) for k in index]
+
+    @property
+    def _philox(self) -> bool:
+        return self.plan.cfg.noise_generator == "philox"
+
+    def _noise(self, round_number: int, index: Sequence[int]) -> Iterator[Tensor]:
+        """The noise of every local step, stacked over the given rows."""
+        shape = self.plan.algorithm.noise_shape(self.context)
+        streams = self._streams(round_number, index)
+        if self._philox and streams:
+            yield from philox.steps(streams, self.plan.cfg.local_steps, shape, self.device)
+            return
+        for _ in range(self.plan.cfg.local_steps):
+            noise = torch.empty(len(index), *shape)
             for stream, out in zip(streams, noise, strict=False):
                 stream.fill_normal(out)
-            yield self._batch(index, ((round_number - 1) * cfg.local_steps + step) * per_step, per_step), noise
+            yield noise.to(self.device)
 
-    def _batch(self, index: Sequence[int], position: int, count: int) -> Batch:
-        """``count`` minibatches from ``position`` on, one after the other, of the clients in the given rows."""
+    def normals(self, purpose: str, client: int, round_number: int, shape: tuple[int, ...]) -> Tensor:
+        """Standard normals for a purpose other than training, by the run's generator."""
+        stream = self.plan.stream(purpose, client, round_number)
+        if self._philox and 0 not in shape:
+            return next(philox.steps([stream], 1, shape, self.device))[0]
+        return stream.normal(shape).to(self.device)
+
+    def _batches(self, round_number: int, index: Sequence[int]) -> Iterator[Batch]:
+        """The minibatches of every local step, stacked over the given rows."""
+        for picked, weight in self._picked(round_number, index):
+            at, mask = (torch.from_numpy(array).to(self.device) for array in (picked, weight))
+            yield minibatch(self.data, torch.tensor(list(index), device=self.device), at, mask)
+
+    def _picked(self, round_number: int, index: Sequence[int]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Of every local step: the examples [K, J B] of the given rows, J minibatches one after the other, and their
+        weights."""
         cfg = self.plan.cfg
-        picked = np.zeros((len(index), count, cfg.batch_size), np.int64)
-        weight = np.zeros((len(index), count, cfg.batch_size), np.float32)
-        for row, k in enumerate(index):
-            for j in range(count):
-                chosen = self._passes[k][position + j]
-                picked[row, j, : len(chosen)] = chosen
-                weight[row, j, : len(chosen)] = 1
-        at, mask = (torch.from_numpy(array).flatten(1).to(self.device) for array in (picked, weight))
-        where = torch.tensor(list(index), device=self.device)
-        x = self.data.x[where[:, None], at]
-        y = self.data.y[where[:, None], at]
-        return Batch(x, y, mask, at, self.data.total[where])
+        count = self.plan.algorithm.minibatches(cfg.algorithm)
+        for step in range(cfg.local_steps):
+            position = ((round_number - 1) * cfg.local_steps + step) * count
+            picked = np.zeros((len(index), count, cfg.batch_size), np.int64)
+            weight = np.zeros((len(index), count, cfg.batch_size), np.float32)
+            for row, k in enumerate(index):
+                for j in range(count):
+                    chosen = self._passes[k][position + j]
+                    picked[row, j, : len(chosen)] = chosen
+                    weight[row, j, : len(chosen)] = 1
+            yield picked.reshape(len(index), -1), weight.reshape(len(index), -1)
 
     def probe(self, score: str, number: int, view: Any, message: Any) -> Iterator[Tensor]:
         """The replies of the hosted clients in a stage of a score, each computed when it is asked for."""
@@ -240,23 +335,29 @@ def _stacked(plan: Plan, ctx: Context[Any]) -> tuple[Callable[..., Any], ...]:
     return torch.vmap(begin, in_dims=(0, down_axis, 0)), torch.vmap(step), torch.vmap(finish), torch.vmap(adapt)
 
 
+def _in_turn(step: Callable[..., Any], draws: Iterator[Any], local: Any) -> tuple[Any, Any]:
+    """(local, infos [R, ...]) after every step, on the minibatch and noise of each."""
+    infos = []
+    for batch, noise in draws:
+        local, info = step(local, batch, noise)
+        infos.append(info)
+    return local, trees.stack(infos)
+
+
 def _local_round(
     functions: tuple[Callable[..., Any], ...],
+    steps: Callable[[Any], tuple[Any, Any]],
     client: Any,
     down: Any,
     data: Batch,
-    draws: Iterator[Any],
     inside: Callable[[str], contextlib.AbstractContextManager[None]],
 ) -> tuple[Any, Any, Any]:
     """begin, every step, finish: of one client or of a stack, as the functions are; each ``inside`` its stage."""
-    begin, step, finish = functions
-    infos = []
+    begin, _, finish = functions
     with inside("begin"):
         local = trees.tree_map(Tensor.clone, begin(client, down, data))  # steps may write into it
     with inside("step"):
-        for batch, noise in draws:
-            local, info = step(local, batch, noise)
-            infos.append(info)
+        local, infos = steps(local)
     with inside("finish"):
         client, up = finish(local, data)
-    return client, up, trees.stack(infos)
+    return client, up, infos

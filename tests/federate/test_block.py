@@ -230,12 +230,12 @@ def test_auto_stacks_small_networks_and_loops_over_large_ones(monkeypatch):
 
 def test_fewer_clients_of_larger_networks_are_stacked(monkeypatch):
     plan = small_plan()
-    assert block(plan, backend="vmap").chunk == block_module.CHUNK
+    assert block(plan, backend="vmap").stack.size == block_module.CHUNK
     monkeypatch.setattr(block_module, "STACK", 2 * 640)
-    assert block(plan, backend="vmap").chunk == 2
+    assert block(plan, backend="vmap").stack.size == 2
     monkeypatch.setattr(block_module, "STACK", 1)
-    assert block(plan, backend="vmap").chunk == 1
-    assert block(plan, backend="loop").chunk == 1
+    assert block(plan, backend="vmap").stack.size == 1
+    assert block(plan, backend="loop").stack.size == 1
 
 
 @pytest.mark.parametrize(("batch_size", "stacked"), [(1, 1), (8, 0)])
