@@ -15,6 +15,9 @@ from fedray.arrays import trees
 from fedray.data import loading
 from fedray.federate import checkpoint_files, evaluation, loss_deviation
 from fedray.federate.block import Block, fix_numerics
+from fedray.federate.device.host import leaving
+from fedray.federate.device.memory import limit_to
+from fedray.federate.device.numbers import set_precision
 from fedray.federate.messages import ClassLosses, EvalReply, File, TrainReply
 from fedray.federate.plan import Plan
 
@@ -40,6 +43,8 @@ class ClientActor:
     ):
         fix_numerics()
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
+        if self._device == "cuda":
+            limit_to(_gpu_share())
         self._ids = ids
         self._backend = backend
         self._dataset = dataset
@@ -49,6 +54,7 @@ class ClientActor:
 
     def reset(self, plan: Plan) -> None:
         """Begin a federation, this process's first or another: fresh states, the plan's shards of the same clients."""
+        set_precision(plan.cfg.precision)
         shards = loading.shards(self._load(plan), plan.partition, self._ids)
         self._block = Block(plan, self._ids, shards, self._backend, self._device)
         self._round = 0
@@ -68,9 +74,12 @@ class ClientActor:
         """(reply, committed state) of a round; asked again for the same round, it answers the same."""
         if round_number != self._round or self._reply is None:
             reply = self._block.train(round_number, ids, trees.to_torch(down, self._device))
+            states = leaving(self._block.states)  # they travel while the reply is made ready
             self._round = round_number
             self._reply = trees.to_numpy(reply)
-        return self._reply, (self._round, trees.to_numpy(self._block.states))
+        else:
+            states = leaving(self._block.states)
+        return self._reply, (self._round, states())
 
     def evaluate(self, round_number: int, view: Any, spotlight: bool) -> EvalReply:
         """Evaluation sums of every hosted client."""
@@ -90,15 +99,23 @@ class ClientActor:
 
     def snapshot(self) -> Any:
         """The private states of the hosted clients."""
-        return trees.to_numpy(self._block.states)
+        return leaving(self._block.states)()
 
     def save(self, folder: str) -> list[File] | None:
         """Write the hosted clients' private states into a folder; None where this machine does not see it."""
         fs, path = fsspec.url_to_fs(folder)
         if isinstance(fs, LocalFileSystem) and not fs.exists(path):
             return None
-        return checkpoint_files.write_clients(folder, self._ids, self._block.states)
+        return checkpoint_files.write_clients(folder, self._ids, leaving(self._block.states)())
 
     def pid(self) -> int:
         """The process that hosts this actor."""
         return os.getpid()
+
+
+def _gpu_share() -> float:
+    """The part of a GPU that Ray has given this process; all of it outside of an actor."""
+    import ray
+
+    resources = ray.get_runtime_context().get_assigned_resources() if ray.is_initialized() else {}
+    return resources.get("GPU", 1.0)

@@ -156,7 +156,6 @@ class Block:
 
         A stack that is too large for the memory is played in halves instead.
         """
-        smaller = 1
         try:
             with stage("train", f"client {self.ids[index[0]]}", round_number), self.stack.watched(len(index)):
                 result = self._train_rows(round_number, index, down, first)
@@ -168,12 +167,12 @@ class Block:
         else:
             return self._sorted_out(round_number, index, result)
         # Outside of the handler: the exception would keep the memory of the stack that failed.
+        again = enumerate([k] for k in index)
         if too_large:
             self._rounds.clear()
-            smaller = self.stack.halve(len(index))
-            self._said.append(out_of_memory(failure, len(index), smaller))
-        starts = range(0, len(index), smaller)
-        return [part for j in starts for part in self._attempt(round_number, index[j : j + smaller], down, first + j)]
+            self._said.append(out_of_memory(failure, len(index), self.stack.halve(len(index))))
+            again = self._chunks(index)
+        return [part for at, rows in again for part in self._attempt(round_number, rows, down, first + at)]
 
     def _sorted_out(self, round_number: int, index: Sequence[int], result: Any) -> list[_Part]:
         """The rows of a result whose upload is finite, and the failures of the others."""

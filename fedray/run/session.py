@@ -123,8 +123,7 @@ class Played(NamedTuple):
 
 def _play(run: Run) -> RunResult:
     """Play the rounds that are left, write the result, and hand it to the tracker."""
-    execution = runfolder.absolute(run.request.execution, run.tracker.uri)
-    note = Note(run.name, run.plan.cfg, execution, run.tracker.run_id)
+    note = _note(run)
     if runfolder.elsewhere(run.folder, run.store):
         runfolder.claim(run.store, note, bool(run.request.resume))
     begun = _checkpoint(run)
@@ -133,7 +132,8 @@ def _play(run: Run) -> RunResult:
         open_federation(run.plan, run.request.execution, run.name, run.store, begun) as federation,
         progress_bar(run.plan, done) as advance,
     ):
-        runfolder.write(run.folder, note)
+        run = run._replace(plan=federation.plan)
+        runfolder.write(run.folder, _note(run))
         played = _rounds(run, federation, begun, advance)
         if run.request.execution.loss_deviation:
             say("loss deviation: every personal model predicts the test examples of all clients")
@@ -142,6 +142,11 @@ def _play(run: Run) -> RunResult:
     _write(run, summary, played)
     run.tracker.finish("FINISHED", run.folder)
     return RunResult(run.plan, summary, run.folder, run.tracker.hint(), played.failures)
+
+
+def _note(run: Run) -> Note:
+    execution = runfolder.absolute(run.request.execution, run.tracker.uri)
+    return Note(run.name, run.plan.cfg, execution, run.tracker.run_id)
 
 
 def _checkpoint(run: Run) -> Checkpoint | None:

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 FIRST = 8  # clients of the first stack on a GPU, whose peak tells what one takes
+CONTEXT = 0.93  # of a share: the rest is for what CUDA keeps for each process, which no allocator counts
 ROOM = 0.9  # of the memory that is left: the rest is fragmented, or belongs to libraries
 
 
@@ -92,4 +93,4 @@ def gpu_memory(device: torch.device) -> Memory | None:
 def limit_to(share: float) -> None:
     """Keep this process to its share of its GPU, so that it runs out of its own memory and not of its neighbours'."""
     if torch.cuda.is_available() and 0 < share < 1:
-        torch.cuda.set_per_process_memory_fraction(share)
+        torch.cuda.set_per_process_memory_fraction(CONTEXT * share)

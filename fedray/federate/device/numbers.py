@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import torch
 
@@ -21,8 +23,23 @@ def on_device(plan: Plan, gpu: bool) -> Plan:
 
 
 def set_precision(precision: Literal["float32", "tf32"]) -> None:
-    """How GPUs multiply matrices from here on, convolutions and LSTMs included, for which PyTorch's default is TF32."""
-    kind = "ieee" if precision == "float32" else "tf32"
-    torch.backends.cuda.matmul.fp32_precision = kind
-    torch.backends.cudnn.conv.fp32_precision = kind  # type: ignore[attr-defined]
-    torch.backends.cudnn.rnn.fp32_precision = kind  # type: ignore[attr-defined]
+    """How GPUs multiply from here on: matrices, and the convolutions and LSTMs, whose default in PyTorch is TF32."""
+    for products in _products():
+        products.fp32_precision = "ieee" if precision == "float32" else "tf32"
+
+
+@contextlib.contextmanager
+def multiplying(precision: Literal["float32", "tf32"]) -> Iterator[None]:
+    """The same for a while; restores what the caller had."""
+    before = [products.fp32_precision for products in _products()]
+    set_precision(precision)
+    try:
+        yield
+    finally:
+        for products, kind in zip(_products(), before, strict=True):
+            products.fp32_precision = kind
+
+
+def _products() -> tuple[Any, ...]:
+    backends: Any = torch.backends
+    return backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn
