@@ -9,9 +9,7 @@ from fedray.arrays import trees
 from fedray.federate.device import static_round
 from tests.helpers import ALGORITHMS, block, differing, federated_plan, play
 
-plan_of = functools.cache(
-    lambda name, generator: federated_plan(name, {"noise_generator": generator, "local_steps": 3})
-)
+plan_of = functools.cache(lambda name, generator: federated_plan(name, {"noise_generator": generator}))
 every_algorithm = pytest.mark.parametrize("name", ALGORITHMS)
 
 
