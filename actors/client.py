@@ -70,16 +70,28 @@ class ClientActor:
         self._block.states = trees.to_torch(states, self._device)
         self._reply = None
 
-    def train(self, round_number: int, ids: Sequence[int], down: Any) -> tuple[TrainReply, Committed]:
-        """(reply, committed state) of a round; asked again for the same round, it answers the same."""
+    def train(self, round_number: int, ids: Sequence[int], down: Any) -> TrainReply:
+        """The reply of a round; asked again for the same round, it answers the same."""
         if round_number != self._round or self._reply is None:
             reply = self._block.train(round_number, ids, trees.to_torch(down, self._device))
-            states = leaving(self._block.states)  # they travel while the reply is made ready
             self._round = round_number
             self._reply = trees.to_numpy(reply)
-        else:
-            states = leaving(self._block.states)
-        return self._reply, (self._round, states())
+        return self._reply
+
+    def train_and_commit(self, round_number: int, ids: Sequence[int], down: Any) -> tuple[TrainReply, Committed]:
+        """(reply, committed state) of a round that ends with its replies."""
+        return self.train(round_number, ids, down), (self._round, self.snapshot())
+
+    def add(
+        self, round_number: int, ids: Sequence[int], down: Any, chosen: Sequence[int], exponents: Sequence[int]
+    ) -> tuple[Any, Committed]:
+        """(partial sums over ``chosen``, committed state) of a round that ends with them.
+
+        A process that took over from one that died has not trained in this round yet: then it does.
+        """
+        self.train(round_number, ids, down)
+        states = leaving(self._block.states)  # they travel while the sums are formed
+        return trees.to_numpy(self._block.add(chosen, exponents)), (self._round, states())
 
     def evaluate(self, round_number: int, view: Any, spotlight: bool) -> EvalReply:
         """Evaluation sums of every hosted client."""

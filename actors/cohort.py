@@ -22,7 +22,7 @@ from fedray.federate.failures import RETRY, FailurePolicy, StageError
 from fedray.federate.messages import ClassLosses, EvalReply, Failure, File, TrainReply
 from fedray.federate.plan import Plan
 from fedray.terminal import say
-from fedray.types import first_line
+from fedray.types import Sums, first_line
 
 START_SECONDS = 180.0  # that a new process may take before the clock of --round-timeout runs
 LOST = (RayActorError, OutOfMemoryError, ObjectLostError)
@@ -79,6 +79,7 @@ class RayCohort:
         self._committed: list[Any] = [None] * len(layout.blocks)
         self._fresh = set(range(len(layout.blocks)))  # actors that have not answered yet
         self._failures: list[Failure] = []  # since the last take_failures
+        self._trained: dict[int, tuple[Any, ...]] = {}  # the last round's arguments of the actors that trained in it
         self.lags: dict[str, float] = {}  # how many seconds after the first reply that of each actor came
         self.actors = [self._spawn(slot) for slot in range(len(layout.blocks))]
 
@@ -113,8 +114,24 @@ class RayCohort:
         downs = self._downs(down, ids, list(chosen.values()))
         args = {slot: (round_number, mine, ref) for (slot, mine), ref in zip(chosen.items(), downs, strict=True)}
         leave_out = partial(_left_out, round_number, chosen) if self._policy.skip else None
-        question = Question[TrainReply](ClientActor.train, args, round_number, returns_states=True, leave_out=leave_out)
-        return self._ask(question)
+        adds = isinstance(self._plan.algorithm.aggregate, Sums) and not self._plan.adapting(round_number)
+        # Where partial sums are to come, states are committed with them: who dies in between trains again.
+        method = ClientActor.train if adds else ClientActor.train_and_commit
+        question = Question[TrainReply](
+            method, args, round_number, returns_states=not adds, leave_out=leave_out, name="train"
+        )
+        replies = self._ask(question)
+        if adds:
+            self._trained = {slot: args[slot] for slot, reply in zip(sorted(args), replies, strict=True) if reply.ids}
+        return replies
+
+    def add(self, round_number: int, ids: Sequence[int], exponents: Sequence[int]) -> list[Any]:
+        wanted = set(ids)
+        args = {
+            slot: (*trained, [i for i in self._layout.blocks[slot] if i in wanted], exponents)
+            for slot, trained in self._trained.items()
+        }
+        return self._ask(Question(ClientActor.add, args, round_number, returns_states=True))
 
     def evaluate(self, round_number: int, view: Any, spotlight: bool) -> list[EvalReply]:
         args = self._to_all(round_number, ray.put(trees.to_numpy(view)), spotlight)
@@ -187,7 +204,7 @@ class RayCohort:
                 if trouble is None:
                     replies[slot] = answer
                     first = min(first, time.monotonic())
-                    if question.returns_states:
+                    if question.stage == "train":
                         self.lags[self._named(slot)] = time.monotonic() - first
                     continue
                 trouble = trouble._replace(round=question.round_number, stage=trouble.stage or question.stage)

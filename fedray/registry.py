@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from fedray.types import Algorithm, FedRayError, Selection, Stage
+from fedray.types import Algorithm, FedRayError, Selection, Stage, Sums
 
 if TYPE_CHECKING:
     from fedray.data.records import DatasetRecord, PartitionRecord
@@ -77,13 +77,16 @@ def check_functions(where: str, record: tuple[Any, ...]) -> None:
 
     Algorithms, selection policies and stages of scores have protocols: the types of their fields.
     """
-    if not isinstance(record, Algorithm | Selection | Stage):
+    if not isinstance(record, Algorithm | Selection | Stage | Sums):
         return
     for field, hint in typing.get_type_hints(type(record)).items():
         function = getattr(record, field)
         if field == "scores":
             for stage in itertools.chain.from_iterable(function.values()):
                 check_functions(where, stage)
+        if isinstance(function, Sums):
+            check_functions(where, function)
+            continue
         protocols = [option for option in (hint, *typing.get_args(hint)) if getattr(option, "_is_protocol", False)]
         if not protocols or (function is None and type(None) in typing.get_args(hint)):
             continue

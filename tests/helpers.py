@@ -1,6 +1,7 @@
 """Small federations that several tests share, and how two trees of tensors are compared."""
 
 import ast
+import functools
 import inspect
 import textwrap
 
@@ -13,13 +14,14 @@ from fedray.arrays import trees
 from fedray.arrays.rng import Stream
 from fedray.config import DataConfig, Experiment, ModelConfig, override
 from fedray.data import loading
-from fedray.federate import checkpoint
+from fedray.federate import checkpoint, totals
 from fedray.federate.block import Block
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.plan import make_plan
+from fedray.federate.rounds import aggregate
 from fedray.nets import network
 from fedray.nets.model import Model
-from fedray.types import Batch, Context, Facts
+from fedray.types import Batch, Context, Facts, Sums
 
 torch.set_num_threads(1)  # as in every actor
 
@@ -95,22 +97,30 @@ def federated_plan(algorithm="fedavg", settings=None):
     return plan._replace(cfg=cfg, algorithm=plan.algorithm._replace(pools=""), partition=dealt)
 
 
-def block(plan, ids=None, backend="loop"):
+def block(plan, ids=None, backend="loop", gather=True):
+    """A block of clients whose uploads can be looked at, unless the server is to do with their sums."""
     ids = range(plan.clients) if ids is None else ids
+    plan = gathering(plan) if gather else plan
     return Block(plan, ids, loading.shards(loading.load(plan.cfg.data), plan.partition, ids), backend)
 
 
 def play(plan, hosts, rounds=((0, 2, 3, 5), (1, 2, 4, 5))):
     """Rounds with the given participants over blocks of clients: (server, states, uploads and infos)."""
-    ctx, algorithm = plan.context, plan.algorithm
     server, seen = plan.initial_server(), []
     for number, ids in enumerate(rounds, 1):
-        down = algorithm.broadcast(ctx, server, ids)
+        down = plan.algorithm.broadcast(plan.context, server, ids)
         replies = [host.train(number, [i for i in ids if i in host.ids], down) for host in hosts]
-        ups, infos, n = (trees.concatenate([reply[k] for reply in replies]) for k in (2, 4, 3))
-        server = algorithm.aggregate(ctx, server, ids, ups, n)
+        infos = trees.concatenate([reply.info for reply in replies])
+        ups = trees.concatenate([reply.up for reply in replies])
+        server = aggregate(hosts[0].plan, server, replies, None)
         seen.append((ups, infos))
     return server, trees.concatenate([host.states for host in hosts]), seen
+
+
+def gathering(plan):
+    """The same plan, whose server gathers all uploads, where tests look at them, and forms the same sums itself."""
+    record = plan.algorithm
+    return plan._replace(algorithm=record._replace(aggregate=functools.partial(aggregated, record)))
 
 
 def whole_and_resumed(plan, store):
@@ -123,6 +133,17 @@ def whole_and_resumed(plan, store):
     second = LocalFederation(plan, "vmap", begun=begun)
     assert [played.round for played in second] == [3]
     return second.snapshot(), whole.snapshot()
+
+
+def aggregated(record, ctx, server, ids, ups, n):
+    """The server's new state from uploads [K, ...], by whichever kind of aggregation the algorithm has."""
+    how = record.aggregate
+    if not isinstance(how, Sums):
+        return how(ctx, server, ids, ups, n)
+    n = torch.ones(len(ids)) if n is None else n
+    held = totals.terms(ctx, how, ups, n)
+    exponents = totals.units(held.largest, len(ids))
+    return totals.absorbed(ctx, how, server, [totals.partial_sum(held, range(len(ids)), exponents)], exponents, n)
 
 
 def differing(a, b):

@@ -94,7 +94,7 @@ def test_a_policy_that_cannot_be_called_is_refused():
 
 
 PLANTED = """from fedray.algorithms.averaging import fedavg
-from fedray.types import Algorithm, Batch, Context
+from fedray.types import Algorithm, Batch, Context, Sums
 from torch import Tensor
 
 def step(ctx: Context[fedavg.FedAvg], local: fedavg.Local, batch: Batch, noise: Tensor):
@@ -109,7 +109,7 @@ ALGORITHM = Algorithm(
     begin=fedavg.begin,
     step=step,
     finish=fedavg.finish,
-    aggregate=fedavg.aggregate,
+    aggregate=Sums(fedavg.absorb),
     predict_global=fedavg.predict_global,
     predict_personal=None,
 )

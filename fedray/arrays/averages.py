@@ -1,4 +1,4 @@
-"""Server-side averages of client uploads, accumulated in float64 in ascending client order."""
+"""What servers make of sums over clients."""
 
 from __future__ import annotations
 
@@ -6,19 +6,6 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
-
-
-def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
-    """Σ_k a_k x_k / Σ_k a_k over the first axis of values [K, ...], in the dtype of values.
-
-    Clients are added one after the other in float64, so the result depends neither on how they were packed nor, to
-    the last bit of float32 in practice, on their order.
-    """
-    a = weights.double() / weights.double().sum()
-    total = torch.zeros(values.shape[1:], dtype=torch.float64)
-    for value, share in zip(values, a.tolist(), strict=True):
-        total.add_(value, alpha=share)
-    return total.to(values.dtype)
 
 
 def total(values: Iterable[Tensor]) -> tuple[Tensor, int]:
@@ -32,9 +19,9 @@ def total(values: Iterable[Tensor]) -> tuple[Tensor, int]:
     return added, count
 
 
-def mean(values: Tensor) -> Tensor:
-    """The plain mean over clients of values [K, ...]."""
-    return weighted_mean(values, torch.ones(len(values)))
+def average(total: Tensor, weight: float, like: Tensor) -> Tensor:
+    """Σ_k a_k x_k / Σ_k a_k from both sums, in the dtype of ``like``."""
+    return (total / weight).to(like.dtype)
 
 
 def damped(old: Tensor, new: Tensor, beta: float) -> Tensor:
@@ -42,6 +29,6 @@ def damped(old: Tensor, new: Tensor, beta: float) -> Tensor:
     return new if beta == 1 else torch.lerp(old, new, beta)
 
 
-def increased(old: Tensor, increments: Tensor) -> Tensor:
-    """old + Σ_k δ_k of increments [K, ...], summed in float64, in the dtype of ``old``."""
-    return (old.double() + increments.double().sum(0)).to(old.dtype)
+def increased(old: Tensor, increment: Tensor) -> Tensor:
+    """old + δ, added in float64, in the dtype of ``old``."""
+    return (old.double() + increment).to(old.dtype)

@@ -79,12 +79,3 @@ def kl_and_grad_posterior(
     square = ratio * ratio
     divergence = (0.5 * (gap * gap + (square - 1)) - torch.log(ratio)).sum(-1)
     return divergence, Gaussian(gap / sw, (square - 1) / sq * slope)
-
-
-def moment_match(mu: Tensor, sd: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and sd of the Gaussian closest to an equal mixture of Gaussians [K, P] (pFedBayes, Lemma A.2).
-
-    μ = mean_k μ_k; σ² = mean_k [σ_k² + (μ_k - μ)²]: the minimizer of mean_k KL(q_k‖w).
-    """
-    center = mu.mean(0)
-    return center, (sd.square() + (mu - center).square()).mean(0).sqrt()

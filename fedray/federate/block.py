@@ -23,15 +23,17 @@ from fedray.arrays import philox, trees
 from fedray.arrays.fuse import check_compiler, fusing
 from fedray.arrays.rng import Passes, Stream
 from fedray.data.loading import Shard
+from fedray.federate import totals
 from fedray.federate.device.memory import Stack, gpu_memory
 from fedray.federate.device.numbers import on_device
 from fedray.federate.device.static_round import Draws, StaticRound, minibatch
 from fedray.federate.failures import StageError, no_graph, out_of_memory, stage
 from fedray.federate.messages import Failure, TrainReply
 from fedray.federate.plan import Plan
-from fedray.federate.uploads import bad_rows, not_finite
+from fedray.federate.totals import Terms
+from fedray.federate.uploads import bad_rows, not_finite, payload_bytes
 from fedray.nets.model import PARAMETRIC, Model
-from fedray.types import Batch, Context, require
+from fedray.types import Batch, Context, RunError, Sums, require
 
 BACKENDS = ("auto", "loop", "vmap", "graph", "compiled")
 # On a CPU stacking saves calls, which matter less the larger the vectors of a client are, and in the end loses the
@@ -78,11 +80,12 @@ def _keep_freed_memory() -> None:
 
 
 class _Part(NamedTuple):
-    """What became of a chunk of clients: the rows that succeeded with their (client, up, info), and the failures."""
+    """What became of a chunk of clients: the rows that succeeded with their (client, sent, info), and the failures."""
 
     rows: Sequence[int]
     result: Any
     failures: tuple[Failure, ...]
+    up_bytes: int = 0  # of one client's upload
 
 
 class Block:
@@ -120,12 +123,14 @@ class Block:
         self.validation = [trees.tree_map(lambda leaf: leaf.to(device), shard.validation) for shard in shards]
         # Fresh memory: a state must not alias the server's, nor be a broadcast view of one client.
         self.states = trees.tree_map(lambda leaf: leaf.to(device).clone(), trees.stack([client] * len(ids)))
+        self._terms: tuple[tuple[int, ...], Terms | None] = ((), None)  # of the last round, and whose they are
 
     def train(self, round_number: int, ids: Sequence[int], down: Any) -> TrainReply:
         """Run the local steps of the given clients and keep their new private states.
 
         A client that fails, or whose upload is not finite, keeps the state that it had and is among the failures.
         """
+        self._terms = ((), None)
         wanted = [self.ids.index(i) for i in ids]
         with fusing() if self.backend == "compiled" else contextlib.nullcontext():
             parts = [
@@ -137,11 +142,24 @@ class Block:
         if not done:
             return TrainReply(round_number, (), None, None, None, failures)
         index = [k for part in done for k in part.rows]
-        clients, ups, infos = (trees.concatenate([part.result[i] for part in done]) for i in range(3))
-        ups = None if self.plan.adapting(round_number) else ups  # nobody else learns from a newcomer
+        clients, sent, infos = (trees.concatenate([part.result[i] for part in done]) for i in range(3))
         self.states = trees.replace_rows(self.states, index, clients)
         n = torch.tensor([self.n[k] for k in index])
-        return TrainReply(round_number, tuple(self.ids[k] for k in index), ups, n, infos, failures)
+        own = tuple(self.ids[k] for k in index)
+        if self.plan.adapting(round_number):  # nobody else learns from a newcomer
+            return TrainReply(round_number, own, None, n, infos, failures)
+        if not isinstance(sent, Terms):
+            return TrainReply(round_number, own, sent, n, infos, failures, up_bytes=done[0].up_bytes)
+        self._terms = (own, sent)
+        return TrainReply(round_number, own, None, n, infos, failures, sent.largest, done[0].up_bytes)
+
+    def add(self, ids: Sequence[int], exponents: Sequence[int]) -> Any:
+        """The partial sums over those of the clients ``ids`` that are hosted here, of the round just trained."""
+        own, held = self._terms
+        mine = [i for i in ids if i in self.ids]
+        if held is None or not set(mine) <= set(own):
+            raise RunError(f"clients {mine} are to be added, but {list(own)} have trained; this is a fault of FedRay")
+        return totals.partial_sum(held, [own.index(i) for i in mine], exponents)
 
     def _chunks(self, wanted: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
         """(place of the first, rows) of what is computed at a time; the size may change on the way."""
@@ -158,14 +176,16 @@ class Block:
         """
         try:
             with stage("train", f"client {self.ids[index[0]]}", round_number), self.stack.watched(len(index)):
-                result = self._train_rows(round_number, index, down, first)
+                clients, ups, infos = self._train_rows(round_number, index, down, first)
+                with stage("terms", f"client {self.ids[index[0]]}", round_number):
+                    result = clients, self._sent(round_number, index, ups), infos
         except StageError as error:
             failure = error.failure
             too_large = isinstance(error.__cause__, torch.OutOfMemoryError)
             if len(index) == 1:
                 return [_Part([], None, (failure,))]
         else:
-            return self._sorted_out(round_number, index, result)
+            return self._sorted_out(round_number, index, ups, result)
         # Outside of the handler: the exception would keep the memory of the stack that failed.
         again = enumerate([k] for k in index)
         if too_large:
@@ -174,14 +194,23 @@ class Block:
             again = self._chunks(index)
         return [part for at, rows in again for part in self._attempt(round_number, rows, down, first + at)]
 
-    def _sorted_out(self, round_number: int, index: Sequence[int], result: Any) -> list[_Part]:
+    def _sorted_out(self, round_number: int, index: Sequence[int], ups: Any, result: Any) -> list[_Part]:
         """The rows of a result whose upload is finite, and the failures of the others."""
-        bad = bad_rows(result[1])
+        up_bytes = payload_bytes(trees.row(ups, 0), self.plan)
+        bad = bad_rows(ups) or (totals.boundless(result[1]) if isinstance(result[1], Terms) else {})
         if not bad:
-            return [_Part(index, result, ())]
+            return [_Part(index, result, (), up_bytes)]
         failures = tuple(not_finite(round_number, self.ids[index[row]], field) for row, field in sorted(bad.items()))
         good = [row for row in range(len(index)) if row not in bad]
-        return [_Part([index[row] for row in good], trees.rows(result, good) if good else None, failures)]
+        return [_Part([index[row] for row in good], trees.rows(result, good) if good else None, failures, up_bytes)]
+
+    def _sent(self, round_number: int, index: Sequence[int], ups: Any) -> Any:
+        """Stacked uploads as the server needs them: their terms where sums suffice."""
+        how = self.plan.algorithm.aggregate
+        if not isinstance(how, Sums) or self.plan.adapting(round_number):
+            return ups
+        n = torch.tensor([self.n[k] for k in index], device=self.device)
+        return totals.terms(self.context, how, ups, n)
 
     def _train_rows(self, round_number: int, index: Sequence[int], down: Any, first: int) -> tuple[Any, Any, Any]:
         """One client (loop) or a stack of them; ``first`` is their place among the selected."""

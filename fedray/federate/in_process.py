@@ -45,6 +45,9 @@ class LocalCohort:
     def train(self, round_number: int, ids: Sequence[int], down: Any) -> list[TrainReply]:
         return [moved(self.block.train(round_number, ids, self._there(down)), "cpu")]
 
+    def add(self, round_number: int, ids: Sequence[int], exponents: Sequence[int]) -> list[Any]:
+        return [self.block.add(ids, exponents)]
+
     def evaluate(self, round_number: int, view: Any, spotlight: bool) -> list[EvalReply]:
         return [evaluation.evaluate(self.block, round_number, self._there(view), spotlight)]
 

@@ -25,16 +25,18 @@ class Failure(NamedTuple):
 class TrainReply(NamedTuple):
     """What the clients hosted by one process send to the server after local training.
 
-    Without a client that succeeded, ``up``, ``examples`` and ``info`` are None.
+    Without a client that succeeded, ``up``, ``largest``, ``examples`` and ``info`` are None.
     """
 
     round: int
     ids: tuple[int, ...]  # K clients, ascending
-    up: Any  # the algorithm's upload, stacked [K, ...]; None in a round of adaptation
+    up: Any  # uploads, stacked [K, ...]; None where sums suffice, and in a round of adaptation
     examples: Tensor | None  # [K] n_i
     info: Any  # the scalars of step, stacked [K, R]
     # Clients that were asked too, and why they are not among ids; with an action, what was dealt with at once.
     failures: tuple[Failure, ...] = ()
+    largest: Any = None  # [K] the largest terms of every client, by leaf; where sums suffice
+    up_bytes: int = 0  # of one client's upload
 
 
 class Spotlight(NamedTuple):
@@ -114,6 +116,10 @@ class Cohort(Protocol):
 
     def train(self, round_number: int, ids: Sequence[int], down: Any) -> list[TrainReply]:
         """Train the selected clients from ``down``; replies and their failures cover ``ids`` exactly once."""
+        ...
+
+    def add(self, round_number: int, ids: Sequence[int], exponents: Sequence[int]) -> list[Any]:
+        """Partial sums over the clients ``ids`` of the round that was just trained, in the given units."""
         ...
 
     def evaluate(self, round_number: int, view: Any, spotlight: bool) -> list[EvalReply]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedray.arrays import trees
-from fedray.federate import report
+from fedray.federate import report, totals
 from fedray.federate.failures import RETRY, FailurePolicy, described, stage
 from fedray.federate.messages import (
     Cohort,
@@ -23,8 +23,8 @@ from fedray.federate.messages import (
     Validation,
 )
 from fedray.federate.plan import Plan
-from fedray.federate.uploads import payload_bytes, sound
-from fedray.types import RunError, Stats
+from fedray.federate.uploads import payload_bytes, rows, sound
+from fedray.types import RunError, Stats, Sums
 
 SPOTLIGHT_ROUNDS = (0, 1, 10)  # of pFedBayes, Fig. 3; the last round is added
 
@@ -115,10 +115,7 @@ def _federate(plan: Plan, state: State, cohort: Cohort, policy: FailurePolicy) -
     known = scores is not None and algorithm.publish is None
     chosen = _only(ids, trained.replies, trained.failures)
     ids = tuple(i for reply in chosen for i in reply.ids)
-    ups = trees.concatenate([reply.up for reply in chosen])
-    n = torch.cat([reply.examples for reply in chosen if reply.examples is not None])
-    with stage("aggregate", "server", round_number):
-        server = algorithm.aggregate(plan.context, state.server, ids, ups, n)
+    server = aggregate(plan, state.server, chosen, cohort.add)
     clock.end("aggregate")
     shown = round_number in SPOTLIGHT_ROUNDS or round_number == cfg.rounds
     evals = (
@@ -134,13 +131,30 @@ def _federate(plan: Plan, state: State, cohort: Cohort, policy: FailurePolicy) -
         global_=_gather_stats([reply.global_ for reply in evals]),
         validation=_gather_validation(evals),
         seconds=clock.seconds(),
-        bytes_up=payload_bytes(ups, plan) + score_bytes_up,
+        bytes_up=sum(reply.up_bytes * len(reply.ids) for reply in chosen) + score_bytes_up,
         bytes_down=score_bytes_down + (0 if known else trained.bytes_down),
         spotlights=spotlights,
         failures=trained.failures,
         selection=_scalars(selection),
     )
     return State(round_number, server, selection, state.rows, state.spotlights + spotlights), metrics
+
+
+def aggregate(plan: Plan, server: Any, chosen: Sequence[TrainReply], add: Callable[..., list[Any]]) -> Any:
+    """The server's new state: from sums to which every process adds its own clients, or from all uploads."""
+    round_number = chosen[0].round
+    ctx = plan.context
+    how = plan.algorithm.aggregate
+    ids = tuple(i for reply in chosen for i in reply.ids)
+    n = torch.cat([reply.examples for reply in chosen if reply.examples is not None])
+    if isinstance(how, Sums):
+        exponents = totals.units(trees.concatenate([reply.largest for reply in chosen]), len(ids))
+        parts = add(round_number, ids, exponents)
+        with stage("absorb", "server", round_number):
+            return totals.absorbed(ctx, how, server, parts, exponents, n)
+    ups = trees.concatenate([reply.up for reply in chosen])
+    with stage("aggregate", "server", round_number):
+        return how(ctx, server, ids, ups, n)
 
 
 def _adapt(plan: Plan, state: State, cohort: Cohort, policy: FailurePolicy) -> tuple[State, RoundMetrics]:
@@ -200,8 +214,7 @@ def _only(ids: Sequence[int], replies: Sequence[TrainReply], failures: Sequence[
     for reply in replies:
         index = [row for row, i in enumerate(reply.ids) if i in ids]
         if index:
-            up, examples, info = trees.rows((reply.up, reply.examples, reply.info), index)
-            kept.append(TrainReply(reply.round, tuple(reply.ids[row] for row in index), up, examples, info))
+            kept.append(rows(reply, index))
     if not kept:
         raise TrainingError(_why(failures))
     return kept

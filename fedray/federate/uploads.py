@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -36,9 +37,15 @@ def sound(reply: TrainReply) -> TrainReply:
         return reply
     failures = tuple(not_finite(reply.round, reply.ids[row], field) for row, field in sorted(bad.items()))
     good = [row for row in range(len(reply.ids)) if row not in bad]
-    up, examples, info = trees.rows((reply.up, reply.examples, reply.info), good) if good else (None, None, None)
-    ids = tuple(reply.ids[row] for row in good)
-    return TrainReply(reply.round, ids, up, examples, info, reply.failures + failures)
+    return rows(reply, good)._replace(failures=reply.failures + failures)
+
+
+def rows(reply: TrainReply, index: Sequence[int]) -> TrainReply:
+    """The reply of some of its clients alone, without failures."""
+    parts = (reply.up, reply.examples, reply.info, reply.largest)
+    up, examples, info, largest = trees.rows(parts, index) if index else (None, None, None, None)
+    ids = tuple(reply.ids[row] for row in index)
+    return TrainReply(reply.round, ids, up, examples, info, (), largest, reply.up_bytes)
 
 
 def payload_bytes(tree: Any, plan: Plan) -> int:

@@ -2,6 +2,7 @@
 
 from fedray.types.contracts import (
     BINS,
+    Absorb,
     Aggregate,
     Algorithm,
     Batch,
@@ -33,17 +34,24 @@ from fedray.types.contracts import (
     Stage,
     Stats,
     Step,
+    Sums,
+    Terms,
     Uniform,
+    Weigh,
+    by_examples,
     client_itself,
+    equally,
     no_noise,
     one,
     one_draw,
     unchanged,
+    whole_upload,
 )
 from fedray.types.errors import FedRayError, RunError, SettingError, check_types, first_line, for_command_line, require
 
 __all__ = [
     "BINS",
+    "Absorb",
     "Aggregate",
     "Algorithm",
     "Batch",
@@ -78,9 +86,14 @@ __all__ = [
     "Stage",
     "Stats",
     "Step",
+    "Sums",
+    "Terms",
     "Uniform",
+    "Weigh",
+    "by_examples",
     "check_types",
     "client_itself",
+    "equally",
     "first_line",
     "for_command_line",
     "no_noise",
@@ -88,4 +101,5 @@ __all__ = [
     "one_draw",
     "require",
     "unchanged",
+    "whole_upload",
 ]

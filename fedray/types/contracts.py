@@ -150,6 +150,24 @@ class Aggregate(Protocol):
     def __call__(self, ctx: Context[Any], server: Any, ids: Sequence[int], ups: Any, n: Tensor, /) -> Any: ...
 
 
+class Terms(Protocol):
+    """t_k: what of one client's upload is added over the clients, a tree of tensors."""
+
+    def __call__(self, ctx: Context[Any], up: Any, /) -> Any: ...
+
+
+class Weigh(Protocol):
+    """The weights a [K] of clients that have n [K] training examples: whole numbers."""
+
+    def __call__(self, ctx: Context[Any], n: Tensor, /) -> Tensor: ...
+
+
+class Absorb(Protocol):
+    """The server's new state from Σ_k a_k t_k, a tree in float64; the clients have n [K] training examples."""
+
+    def __call__(self, ctx: Context[Any], server: Any, sums: Any, n: Tensor, /) -> Any: ...
+
+
 class Publish(Protocol):
     """The view: what clients evaluate with."""
 
@@ -220,6 +238,32 @@ class Stage(NamedTuple):
     combine: Combine
 
 
+def whole_upload(ctx: Context[Any], up: Any) -> Any:
+    """Default: all of the upload is added."""
+    return up
+
+
+def equally(ctx: Context[Any], n: Tensor) -> Tensor:
+    """Default: every client has weight 1."""
+    return n.new_ones(n.shape)
+
+
+def by_examples(ctx: Context[Any], n: Tensor) -> Tensor:
+    """Every client has weight n_k."""
+    return n
+
+
+class Sums(NamedTuple):
+    """Aggregation for which sums over the clients suffice: each process adds its own, and no upload is gathered.
+
+    The sums are the same to the last bit however the clients are grouped.
+    """
+
+    absorb: Absorb
+    terms: Terms = whole_upload
+    weigh: Weigh = equally
+
+
 def one(cfg: Any) -> int:
     """The default of ``minibatches`` (per step) and of ``particles`` (models per prediction): one."""
     return 1
@@ -266,7 +310,7 @@ class Algorithm(NamedTuple):
     begin: Begin
     step: Step
     finish: Finish
-    aggregate: Aggregate
+    aggregate: Aggregate | Sums  # Sums where the server can do with them; a function where it needs every upload
     predict_global: Predict | None  # None: the method has no global model
     predict_personal: Predict | None  # None: the method has no personal models
     personalize: Personalize = client_itself

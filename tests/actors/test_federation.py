@@ -25,6 +25,8 @@ from fedray.federate.plan import Plan, make_plan
 from fedray.federate.rounds import Snapshot, TrainingError
 from fedray.types import FedRayError
 
+EXPONENTS = (-45, -45)  # units for the terms of pFedBayes, whose μ and ρ are far below 2^6
+
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 
 
@@ -168,15 +170,30 @@ def test_train_is_idempotent_and_copies_what_it_receives() -> None:
     actor = ClientActor(plan, [0, 1], "loop")
     down = trees.to_numpy(plan.initial_server())
     before = [leaf.copy() for leaf in trees.leaves(down)]
-    first, committed = actor.train(1, [0, 1], down)
-    again, _ = actor.train(1, [0, 1], down)
-    assert all((x == y).all() for x, y in zip(trees.leaves(first.up), trees.leaves(again.up), strict=True))
+    first, again = actor.train(1, [0, 1], down), actor.train(1, [0, 1], down)
+    assert all((x == y).all() for x, y in zip(first.largest, again.largest, strict=True))
+    sums, committed = actor.add(1, [0, 1], down, [0, 1], EXPONENTS)
     assert all((x == y).all() for x, y in zip(before, trees.leaves(down), strict=True))
     # A successor that starts from the committed state goes on as the actor itself would.
     successor = ClientActor(plan, [0, 1], "loop", committed)
-    for name in ("mu", "rho"):
-        theirs, ours = (getattr(a.train(2, [0, 1], down)[0].up, name) for a in (actor, successor))
+    for name in ("mu", "spread"):
+        theirs, ours = (getattr(a.add(2, [0, 1], down, [0, 1], EXPONENTS)[0], name) for a in (actor, successor))
         assert (theirs == ours).all()
+        assert (theirs != getattr(sums, name)).any()
+
+
+def test_a_successor_trains_again_before_it_adds() -> None:
+    """An actor may die between the two calls of a round; its clients' states are committed with the second."""
+    from actors.client import ClientActor
+
+    plan = small()
+    down = trees.to_numpy(plan.initial_server())
+    actor, successor = (ClientActor(plan, [0, 1], "loop") for _ in range(2))
+    actor.train(1, [0, 1], down)
+    (theirs, (number, states)), (ours, other) = (a.add(1, [0, 1], down, [1], EXPONENTS) for a in (actor, successor))
+    assert number == other[0] == 1
+    for x, y in zip(trees.leaves((theirs, states)), trees.leaves((ours, other[1])), strict=True):
+        assert (x == y).all()
 
 
 def test_newcomers_adapt_as_they_do_in_process() -> None:

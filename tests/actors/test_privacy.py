@@ -17,10 +17,11 @@ from actors.server import ServerActor
 from fedray.arrays import trees
 from fedray.config import Execution
 from fedray.data import loading
+from fedray.federate import totals
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.plan import Plan
 from fedray.types import Stage
-from tests.helpers import ALGORITHMS, federated_plan, small_plan
+from tests.helpers import ALGORITHMS, federated_plan, gathering, small_plan
 
 IDS = (1, 2, 4)
 ALIKE = 0.9999  # correlation from which on an array holds an example, be it scaled, shifted or rounded
@@ -94,8 +95,16 @@ def probed(plan: Plan) -> Plan:
 
 
 def trained(actor: ClientActor, plan: Plan) -> Any:
-    server = plan.initial_server()
-    return actor.train(1, IDS, trees.to_numpy(plan.algorithm.broadcast(plan.context, server, IDS)))
+    return actor.train(1, IDS, trees.to_numpy(plan.algorithm.broadcast(plan.context, plan.initial_server(), IDS)))
+
+
+def settled(actor: ClientActor, plan: Plan) -> Any:
+    """What ends a round: partial sums, or the reply again, and the committed states."""
+    down = trees.to_numpy(plan.algorithm.broadcast(plan.context, plan.initial_server(), IDS))
+    largest = trees.to_torch(actor.train(1, IDS, down).largest)
+    if largest is None:
+        return actor.train_and_commit(1, IDS, down)
+    return actor.add(1, IDS, down, IDS, totals.units(largest, len(IDS)))
 
 
 def evaluated(actor: ClientActor, plan: Plan) -> Any:
@@ -129,7 +138,9 @@ def saved(actor: ClientActor, plan: Plan) -> Any:
 CLIENT_CASES: dict[str, Callable[[ClientActor, Plan], Any]] = {
     "reset": lambda actor, plan: actor.reset(plan),
     "train": lambda actor, plan: [trained(actor, plan), trained(actor, plan)],
-    "restore": lambda actor, plan: actor.restore(trained(actor, plan)[1]),
+    "train_and_commit": settled,
+    "add": settled,
+    "restore": lambda actor, plan: actor.restore(settled(actor, plan)[1]),
     "evaluate": evaluated,
     "class_losses": compared,
     "probe": asked,
@@ -158,11 +169,11 @@ def test_no_personal_parameter_leaves_its_actor(algorithm: str) -> None:
     """Its numbers are in no reply of training, evaluation or scoring; a few may coincide to the bit."""
     plan = small_plan(algorithm)
     actor = ClientActor(plan, IDS, "loop")
-    reply, (_, states) = trained(actor, plan)
+    reply, (sums, (_, states)) = trained(actor, plan), settled(actor, plan)
     start = np.concatenate([leaf.flatten() for leaf in trees.leaves(trees.to_numpy(plan.initial_server()))])
     secret = np.setdiff1d(PERSONAL[algorithm](plan, states), start)
     assert len(secret) > 100
-    told = [array.flatten() for _, array in arrays([reply, evaluated(actor, plan), asked(actor, plan)])]
+    told = [array.flatten() for _, array in arrays([reply, sums, evaluated(actor, plan), asked(actor, plan)])]
     assert np.intersect1d(secret, np.concatenate(told)).size < 0.01 * len(secret)
 
 
@@ -222,7 +233,7 @@ def test_an_algorithm_that_gives_an_example_away_is_caught(part: str, field: str
         return local, info._replace(nll=stolen) if field == "info" else info
 
     leaky = plan._replace(algorithm=plan.algorithm._replace(step=step, finish=finish))
-    found = leaks(trained(ClientActor(leaky, IDS, "loop"), leaky), secrets(plan))
+    found = leaks(settled(ClientActor(gathering(leaky), IDS, "loop"), leaky), secrets(plan))
     assert len(found) == 1
     assert {"up": ".0.up.mu", "info": ".0.info.nll", "client": "rho"}[field] in found[0]
 

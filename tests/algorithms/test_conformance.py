@@ -12,8 +12,18 @@ from fedray.arrays import trees
 from fedray.arrays.rng import Stream
 from fedray.config import override
 from fedray.federate import evaluation
-from fedray.types import Batch, Choice
-from tests.helpers import ALGORITHMS, block, differing, experiment, federated_plan, play, schema, undocumented
+from fedray.types import Batch, Choice, Sums
+from tests.helpers import (
+    ALGORITHMS,
+    aggregated,
+    block,
+    differing,
+    experiment,
+    federated_plan,
+    play,
+    schema,
+    undocumented,
+)
 
 plan_of = functools.cache(federated_plan)
 played = functools.cache(lambda name, backend: play(plan_of(name), [block(plan_of(name), backend=backend)]))
@@ -25,7 +35,7 @@ def functions(name):
     """The algorithm's functions with their context filled in; a step that leaves its ``local`` alone."""
     plan = plan_of(name)
     record, ctx = plan.algorithm, plan.context
-    kinds = ("broadcast", "begin", "finish", "aggregate", "personalize")
+    kinds = ("broadcast", "begin", "finish", "personalize")
     parts = {kind: functools.partial(getattr(record, kind), ctx) for kind in kinds}
     return parts | {"step": lambda local, *rest: record.step(ctx, trees.tree_map(torch.clone, local), *rest)}
 
@@ -66,9 +76,12 @@ def guarded(record):
 
         return watched
 
-    kinds = ("client_init", "broadcast", "begin", "step", "finish", "aggregate", "publish", "personalize")
+    kinds = ("client_init", "broadcast", "begin", "step", "finish", "publish", "personalize")
     kinds += ("predict_global", "predict_personal")
-    return record._replace(**{kind: watch(getattr(record, kind)) for kind in kinds if getattr(record, kind)})
+    watched = {kind: watch(getattr(record, kind)) for kind in kinds if getattr(record, kind)}
+    how = record.aggregate
+    how = how._replace(absorb=watch(how.absorb), weigh=watch(how.weigh)) if isinstance(how, Sums) else watch(how)
+    return record._replace(aggregate=how, **watched)
 
 
 @every_algorithm
@@ -140,9 +153,11 @@ def test_predictions_are_log_probabilities_of_every_draw(name, kind):
 def test_the_order_of_clients_does_not_matter_to_the_server(name):
     plan, (server, _, seen) = plan_of(name), played(name, "loop")
     ups, n, order = seen[-1][0], torch.tensor([30, 10, 70, 20]), [2, 0, 3, 1]
-    ids = (1, 2, 4, 5)
-    first = functions(name)["aggregate"](server, ids, ups, n)
-    mixed = functions(name)["aggregate"](server, [ids[k] for k in order], trees.rows(ups, order), n[order])
+    ids, record = (1, 2, 4, 5), plan.algorithm
+    first = aggregated(record, plan.context, server, ids, ups, n)
+    mixed = aggregated(record, plan.context, server, [ids[k] for k in order], trees.rows(ups, order), n[order])
+    if isinstance(record.aggregate, Sums):
+        assert differing(first, mixed) == []
     assert_close(first, mixed, rtol=1e-6, atol=1e-6)
     assert bool(differing(first, plan.initial_server())) == bool(trees.leaves(ups))  # the server learns from uploads
 

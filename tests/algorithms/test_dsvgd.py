@@ -16,7 +16,7 @@ from fedray.bayes.stein import Descent, descend, rbf, stein_matrix, v_statistic
 from fedray.config import override
 from fedray.federate.block import numerics
 from fedray.types import Facts
-from tests.helpers import block, context, differing, small_plan
+from tests.helpers import aggregated, block, context, differing, small_plan
 
 PRIOR = 1.0
 
@@ -65,7 +65,7 @@ class Toy:
                 _, s = self(k)(local.x)
                 self.clients[k], up = dsvgd.renew_site(cfg, self.d, local, s, regression(local.x, s))
                 ups.append(up)
-            self.server = dsvgd.aggregate(ctx, self.server, ids, trees.stack(ups), torch.ones(len(ids)))
+            self.server = aggregated(dsvgd.ALGORITHM, ctx, self.server, ids, trees.stack(ups), torch.ones(len(ids)))
         return self.server, self.clients
 
     def central(self, *stages):
@@ -154,7 +154,7 @@ def test_the_parallel_merge_multiplies_density_estimates_of_the_local_particles(
     x, who = Stream(0, "start").normal([50, 1]).double(), [0, 1, 2][:answers]
     for steps, lr in ((600, 0.05), (600, 0.005)):
         ctx = context(DSVGD(**settings, server_steps=steps, lr=lr), SimpleNamespace(size=1), Facts(3, 3, 9, 1, 9, 9))
-        x = dsvgd.aggregate(ctx, Server(x, Nothing()), who, dsvgd.Up(local[who], Nothing()), None).x
+        x = dsvgd.merge_densities(ctx, Server(x, Nothing()), who, dsvgd.Up(local[who], Nothing()), None).x
     smeared = variances[who] + width**2
     precision = PRIOR + 3 * (1 / smeared - PRIOR).mean()  # of p0 Π_k r_k/p0, the mean factor standing for a missing one
     mean = 3 * (means[who] / smeared).mean() / precision

@@ -11,7 +11,7 @@ from fedray.federate.block import numerics
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.rounds import start
 from fedray.types import FedRayError
-from tests.helpers import block, differing, play, small_plan
+from tests.helpers import aggregated, block, differing, play, small_plan
 
 
 @pytest.fixture(autouse=True)
@@ -52,13 +52,13 @@ def test_the_order_of_arrival_does_not_change_a_bit(merge):
     """Not even where the server takes steps whose first has the size ε whatever the direction."""
     settings = {f"algorithm.{name}": value for name, value in ({"particles": 4} | merge).items()}
     plan = small_plan("dsvgd", settings | {"clients_per_round": 6})
-    host, aggregate = block(plan), plan.algorithm.aggregate
+    host = block(plan)
     server, _, seen = play(plan, [host], rounds=(tuple(range(6)),))
     ups, ids, order = trees.rows(seen[-1][0], range(4)), (1, 2, 4, 5), [2, 0, 3, 1]
     large = torch.tensor([1e17, 1.0, -1e17, 1.0])[:, None]  # whose sum depends on the order even in float64
     ups = ups._replace(sums=trees.tree_map(lambda leaf: leaf + large, ups.sums))
     shuffled = [ids[k] for k in order], trees.rows(ups, order)
-    first, mixed = (aggregate(plan.context, server, *a, None) for a in ((ids, ups), shuffled))
+    first, mixed = (aggregated(plan.algorithm, plan.context, server, *a, None) for a in ((ids, ups), shuffled))
     assert differing(first, mixed) == []
     assert (seen[-1][0].x.shape[1] == 0) is ("svgd" in merge.values())
 

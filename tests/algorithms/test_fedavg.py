@@ -15,7 +15,7 @@ from fedray.data import loading
 from fedray.federate import report
 from fedray.federate.block import padded
 from fedray.federate.in_process import LocalFederation
-from tests.helpers import NETS, block, context, differing, examples, play, small_plan
+from tests.helpers import NETS, aggregated, block, context, differing, examples, play, small_plan
 
 
 def test_one_full_batch_step_is_a_gradient_step_on_the_pooled_loss():
@@ -27,7 +27,7 @@ def test_one_full_batch_step_is_a_gradient_step_on_the_pooled_loss():
         local = fedavg.begin(ctx, fedavg.Nothing(), server, shard)
         ups.append(fedavg.finish(ctx, fedavg.step(ctx, local, shard, torch.zeros(0))[0], shard)[1])
     n = torch.tensor([3, 8, 20])
-    after = fedavg.aggregate(ctx, server, (0, 1, 2), trees.stack(ups), n)
+    after = aggregated(fedavg.ALGORITHM, ctx, server, (0, 1, 2), trees.stack(ups), n)
     theta = server.theta.clone().requires_grad_()
     loss = functional.cross_entropy(
         model.apply(theta, torch.cat([s.x for s in shards])), torch.cat([s.y for s in shards])
@@ -66,7 +66,9 @@ def test_without_a_step_nothing_moves():
 def test_averaging_equal_uploads_returns_them():
     theta = Stream(0, "theta").normal([5, 64])[:1].expand(5, 64)
     n = torch.tensor([3, 1, 4, 1, 5])
-    after = fedavg.aggregate(context(FedAvg(), NETS["mlp"]), Point(torch.zeros(64)), range(5), Point(theta), n)
+    after = aggregated(
+        fedavg.ALGORITHM, context(FedAvg(), NETS["mlp"]), Point(torch.zeros(64)), range(5), Point(theta), n
+    )
     assert torch.equal(after.theta, theta[0])
 
 
@@ -76,12 +78,12 @@ def test_the_server_steps_towards_the_average_and_beyond(beta, weighting):
     cfg, model, old = FedAvg(beta=beta, weighting=weighting), NETS["mlp"], Stream(0, "old").normal([64])
     ups, n = Stream(0, "ups").normal([3, 64]), torch.tensor([1, 2, 5])
     shares = n / 8 if weighting == "examples" else torch.full((3,), 1 / 3)
-    after = fedavg.aggregate(context(cfg, model), Point(old), range(3), Point(ups), n).theta
+    after = aggregated(fedavg.ALGORITHM, context(cfg, model), Point(old), range(3), Point(ups), n).theta
     assert_close(after, (1 - beta) * old + beta * (shares[:, None] * ups).sum(0))
-    still = fedavg.aggregate(context(cfg, model), Point(old), range(3), Point(old.expand(3, 64)), n).theta
+    still = aggregated(fedavg.ALGORITHM, context(cfg, model), Point(old), range(3), Point(old.expand(3, 64)), n).theta
     assert torch.equal(still, old)
     rules = [context(FedAvg(beta=beta, weighting=rule), model) for rule in ("examples", "uniform")]
-    same = [fedavg.aggregate(ctx, Point(old), range(3), Point(ups), 0 * n + 4) for ctx in rules]
+    same = [aggregated(fedavg.ALGORITHM, ctx, Point(old), range(3), Point(ups), 0 * n + 4) for ctx in rules]
     assert differing(*same) == []
 
 

@@ -11,7 +11,7 @@ from fedray.algorithms.bayesian.fedpop import FedPop, Prior
 from fedray.arrays import trees
 from fedray.arrays.rng import Stream
 from fedray.types import FedRayError
-from tests.helpers import block, differing, play, small_plan
+from tests.helpers import aggregated, block, differing, play, small_plan
 
 # The closed case: k problems of the same kind side by side. Examples y_j ~ N(φ + z, sd²), and z ~ N(mu, s²).
 Y, SD, PHI, MU, S = torch.tensor([0.9, 1.7, -0.4, 1.1]), 0.8, 0.3, -0.5, 0.6
@@ -180,7 +180,7 @@ def test_the_server_climbs_the_mean_log_likelihood():
     server, n = plan.initial_server(), torch.tensor([10, 30, 20])
     j = Stream(0, "j").normal([3, len(server.phi)])
     still = trees.tree_map(lambda leaf: torch.zeros(3, len(leaf)), server.beta)
-    after = fedpop.aggregate(plan.context, server, (0, 1, 2), fedpop.Up(still, j), n)
+    after = aggregated(plan.algorithm, plan.context, server, (0, 1, 2), fedpop.Up(still, j), n)
     assert_close(after.phi, server.phi + plan.cfg.algorithm.lr * j.sum(0) / 60)
     assert differing(after.beta, server.beta) == []
 
@@ -194,7 +194,7 @@ def test_the_prior_moves_to_the_moments_of_the_heads(rate):
     mu, var = (leaf.expand_as(z).clone().requires_grad_() for leaf in server.beta)
     torch.distributions.Normal(mu, var.sqrt()).log_prob(z).sum().backward()
     ups = fedpop.Up(Prior(mu.grad, var.grad), torch.zeros(3, len(server.phi)))
-    after = fedpop.aggregate(plan.context, server, (0, 1, 2), ups, torch.tensor([10, 30, 20])).beta
+    after = aggregated(plan.algorithm, plan.context, server, (0, 1, 2), ups, torch.tensor([10, 30, 20])).beta
     assert_close(after.mu, torch.lerp(server.beta.mu, z.mean(0), rate))
     moment = (z - server.beta.mu).square().mean(0)
     assert_close(after.var, torch.lerp(server.beta.var, moment, rate))

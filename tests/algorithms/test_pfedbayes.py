@@ -17,7 +17,7 @@ from fedray.config import override
 from fedray.federate.in_process import LocalFederation
 from fedray.types import Facts
 from tests.bayes.test_variational import MODEL, batch, between, gaussian, objective
-from tests.helpers import block, built, context, differing, examples, experiment, play, small_plan
+from tests.helpers import aggregated, block, built, context, differing, examples, experiment, play, small_plan
 
 SILENT = built("mclr", (2, 3), 1)  # one class: the likelihood is 1 whatever the weights
 RULES = ("rho", "sigma", "moments")
@@ -125,7 +125,9 @@ def test_any_rule_returns_equal_uploads(rule, beta):
     """At β < 1 where the server has them already."""
     cfg, w = PFedBayes(average=rule, beta=beta), trees.tree_map(torch.Tensor.float, gaussian(1))
     server = w if beta < 1 else trees.tree_map(torch.Tensor.float, gaussian(2))
-    after = pfedbayes.aggregate(context(cfg, MODEL), server, range(4), trees.stack([w] * 4), torch.arange(1, 5))
+    after = aggregated(
+        pfedbayes.ALGORITHM, context(cfg, MODEL), server, range(4), trees.stack([w] * 4), torch.arange(1, 5)
+    )
     assert_close(tuple(after), tuple(w), rtol=1e-6, atol=1e-6)
 
 
@@ -134,17 +136,37 @@ def test_rules_differ_in_the_deviation_only_and_are_ordered():
     ordered = []
     for rule in RULES:
         cfg = PFedBayes(average=rule)
-        after = pfedbayes.aggregate(context(cfg, MODEL), gaussian(9), range(5), w, torch.arange(1, 6))
+        after = aggregated(pfedbayes.ALGORITHM, context(cfg, MODEL), gaussian(9), range(5), w, torch.arange(1, 6))
         assert_close(after.mu, w.mu.mean(0))  # each client weighs the same, whatever its shard
         ordered.append(sigma(after.rho)[: MODEL.size])
         order = [3, 1, 4, 0, 2]
-        again = pfedbayes.aggregate(context(cfg, MODEL), gaussian(9), order, trees.rows(w, order), torch.ones(5))
+        again = aggregated(
+            pfedbayes.ALGORITHM, context(cfg, MODEL), gaussian(9), order, trees.rows(w, order), torch.ones(5)
+        )
         assert_close(tuple(again), tuple(after), rtol=1e-6, atol=1e-6)
     assert (ordered[0] < ordered[1]).all()
     assert (ordered[1] < ordered[2]).all()
     assert_close(ordered[1], sigma(w.rho).mean(0)[: MODEL.size])
-    damped = pfedbayes.aggregate(context(PFedBayes(beta=0.25), MODEL), gaussian(9), range(5), w, torch.ones(5))
+    damped = aggregated(
+        pfedbayes.ALGORITHM, context(PFedBayes(beta=0.25), MODEL), gaussian(9), range(5), w, torch.ones(5)
+    )
     assert_close(damped.rho, 0.75 * gaussian(9).rho + 0.25 * w.rho.mean(0))
+
+
+def test_the_average_of_moments_minimizes_the_mean_divergence():
+    """Lemma A.2: the Gaussian w closest to all q_k in mean_k KL(q_k‖w)."""
+    ups = trees.stack([gaussian(seed) for seed in range(5)])
+    rule = context(PFedBayes(average="moments"), MODEL)
+    w = aggregated(pfedbayes.ALGORITHM, rule, gaussian(9), range(5), ups, torch.ones(5))
+
+    def mean_kl(mu, sd):
+        found = torch.distributions.Normal(mu, sd)
+        clients = torch.distributions.Normal(ups.mu, sigma(ups.rho))
+        return torch.distributions.kl_divergence(clients, found).sum(-1).mean()
+
+    at = w.mu.clone().requires_grad_(), sigma(w.rho).requires_grad_()
+    for grad in torch.autograd.grad(mean_kl(*at), at):
+        assert grad.abs().max() < 1e-9
 
 
 @pytest.mark.parametrize("keep", [True, False])

@@ -14,7 +14,7 @@ from fedray.federate.block import numerics
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.rounds import start
 from fedray.types import FedRayError
-from tests.helpers import block, context, differing, play, small_plan
+from tests.helpers import aggregated, block, context, differing, play, small_plan
 
 PRIOR = 2.0
 
@@ -66,7 +66,7 @@ class Toy:
     def play(self, *rounds):
         for ids in rounds:
             ups = trees.stack([self.visit(k) for k in ids])
-            self.server = pvi.aggregate(self.ctx, self.server, ids, ups, None)
+            self.server = aggregated(pvi.ALGORITHM, self.ctx, self.server, ids, ups, None)
         return self.server.q
 
 
@@ -124,7 +124,7 @@ def test_with_one_client_its_steps_are_those_of_variational_inference():
             adam.step()
         assert_close(tuple(local.q), tuple(t.detach() for t in theta), rtol=1e-4, atol=1e-5)
         toy.clients[0], up = pvi.finish(toy.ctx, local, None)
-        toy.server = pvi.aggregate(toy.ctx, toy.server, (0,), trees.stack([up]), None)
+        toy.server = aggregated(pvi.ALGORITHM, toy.ctx, toy.server, (0,), trees.stack([up]), None)
         assert_close(tuple(pvi.standard(toy.server.q)), tuple(local.q), rtol=1e-3, atol=1e-4)
 
 

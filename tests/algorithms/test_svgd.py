@@ -15,7 +15,7 @@ from fedray.bayes.stein import Descent, descend
 from fedray.federate.block import numerics
 from fedray.federate.rounds import start
 from fedray.types import Batch, Facts, FedRayError
-from tests.helpers import block, context, play, small_plan
+from tests.helpers import aggregated, block, context, play, small_plan
 
 EVERYONE = tuple(range(6))
 WHOLE = {"batch_size": 1000, "algorithm.particles": 4}  # every minibatch is the client's shard
@@ -43,7 +43,7 @@ def test_its_rounds_are_steps_of_svgd_on_the_whole_posterior(rule):
             local = svgd.begin(ctx, None, svgd.broadcast(ctx, server, range(4)), data(9.0))
             local, _ = svgd.estimate(local, lambda x, k=k: (torch.zeros(()), a[k] * (m[k] - x)))
             ups.append(svgd.finish(ctx, local, None)[1])
-        server = svgd.aggregate(ctx, server, range(4), trees.stack(ups), None)
+        server = aggregated(svgd.ALGORITHM, ctx, server, range(4), trees.stack(ups), None)
     central = descend(Descent(0.05, rule=rule), x, lambda x: (a * m).sum(0) - (a.sum(0) + 2.0) * x, 30)
     assert_close(server.x, central, rtol=0, atol=1e-6)
     assert (server.x - x).abs().max() > 0.3
@@ -92,8 +92,8 @@ def test_those_who_answer_stand_for_those_who_failed():
     plan = small_plan("svgd", WHOLE | {"algorithm.rule": "plain", "algorithm.lr": 1.0})
     server = plan.initial_server()
     s = Stream(0, "scores").normal([2, *server.x.shape])
-    all_of = svgd.aggregate(plan.context, server, EVERYONE, svgd.Up(s[[0, 1, 0, 1, 0, 1]]), None)
-    two = svgd.aggregate(plan.context, server, (2, 5), svgd.Up(s), None)
+    all_of = aggregated(svgd.ALGORITHM, plan.context, server, EVERYONE, svgd.Up(s[[0, 1, 0, 1, 0, 1]]), None)
+    two = aggregated(svgd.ALGORITHM, plan.context, server, (2, 5), svgd.Up(s), None)
     assert_close(two.x, all_of.x)
 
 

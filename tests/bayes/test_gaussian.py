@@ -66,27 +66,3 @@ def test_the_gradients_in_the_prior_and_in_the_posterior_are_autograds():
     assert_close(tuple(gaussian_module.kl_and_grad_prior(q, w)[1]), expected[2:])
     known = gaussian_module.sigma_and_slope(q.rho)
     assert_close(tuple(gaussian_module.kl_and_grad_posterior(q, w, known)[1]), expected[:2])
-
-
-def test_moment_matching_minimizes_the_mean_divergence():
-    clients = gaussian(0, 5, 33)
-    mu, sd = gaussian_module.moment_match(clients.mu, sigma(clients.rho))
-
-    def mean_kl(mu, sd):
-        return kl_divergence(normal(clients), Normal(mu, sd)).sum(-1).mean()
-
-    at = mu.clone().requires_grad_(), sd.clone().requires_grad_()
-    for grad in torch.autograd.grad(mean_kl(*at), at):
-        assert grad.abs().max() < 1e-13
-    spread = (sigma(clients.rho).square() + (clients.mu - mu).square()).mean(0) / sd.square()
-    assert_close(spread, torch.ones_like(spread))
-    assert_close(mean_kl(mu, sd), torch.log(sd / sigma(clients.rho)).sum(-1).mean())
-    assert mean_kl(mu, sd) < min(mean_kl(mu + 0.01, sd), mean_kl(mu, sd * 1.01), mean_kl(mu, sd * 0.99))
-
-
-def test_averages_of_rho_of_sigma_and_of_moments_are_ordered():
-    clients = gaussian(0, 5, 200)
-    by_rho, by_sigma = sigma(clients.rho.mean(0)), sigma(clients.rho).mean(0)
-    by_moments = gaussian_module.moment_match(clients.mu, sigma(clients.rho))[1]
-    assert (by_rho < by_sigma).all()
-    assert (by_sigma < by_moments).all()

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from fedray.algorithms.averaging import fedavg
-from fedray.arrays.averages import mean
 from fedray.config import Execution, Experiment, ModelConfig
 from fedray.federate.plan import Plan, make_plan
 from fedray.types import Context
@@ -31,11 +30,6 @@ def step(ctx: Context[Any], local: fedavg.Local, batch: Any, noise: Tensor) -> t
     return local, Info(torch.zeros(()))
 
 
-def aggregate(ctx: Context[Any], server: fedavg.Point, ids: Any, ups: fedavg.Point, n: Tensor) -> fedavg.Point:
-    """The mean over clients."""
-    return fedavg.Point(mean(ups.theta))
-
-
 def noop_plan(clients: int, rounds: int) -> Plan:
     """A federation whose clients upload what they received."""
     cfg = Experiment(
@@ -43,7 +37,7 @@ def noop_plan(clients: int, rounds: int) -> Plan:
         local_steps=1, batch_size=1, eval_every=10**6,
     )  # fmt: skip
     plan = make_plan(_iid(cfg))
-    return plan._replace(algorithm=plan.algorithm._replace(step=step, aggregate=aggregate))
+    return plan._replace(algorithm=plan.algorithm._replace(step=step))
 
 
 def _iid(cfg: Experiment) -> Experiment:

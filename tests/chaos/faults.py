@@ -13,6 +13,7 @@ from ray import cloudpickle
 
 from fedray.arrays import trees
 from fedray.federate.plan import Plan
+from fedray.types import Sums
 
 KINDS = ("exception", "nan", "exit", "hang", "memory")
 
@@ -55,13 +56,17 @@ def always(plan: Plan, total: int, kind: str) -> Plan:
 
 def fails_in(plan: Plan, name: str) -> Plan:
     """The same plan, in which a function of the algorithm fails wherever it is called, after its work is done."""
-    function = getattr(plan.algorithm, name)
+    sums = plan.algorithm.aggregate
+    record = sums if isinstance(sums, Sums) and name in Sums._fields else plan.algorithm
+    function = getattr(record, name)
 
     def failing(*args):
         function(*args)
         raise RuntimeError("no luck")
 
-    return plan._replace(algorithm=plan.algorithm._replace(**{name: failing}))
+    record = record._replace(**{name: failing})
+    algorithm = plan.algorithm._replace(aggregate=record) if isinstance(record, Sums) else record
+    return plan._replace(algorithm=algorithm)
 
 
 def issue(tickets: Path, kind: str, number: int) -> None:

@@ -101,7 +101,7 @@ def test_a_failure_of_a_client_names_the_stage(name, backend):
     ("name", "where"),
     [
         ("broadcast", "server, round 1, broadcast"),
-        ("aggregate", "server, round 1, aggregate"),
+        ("absorb", "server, round 1, absorb"),
         ("predict_personal", "client 0, round 0, evaluate"),
         ("personalize", "client 0, round 0, evaluate"),
     ],

@@ -21,14 +21,14 @@ from fedray.federate.plan import make_plan
 from fedray.federate.rounds import TrainingError, play_round, start
 from fedray.federate.uploads import payload_bytes, sound
 from fedray.types import FedRayError, Selection, Stage
-from tests.helpers import ALGORITHMS, block, built, differing, small_plan
+from tests.helpers import ALGORITHMS, aggregated, block, built, differing, small_plan
 
 
 class Packed(LocalCohort):
     """The same clients in two blocks, as two actors would host them."""
 
     def __init__(self, plan):
-        self.blocks = [block(plan, (0, 1, 2)), block(plan, (3, 4, 5))]
+        self.blocks = [block(plan, ids, gather=False) for ids in ((0, 1, 2), (3, 4, 5))]
 
     def train(self, round_number, ids, down):
         replies = []
@@ -37,6 +37,9 @@ class Packed(LocalCohort):
             rows = trees.rows(down, [ids.index(i) for i in mine]) if host.plan.algorithm.down_per_client else down
             replies += [host.train(round_number, mine, rows)] if mine else []
         return replies
+
+    def add(self, round_number, ids, exponents):
+        return [host.add(ids, exponents) for host in self.blocks]
 
     def evaluate(self, round_number, view, spotlight):
         return [evaluation.evaluate(host, round_number, view, spotlight) for host in self.blocks]
@@ -148,7 +151,9 @@ def test_all_may_train_where_only_the_selected_are_averaged(where):
     for number, found in ((1, first), (2, second)):
         reply = host.train(number, range(6), server)
         rows = list(found.participants)
-        server = plan.algorithm.aggregate(plan.context, server, rows, trees.rows(reply.up, rows), reply.examples[rows])
+        server = aggregated(
+            plan.algorithm, plan.context, server, rows, trees.rows(reply.up, rows), reply.examples[rows]
+        )
         assert len(rows) == 4
         assert (found.bytes_up, found.bytes_down) == (4 * 610 * 4, 6 * 610 * 4)
         assert found.train["nll"] == pytest.approx(float(reply.info.nll.double().mean()))

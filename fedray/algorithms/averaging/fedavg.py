@@ -11,16 +11,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
 
-import torch
 from torch import Tensor
 
-from fedray.arrays.averages import damped, weighted_mean
+from fedray.arrays.averages import average, damped
 from fedray.arrays.minibatches import fine_tune, tuning_noise
 from fedray.arrays.optim import OptimizerState, initial_state, optimizer_step
 from fedray.arrays.rng import Stream
 from fedray.nets.likelihood import nll_and_grad, predictive
 from fedray.nets.model import Model
-from fedray.types import Algorithm, Batch, Context, LogUniform, check_types, require
+from fedray.types import Algorithm, Batch, Context, LogUniform, Sums, by_examples, check_types, equally, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,10 +116,15 @@ def finish(ctx: Context[FedAvg], local: Local, data: Batch) -> tuple[Nothing, Po
     return Nothing(), Point(local.theta)
 
 
-def aggregate(ctx: Context[Averaging], server: Point, ids: Sequence[int], ups: Point, n: Tensor) -> Point:
-    """w ← (1-β) w + β Σ_k a_k w_k, a_k = n_k / Σ n or the same for all."""
-    weights = n if ctx.cfg.weighting == "examples" else torch.ones_like(n)
-    return Point(damped(server.theta, weighted_mean(ups.theta, weights), ctx.cfg.beta))
+def weigh(ctx: Context[Averaging], n: Tensor) -> Tensor:
+    """n_k, or the same for all."""
+    return (by_examples if ctx.cfg.weighting == "examples" else equally)(ctx, n)
+
+
+def absorb(ctx: Context[Averaging], server: Point, sums: Point, n: Tensor) -> Point:
+    """w ← (1-β) w + β Σ_k a_k w_k / Σ_k a_k, a_k = n_k or the same for all."""
+    mean = average(sums.theta, float(weigh(ctx, n).sum()), server.theta)
+    return Point(damped(server.theta, mean, ctx.cfg.beta))
 
 
 def predict_global(ctx: Context[Averaging], view: Point, x: Tensor, noise: Tensor) -> Tensor:
@@ -157,7 +161,7 @@ ALGORITHM = Algorithm(
     begin=begin,
     step=step,
     finish=finish,
-    aggregate=aggregate,
+    aggregate=Sums(absorb, weigh=weigh),
     predict_global=predict_global,
     predict_personal=predict_global,
     personalize=personalize,

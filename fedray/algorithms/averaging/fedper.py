@@ -15,7 +15,7 @@ from torch import Tensor
 from fedray.algorithms.averaging import fedavg
 from fedray.arrays.rng import Stream
 from fedray.nets.likelihood import predictive
-from fedray.types import Algorithm, Batch, Context, LogUniform
+from fedray.types import Algorithm, Batch, Context, LogUniform, Sums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +72,10 @@ def finish(ctx: Context[FedPer], local: fedavg.Local, data: Batch) -> tuple[Part
     return Part(theta[model.part(personal, theta.device)]), Part(theta[model.rest(personal, theta.device)])
 
 
-def aggregate(ctx: Context[FedPer], server: fedavg.Point, ids: Sequence[int], ups: Part, n: Tensor) -> fedavg.Point:
+def absorb(ctx: Context[FedPer], server: fedavg.Point, sums: Part, n: Tensor) -> fedavg.Point:
     """FedAvg's average of the shared layers; the server's initial personal ones stay as they were."""
     shared = ctx.model.rest(ctx.cfg.personal, server.theta.device)
-    mean = fedavg.aggregate(ctx, fedavg.Point(server.theta[shared]), ids, fedavg.Point(ups.theta), n)
+    mean = fedavg.absorb(ctx, fedavg.Point(server.theta[shared]), fedavg.Point(sums.theta), n)
     return fedavg.Point(server.theta.index_copy(0, shared, mean.theta))
 
 
@@ -101,7 +101,7 @@ ALGORITHM = Algorithm(
     begin=begin,
     step=fedavg.step,
     finish=finish,
-    aggregate=aggregate,
+    aggregate=Sums(absorb, weigh=fedavg.weigh),
     predict_global=None,
     predict_personal=predict_personal,
     personalize=personalize,

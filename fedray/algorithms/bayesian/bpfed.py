@@ -21,7 +21,7 @@ from fedray.algorithms.bayesian.pfedbayes import Info
 from fedray.arrays.optim import zero_moments
 from fedray.arrays.rng import Stream
 from fedray.bayes.gaussian import Gaussian
-from fedray.types import Batch, Context, LogUniform
+from fedray.types import Batch, Context, LogUniform, Sums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,10 +131,10 @@ def finish(ctx: Context[BPFed], local: Local, data: Batch) -> tuple[Client, Gaus
     return _rested(ctx, client, local.w), take(w if ctx.cfg.upload == "prior" else client.q, shared)
 
 
-def aggregate(ctx: Context[BPFed], server: Gaussian, ids: Sequence[int], ups: Gaussian, n: Tensor) -> Gaussian:
+def absorb(ctx: Context[BPFed], server: Gaussian, sums: pfedbayes.Averaged, n: Tensor) -> Gaussian:
     """pFedBayes's average of the shared layers; the initial personal ones stay as they were."""
     shared = ctx.model.rest(ctx.cfg.personal, server.mu.device)
-    return put(server, shared, pfedbayes.aggregate(ctx, take(server, shared), ids, ups, n))
+    return put(server, shared, pfedbayes.absorb(ctx, take(server, shared), sums, n))
 
 
 def personalize(ctx: Context[BPFed], client: Client, view: Gaussian, data: Batch, noise: Tensor) -> pfedbayes.Client:
@@ -162,7 +162,7 @@ ALGORITHM = pfedbayes.ALGORITHM._replace(
     begin=begin,
     step=step,
     finish=finish,
-    aggregate=aggregate,
+    aggregate=Sums(absorb, pfedbayes.terms),
     predict_global=None,
     personalize=personalize,
     adapt=adapt,

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from fedray.algorithms.averaging import fedavg
 from fedray.arrays import trees
-from fedray.arrays.averages import mean
+from fedray.arrays.averages import average
 from fedray.arrays.optim import OptimizerState, initial_state, optimizer_step
 from fedray.arrays.rng import Stream
 from fedray.nets.likelihood import log_probs
-from fedray.types import Algorithm, Batch, Context, LogUniform, Preset, check_types, require
+from fedray.types import Algorithm, Batch, Context, LogUniform, Preset, Sums, check_types, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,18 +205,20 @@ def keep(client: Client, z: Tensor) -> Client:
     return Client(z, torch.where(here[:, None], z, client.kept), number + 1)
 
 
-def aggregate(ctx: Context[FedPop], server: Server, ids: Sequence[int], ups: Up, n: Tensor) -> Server:
+def absorb(ctx: Context[FedPop], server: Server, sums: Up, n: Tensor) -> Server:
     """φ ← φ + lr Σ_i J_i / Σ_i n_i, by the optimizer; β ← β + lr_prior F⁻¹ mean_i I_i, F⁻¹ = diag(v, 2 v²).
 
     F is the Fisher information of β. The plain gradient overshoots: that in v grows like 1/v² where v is too small.
     """
     cfg = ctx.cfg
-    (phi, memory), grad = trees.tree_map(torch.clone, (server.phi, server.memory)), -mean(ups.j) / n.float().mean()
+    phi, memory = trees.tree_map(torch.clone, (server.phi, server.memory))
+    grad = -average(sums.j, float(n.sum()), phi)
     phi, memory = optimizer_step(cfg.optimizer, cfg.lr, phi, grad, memory)
     if cfg.prior == "fixed":
         return Server(phi, server.beta, memory)
     mu, var = server.beta
-    moved = Prior(mu + cfg.lr_prior * var * mean(ups.i.mu), var + cfg.lr_prior * 2 * var.square() * mean(ups.i.var))
+    by_mu, by_var = (average(total, len(n), mu) for total in sums.i)
+    moved = Prior(mu + cfg.lr_prior * var * by_mu, var + cfg.lr_prior * 2 * var.square() * by_var)
     return Server(phi, moved, memory)
 
 
@@ -256,7 +258,7 @@ ALGORITHM = Algorithm(
     begin=begin,
     step=step,
     finish=finish,
-    aggregate=aggregate,
+    aggregate=Sums(absorb),
     predict_global=None,
     predict_personal=predict_personal,
     personalize=personalize,

@@ -16,15 +16,15 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedray.arrays.averages import damped, mean
+from fedray.arrays.averages import damped
 from fedray.arrays.fuse import fusable
 from fedray.arrays.optim import Moments, adam_, zero_moments
 from fedray.arrays.rng import Stream
-from fedray.bayes.gaussian import Gaussian, draw, inverse_sigma, moment_match, sigma, sigma_and_slope
+from fedray.bayes.gaussian import Gaussian, draw, inverse_sigma, sigma, sigma_and_slope
 from fedray.bayes.variational import Objective, divergence, divergence_and_grad_prior, objective_grad
 from fedray.nets.likelihood import predictive
 from fedray.nets.model import Model
-from fedray.types import Algorithm, Batch, Choice, Context, LogUniform, Preset, require
+from fedray.types import Algorithm, Batch, Choice, Context, LogUniform, Preset, Sums, require
 
 INIT_SD = 0.1  # of μ, biases included (public reimplementation)
 
@@ -79,6 +79,13 @@ class Local(NamedTuple):
 
     client: Client
     w: Gaussian  # [P] localized global distribution w_i
+
+
+class Averaged(NamedTuple):
+    """What the server adds up: of every uploaded Gaussian the mean and a measure of its spread."""
+
+    mu: Tensor  # [P]
+    spread: Tensor  # [P] ρ, σ, or σ² + μ²
 
 
 class Info(NamedTuple):
@@ -194,15 +201,22 @@ def finish(ctx: Context[PFedBayes], local: Local, data: Batch) -> tuple[Client, 
     return client, local.w
 
 
-def aggregate(ctx: Context[PFedBayes], server: Gaussian, ids: Sequence[int], ups: Gaussian, n: Tensor) -> Gaussian:
-    """w ← (1-β) w + (β/S) Σ_i w_i in (μ, ρ), in (μ, σ), or by moment matching."""
+def terms(ctx: Context[PFedBayes], up: Gaussian) -> Averaged:
+    """μ_i, and of its spread ρ_i, σ_i, or the second moment σ_i² + μ_i²."""
+    if ctx.cfg.average == "rho":
+        return Averaged(up.mu, up.rho)
+    sd = sigma(up.rho.double())
+    return Averaged(up.mu, sd if ctx.cfg.average == "sigma" else sd.square() + up.mu.double().square())
+
+
+def absorb(ctx: Context[PFedBayes], server: Gaussian, sums: Averaged, n: Tensor) -> Gaussian:
+    """w ← (1-β) w + (β/S) Σ_i w_i in (μ, ρ), in (μ, σ), or by the moments of the mixture (Lemma A.2)."""
     cfg = ctx.cfg
-    if cfg.average == "rho":
-        return Gaussian(damped(server.mu, mean(ups.mu), cfg.beta), damped(server.rho, mean(ups.rho), cfg.beta))
-    sd = sigma(ups.rho.double())
-    mu, sd = (mean(ups.mu), mean(sd)) if cfg.average == "sigma" else moment_match(ups.mu.double(), sd)
-    mu = mu.to(server.mu.dtype)
-    rho = inverse_sigma(sd).to(server.rho.dtype)
+    mu, spread = sums.mu / len(n), sums.spread / len(n)
+    if cfg.average == "moments":
+        spread = (spread - mu.square()).clamp_min(0).sqrt()
+    rho = spread if cfg.average == "rho" else inverse_sigma(spread)
+    mu, rho = mu.to(server.mu.dtype), rho.to(server.rho.dtype)
     return Gaussian(damped(server.mu, mu, cfg.beta), damped(server.rho, rho, cfg.beta))
 
 
@@ -255,7 +269,7 @@ ALGORITHM = Algorithm(
     begin=begin,
     step=step,
     finish=finish,
-    aggregate=aggregate,
+    aggregate=Sums(absorb, terms),
     predict_global=predict_global,
     predict_personal=predict_personal,
     adapt=adapt,

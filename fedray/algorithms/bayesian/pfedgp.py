@@ -18,12 +18,12 @@ from torch import Tensor
 
 from fedray.algorithms.averaging.fedavg import Info, Nothing
 from fedray.algorithms.averaging.fedper import Part
-from fedray.arrays.averages import mean
+from fedray.arrays.averages import average
 from fedray.arrays.optim import OptimizerState, initial_state, optimizer_step
 from fedray.arrays.rng import Stream
 from fedray.bayes import polya_gamma as pg
 from fedray.nets.model import Model
-from fedray.types import Algorithm, Batch, Choice, Context, LogUniform, check_types, require
+from fedray.types import Algorithm, Batch, Choice, Context, LogUniform, Sums, check_types, require
 
 JITTER = 1e-3  # added to the diagonal of a kernel matrix (public code)
 
@@ -239,9 +239,9 @@ def finish(ctx: Context[PFedGP], local: Local, data: Batch) -> tuple[Nothing, Pa
     return Nothing(), Part(local.theta[ctx.model.slices["body"]])
 
 
-def aggregate(ctx: Context[PFedGP], server: Part, ids: Sequence[int], ups: Part, n: Tensor) -> Part:
+def absorb(ctx: Context[PFedGP], server: Part, sums: Part, n: Tensor) -> Part:
     """The plain mean of the networks."""
-    return Part(mean(ups.theta))
+    return Part(average(sums.theta, len(n), server.theta))
 
 
 def points(ctx: Context[PFedGP]) -> int:
@@ -307,7 +307,7 @@ ALGORITHM = Algorithm(
     begin=begin,
     step=step,
     finish=finish,
-    aggregate=aggregate,
+    aggregate=Sums(absorb),
     predict_global=None,
     predict_personal=predict_personal,
     personalize=personalize,

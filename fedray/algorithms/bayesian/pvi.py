@@ -27,7 +27,7 @@ from fedray.bayes.gaussian import Gaussian, draw, inverse_sigma, sigma, sigma_an
 from fedray.bayes.particles import Likelihood, network
 from fedray.bayes.sites import Natural
 from fedray.nets.likelihood import predictive
-from fedray.types import Algorithm, Batch, Context, LogUniform, check_types, require
+from fedray.types import Algorithm, Batch, Context, LogUniform, Sums, check_types, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,9 +174,9 @@ def finish(ctx: Context[PVI], local: Local, data: Batch) -> tuple[Client, Natura
     return Client(local.q, site, torch.ones_like(local.t)), up
 
 
-def aggregate(ctx: Context[PVI], server: Server, ids: Sequence[int], ups: Natural, n: Tensor) -> Server:
+def absorb(ctx: Context[PVI], server: Server, sums: Natural, n: Tensor) -> Server:
     """q ← q Π_k t_k new / t_k old."""
-    return server._replace(q=trees.tree_map(increased, server.q, ups), fresh=torch.zeros_like(server.fresh))
+    return server._replace(q=trees.tree_map(increased, server.q, sums), fresh=torch.zeros_like(server.fresh))
 
 
 def predict_noise(ctx: Context[PVI], samples: int) -> tuple[int, ...]:
@@ -202,7 +202,7 @@ ALGORITHM = Algorithm(
     begin=begin,
     step=step,
     finish=finish,
-    aggregate=aggregate,
+    aggregate=Sums(absorb),
     predict_global=predict,
     predict_personal=predict,
     personalize=personalize,

@@ -15,8 +15,7 @@ from torch import Tensor
 from fedray.algorithms.averaging.fedavg import Point
 from fedray.algorithms.controls import local
 from fedray.algorithms.controls.local import Posterior, Weights
-from fedray.arrays.averages import mean
-from fedray.arrays.trees import tree_map
+from fedray.arrays.trees import row
 from fedray.bayes.gaussian import Gaussian, draw
 from fedray.nets.likelihood import predictive
 from fedray.types import Algorithm, Batch, Context
@@ -42,7 +41,7 @@ def aggregate(
     ctx: Context[PooledTraining], server: Point | Gaussian, ids: Sequence[int], ups: Point | Gaussian, n: Tensor
 ) -> Point | Gaussian:
     """The one model that there is, as it is."""
-    return tree_map(mean, ups)
+    return row(ups, 0)
 
 
 def publish(ctx: Context[PooledTraining], server: Point | Gaussian) -> Point | Gaussian:

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from fedray.algorithms.averaging.fedavg import Info
-from fedray.arrays.averages import weighted_mean
+from fedray.arrays.averages import average
 from fedray.arrays.rng import Stream
 from fedray.nets.likelihood import log_probs, nll_and_grad
 from fedray.nets.model import Model
-from fedray.types import Algorithm, Batch, Choice, Context, LogUniform, check_types, require
+from fedray.types import Algorithm, Batch, Choice, Context, LogUniform, Sums, by_examples, check_types, require
 
 ROWS = 500  # examples of a shard whose likelihoods are computed at a time
 
@@ -115,9 +115,9 @@ def finish(ctx: Context[FedEM], local: Local, data: Batch) -> tuple[Client, Comp
     return Client(local.pi), Components(local.theta)
 
 
-def aggregate(ctx: Context[FedEM], server: Components, ids: Sequence[int], ups: Components, n: Tensor) -> Components:
+def absorb(ctx: Context[FedEM], server: Components, sums: Components, n: Tensor) -> Components:
     """θ_m ← Σ_k n_k θ_km / Σ_k n_k."""
-    return Components(weighted_mean(ups.theta, n))
+    return Components(average(sums.theta, float(n.sum()), server.theta))
 
 
 def personalize(ctx: Context[FedEM], client: Client, view: Components, data: Batch, noise: Tensor) -> Mixture:
@@ -148,7 +148,7 @@ ALGORITHM = Algorithm(
     begin=begin,
     step=step,
     finish=finish,
-    aggregate=aggregate,
+    aggregate=Sums(absorb, weigh=by_examples),
     predict_global=None,
     predict_personal=predict_personal,
     personalize=personalize,

@@ -20,14 +20,14 @@ from torch import Tensor
 
 from fedray.algorithms.particles.svgd import SVGD, particles, predict
 from fedray.arrays import trees
-from fedray.arrays.averages import increased, mean
+from fedray.arrays.averages import average, increased
 from fedray.arrays.minibatches import spaced
 from fedray.arrays.rng import Stream
 from fedray.bayes.importance import stages
 from fedray.bayes.particles import Likelihood, check_layers, curvature, network
 from fedray.bayes.sites import BACKENDS, Settings, regression
 from fedray.bayes.stein import descend, direction, move, rbf
-from fedray.types import Algorithm, Batch, Choice, Context, LogUniform, Preset, require
+from fedray.types import Algorithm, Batch, Choice, Context, LogUniform, Preset, Sums, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,23 +248,26 @@ def renew_site(cfg: DSVGD, d: int, local: Local, s: Tensor, curved: Tensor) -> t
     return Client(local.x, site, torch.ones_like(local.first)), Up(x, BACKENDS[cfg.sites].share(local.site, site))
 
 
-def aggregate(ctx: Context[DSVGD], server: Server, ids: Sequence[int], ups: Up, n: Tensor) -> Server:
-    """Add the sites' increments in client order; x ← the mean over the clients, or SVGD on the product of the sites.
+def absorb(ctx: Context[DSVGD], server: Server, sums: Up, n: Tensor) -> Server:
+    """Add the sites' increments; x ← the mean over the clients, or SVGD on p0 Π_k t_k.
 
     Every particle x_n is averaged over the clients, as FedAvg averages weights. The mean of a single client's particles
     is that client's. Once every p̃_k equals the posterior, no particle moves.
     """
     cfg = ctx.cfg
-    order = sorted(range(len(ids)), key=lambda row: ids[row])
-    ups = trees.rows(ups, order)
-    sums = trees.tree_map(increased, server.sums, ups.sums)
+    sites = trees.tree_map(increased, server.sums, sums.sums)
     if cfg.merge == "average":
-        return Server(mean(ups.x), sums)
-    if cfg.merge == "svgd":
-        score = partial(tilted, cfg, ctx.model.size, sums, s=torch.zeros_like(server.x))
-    else:
-        score = partial(estimated, cfg, ctx.model.size, ctx.facts.clients, server.x, ups.x)
-    return Server(descend(cfg.descent, server.x, score, cfg.server_steps), sums)
+        return Server(average(sums.x, len(n), server.x), sites)
+    score = partial(tilted, cfg, ctx.model.size, sites, s=torch.zeros_like(server.x))
+    return Server(descend(cfg.descent, server.x, score, cfg.server_steps), sites)
+
+
+def merge_densities(ctx: Context[DSVGD], server: Server, ids: Sequence[int], ups: Up, n: Tensor) -> Server:
+    """SVGD on p0 Π_k t_k, where every t_k is estimated from its client's local particles: they are all needed."""
+    cfg = ctx.cfg
+    local = ups.x[sorted(range(len(ids)), key=lambda row: ids[row])]
+    score = partial(estimated, cfg, ctx.model.size, ctx.facts.clients, server.x, local)
+    return server._replace(x=descend(cfg.descent, server.x, score, cfg.server_steps))
 
 
 def estimated(cfg: DSVGD, d: int, clients: int, q: Tensor, local: Tensor, x: Tensor) -> Tensor:
@@ -306,6 +309,13 @@ PAPER_TEXT = Preset(
     "7); with more than a few parameters they diverge: use --sites site (one Gaussian) or, for networks, --sites "
     "particle (one Gaussian per particle). Its probabilities have no floor (eqs. 17, 24), and its steps are AdaGrad's",
 )
+
+
+def configure(record: Algorithm, cfg: DSVGD) -> Algorithm:
+    """Density estimates need every client's particles; otherwise sums over the clients suffice."""
+    return record._replace(aggregate=merge_densities) if cfg.merge == "kde" else record
+
+
 PARALLEL = {"algorithm.mode": "parallel", "algorithm.merge": "kde", "algorithm.server_steps": 10}
 PAPER_PARALLEL = Preset(
     overrides=TEXT | PARALLEL,
@@ -330,7 +340,8 @@ ALGORITHM = Algorithm(
     begin=begin,
     step=step,
     finish=finish,
-    aggregate=aggregate,
+    aggregate=Sums(absorb),
+    configure=configure,
     predict_global=predict,
     predict_personal=predict,
     personalize=personalize,

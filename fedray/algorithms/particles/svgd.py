@@ -19,12 +19,11 @@ from torch import Tensor
 
 from fedray.algorithms.averaging import fedavg
 from fedray.algorithms.averaging.fedavg import Nothing
-from fedray.arrays.averages import mean
 from fedray.arrays.rng import Stream
 from fedray.bayes.particles import Likelihood, ParticleSettings, network
 from fedray.bayes.stein import Bandwidth, Descent, Rule, direction, move, rbf
 from fedray.nets.likelihood import predictive
-from fedray.types import Algorithm, Batch, Choice, Context, LogUniform, require
+from fedray.types import Algorithm, Batch, Choice, Context, LogUniform, Sums, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,10 +116,10 @@ def finish(ctx: Context[SVGD], local: Local, data: Batch) -> tuple[Nothing, Up]:
     return Nothing(), Up(local.s / local.steps)
 
 
-def aggregate(ctx: Context[SVGD], server: Server, ids: Sequence[int], ups: Up, n: Tensor) -> Server:
+def absorb(ctx: Context[SVGD], server: Server, sums: Up, n: Tensor) -> Server:
     """One SVGD step on p0 Π_k p_k; where clients failed, the others stand for them: N mean_k s_k is unbiased."""
     cfg = ctx.cfg
-    s = ctx.facts.clients * mean(ups.s) + cfg.p0(ctx.model.size).score(server.x)
+    s = (sums.s * (ctx.facts.clients / len(n))).to(server.x.dtype) + cfg.p0(ctx.model.size).score(server.x)
     phi = direction(server.x, s, rbf(server.x, cfg.bandwidth))
     x, v = move(cfg.descent, server.x, server.v, server.first > 0, phi)
     return server._replace(x=x, v=v, first=torch.zeros_like(server.first))
@@ -144,7 +143,7 @@ ALGORITHM = Algorithm(
     begin=begin,
     step=step,
     finish=finish,
-    aggregate=aggregate,
+    aggregate=Sums(absorb),
     predict_global=predict,
     predict_personal=None,
     defaults={"local_steps": 1},

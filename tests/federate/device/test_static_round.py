@@ -58,7 +58,7 @@ def test_the_result_of_a_round_survives_the_next_one():
 
 
 def test_buffers_are_kept_for_the_last_two_sizes():
-    plan = plan_of("fedavg", "auto")
+    plan = federated_plan("fedavg", {"rounds": 5})
     host = block(plan, backend="graph")
     down = plan.algorithm.broadcast(plan.context, plan.initial_server(), (0,))
     for number, ids in enumerate(((0,), (0, 1), (0, 1, 2), (2, 3), (1,)), 1):
