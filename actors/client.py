@@ -14,9 +14,13 @@ from torch import Tensor
 from fedray.arrays import trees
 from fedray.data import loading
 from fedray.federate import evaluation, loss_deviation
-from fedray.federate.block import Block, fix_numerics
+from fedray.federate.block import Block
 from fedray.federate.checkpoint_files import local_path
 from fedray.federate.compiled.package import Backend
+from fedray.federate.device.cpu import fix_numerics
+from fedray.federate.device.host import leaving
+from fedray.federate.device.memory import limit_to
+from fedray.federate.device.numbers import set_precision
 from fedray.federate.messages import ClassLosses, EvalReply, File, Saved, TrainReply
 from fedray.federate.plan import Plan
 from fedray.federate.states import Piece, rows
@@ -42,6 +46,8 @@ class ClientActor:
     ):
         fix_numerics()
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
+        if self._device == "cuda":
+            limit_to(_gpu_share())
         self._ids = ids
         self._backend = backend
         self._dataset = dataset
@@ -51,6 +57,7 @@ class ClientActor:
 
     def reset(self, plan: Plan) -> None:
         """Begin a federation, this process's first or another: fresh states, the plan's shards of the same clients."""
+        set_precision(plan.cfg.precision)
         shards = loading.shards(self._load(plan), plan.partition, self._ids)
         self._block = Block(plan, self._ids, shards, self._backend, self._device, self._folder)
         self._round = 0
@@ -70,7 +77,7 @@ class ClientActor:
         seen = local_path(saved.folder) is not None or "://" in saved.folder
         if seen:
             self._block.private.load(saved)
-        return seen, self._block.private.piece(self._ids)
+        return seen, self._block.private.piece(self._ids)()
 
     def train(self, round_number: int, ids: Sequence[int], down: Any) -> TrainReply:
         """The reply of a round; asked again for the same round, it answers the same."""
@@ -84,7 +91,7 @@ class ClientActor:
         self, round_number: int, ids: Sequence[int], down: Any, commit: Sequence[int]
     ) -> tuple[TrainReply, Piece]:
         """(reply, states of ``commit``) of a round that ends with its replies."""
-        return self.train(round_number, ids, down), self._block.private.piece(commit)
+        return self.train(round_number, ids, down), self._block.private.piece(commit)()
 
     def add(
         self,
@@ -100,7 +107,8 @@ class ClientActor:
         A process that took over from one that died has not trained in this round yet: then it does.
         """
         self.train(round_number, ids, down)
-        return trees.to_numpy(self._block.add(chosen, exponents)), self._block.private.piece(commit)
+        piece = self._block.private.piece(commit)  # its numbers travel while the sums are formed
+        return trees.to_numpy(self._block.add(chosen, exponents)), piece()
 
     def evaluate(self, round_number: int, view: Any, spotlight: bool) -> EvalReply:
         """Evaluation sums of every hosted client."""
@@ -120,7 +128,7 @@ class ClientActor:
 
     def snapshot(self) -> Any:
         """The private states of the hosted clients."""
-        return trees.to_numpy(self._block.states)
+        return leaving(self._block.states)()
 
     def save(self, folder: str) -> list[File] | None:
         """Write the hosted clients' private states into a folder; None where this machine does not see it."""
@@ -132,8 +140,16 @@ class ClientActor:
     def hand_over(self) -> tuple[list[int], Any]:
         """(clients, states) of those hosted clients that have trained."""
         ids = self._block.private.trained
-        return ids, trees.to_numpy(rows(self._block.private, ids)) if ids else None
+        return ids, leaving(rows(self._block.private, ids))() if ids else None
 
     def pid(self) -> int:
         """The process that hosts this actor."""
         return os.getpid()
+
+
+def _gpu_share() -> float:
+    """The part of a GPU that Ray has given this process; all of it outside of an actor."""
+    import ray
+
+    resources = ray.get_runtime_context().get_assigned_resources() if ray.is_initialized() else {}
+    return resources.get("GPU", 1.0)

@@ -286,7 +286,8 @@ class RayCohort:
                 raise error.cause from None
             raise
         self._fresh.discard(call.slot)
-        failures = answer.failures if isinstance(answer, TrainReply) else ()
+        found = answer.failures if isinstance(answer, TrainReply) else ()
+        failures = [failure for failure in found if not failure.action]  # the others were dealt with where they arose
         if failures and attempt == 1 and self._policy.attempts > 1:  # twice the same is no accident
             self._failures += [failure._replace(action="asked again") for failure in failures]
             return None, failures[0]

@@ -22,6 +22,7 @@ from fedray.config import Execution
 from fedray.federate.checkpoint import CheckpointStore, newest
 from fedray.federate.checkpoint_files import Checkpoint
 from fedray.federate.compiled.package import Backend, Package, obtain
+from fedray.federate.device.numbers import on_device
 from fedray.federate.failures import failure_policy
 from fedray.federate.messages import ClassLosses, Failure, File, RoundMetrics
 from fedray.federate.plan import Plan
@@ -126,6 +127,7 @@ class RayFederation:
     def _build(self, begun: Checkpoint | None) -> None:
         execution = self._execution
         self.layout = arrange(self.plan.clients, nodes(), execution.clients_per_actor, execution.gpus_per_client)
+        self.plan = on_device(self.plan, self.layout.gpus > 0)
         self._group = _reserve(self.layout)
         strategy = PlacementGroupSchedulingStrategy(
             self._group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True

@@ -10,10 +10,10 @@ from actors.cohort import RayCohort
 from actors.gauges import Gauges
 from actors.placement import Layout
 from fedray.arrays import trees
-from fedray.federate.block import fix_numerics
 from fedray.federate.checkpoint import CheckpointStore, prepared
 from fedray.federate.checkpoint_files import Checkpoint
 from fedray.federate.compiled.package import Backend
+from fedray.federate.device.cpu import fix_numerics
 from fedray.federate.failures import RETRY, FailurePolicy
 from fedray.federate.in_process import play_and_keep
 from fedray.federate.messages import ClassLosses, File, RoundMetrics

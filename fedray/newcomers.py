@@ -24,7 +24,8 @@ from fedray.data.partitions.iid import iid
 from fedray.data.readers import Dataset
 from fedray.data.shards import Shards
 from fedray.federate import report
-from fedray.federate.block import Block, numerics
+from fedray.federate.block import Block
+from fedray.federate.device.cpu import numerics
 from fedray.federate.in_process import LocalCohort
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot, State, play_round

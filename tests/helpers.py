@@ -109,6 +109,11 @@ def shard(host, k):
     return trees.row(host.shards.padded([k], host.plan.facts.shard), 0)
 
 
+def draws(host, round_number, index):
+    """Minibatches and noise of the local steps of a block's clients."""
+    return host.rounds._draws(round_number, index, host.rounds._noise(round_number, index))
+
+
 def play(plan, hosts, rounds=((0, 2, 3, 5), (1, 2, 4, 5))):
     """Rounds with the given participants over blocks of clients: (server, states, uploads and infos)."""
     server, seen = plan.initial_server(), []

@@ -12,7 +12,8 @@ from actors.placement import Layout
 from fedray import registry
 from fedray.config import Experiment, override
 from fedray.federate import checkpoint_files, report
-from fedray.federate.block import fix_numerics
+from fedray.federate.device.cpu import fix_numerics
+from fedray.federate.device.numbers import on_device
 from fedray.federate.failures import failure_policy
 from fedray.federate.plan import make_plan
 from fedray.federate.rounds import play_round, start
@@ -45,7 +46,8 @@ class Trial(ray_tune.Trainable):
 
     def _begin(self, config: dict[str, Any]) -> None:
         dataset = self._common.dataset
-        self._plan = make_plan(override(self._common.base, config), None if dataset is None else ray.get(dataset))
+        plan = make_plan(override(self._common.base, config), None if dataset is None else ray.get(dataset))
+        self._plan = on_device(plan, self._common.layout.gpus > 0)
         self._policy = failure_policy(self._plan.cfg, self._common.timeout)
         self._state = start(self._plan)
 

@@ -13,49 +13,44 @@ from torch import Tensor
 LANES = 32  # pairs of normals that lie together
 
 
-def box_muller(bits: Tensor) -> Tensor:
-    """Standard normals √(-2 log u) (cos a, sin a) [n, 2, LANES] from as many uniform signed 32-bit numbers.
+def box_muller(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Standard normals √(-2 log u) (cos a, sin a) from two uniform signed 32-bit numbers, given as floats [...].
 
-    u = |bits| / 2³¹ and a = π bits / 2³¹ (Box and Muller, 1958). Floats are densest near 0, so the tail is exact to
+    u = |first| / 2³¹ and a = π second / 2³¹ (Box and Muller, 1958). Floats are densest near 0, so the tail is exact to
     its end, at 6.66 standard deviations.
     """
-    bits = bits.float()
-    radius = (-2 * (bits[:, 0].abs() * 2.0**-31).clamp_min(2.0**-32).log()).sqrt()
-    angle = (math.pi * 2.0**-31) * bits[:, 1]
-    return torch.stack([radius * angle.cos(), radius * angle.sin()], 1)
+    radius = (-2 * (first.abs() * 2.0**-31).clamp_min(2.0**-32).log()).sqrt()
+    angle = (math.pi * 2.0**-31) * second
+    return radius * angle.cos(), radius * angle.sin()
 
 
 def normals(bits: Tensor, shape: Sequence[int]) -> Tensor:
     """Standard normals of the given shape from :meth:`Stream.bits` of as many."""
-    return box_muller(bits).flatten()[: math.prod(shape)].view(tuple(shape))
+    pairs = bits.float()
+    drawn = torch.stack(box_muller(pairs[:, 0], pairs[:, 1]), 1)
+    return drawn.flatten()[: math.prod(shape)].view(tuple(shape))
 
 
 class Stream:
     """A sequence of random draws that depends on its key only.
 
     Streams with different keys are statistically independent (NumPy's SeedSequence). A stream is never shared between
-    clients or rounds. Draws come from NumPy's generators; normals for a GPU from PyTorch's generator of that device.
+    clients or rounds. Draws come from NumPy's generators, on the CPU; :mod:`fedray.arrays.philox` draws elsewhere.
     """
 
     def __init__(self, seed: int, purpose: str, client: int = 0, round_number: int = 0):
         self.numpy = np.random.default_rng([seed, zlib.crc32(purpose.encode()), client, round_number])
-        self._normal: torch.Generator | None = None
         self._bits: np.random.SFC64 | None = None
 
     def fill_normal(self, out: Tensor) -> None:
-        """Overwrite a float32 tensor with standard normals; on a CPU, one long tensor costs less than short ones.
+        """Overwrite a float32 tensor on the CPU with standard normals; one long tensor costs less than short ones.
 
-        On a CPU whole blocks of 64 come out alike however many are asked for at a time.
+        Whole blocks of 64 come out alike however many are asked for at a time.
         """
-        if out.device.type != "cpu":
-            if self._normal is None:
-                self._normal = torch.Generator(out.device).manual_seed(int(self.numpy.integers(2**63)))
-            out.normal_(generator=self._normal)
-            return
         out.copy_(normals(self.bits(out.numel()), out.shape))
 
     def bits(self, count: int) -> Tensor:
-        """Uniform signed 32-bit numbers [⌈count/64⌉, 2, LANES] for ``count`` normals on a CPU."""
+        """Uniform signed 32-bit numbers [⌈count/64⌉, 2, LANES] for ``count`` normals."""
         if self._bits is None:
             self._bits = np.random.SFC64(int(self.numpy.integers(2**63)))
         blocks = -(-count // (2 * LANES))
@@ -66,6 +61,10 @@ class Stream:
         out = torch.empty(tuple(shape))
         self.fill_normal(out)
         return out
+
+    def key(self) -> np.ndarray:
+        """Four words of 32 bits [4], int64: a key of :func:`fedray.arrays.philox.normals`, drawn from this stream."""
+        return self.numpy.integers(2**32, size=4)
 
     def permutation(self, count: int) -> Tensor:
         """The numbers 0 to count - 1 in random order [count], int64."""

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 BITS = 51  # of a rounded term: what the mantissa of a float64 has beside the two leading bits of the shift
-CACHE = 2**16  # numbers that are worked on at a time
+CACHE, WIDE = 2**16, 2**24  # numbers that are worked on at a time, on a CPU and on a GPU, which likes few launches
 LEAST = -900  # exponent of the smallest unit; smaller terms than a float32 can hold do not matter
 
 
 def largest(terms: Tensor, weights: Tensor) -> Tensor:
     """max_p |a_k x_kp| [K] in float64, of finite terms [K, ...] and weights a [K]; 0 where there are none."""
     if terms.numel() == 0:
-        return torch.zeros(len(terms), dtype=torch.float64)
+        return torch.zeros(len(terms), dtype=torch.float64, device=terms.device)
     flat = terms.unsqueeze(-1).flatten(1)
     # Two passes, for PyTorch's aminmax of rows takes twenty times as long.
     return torch.maximum(flat.amax(1), -flat.amin(1)).double() * weights.double().abs()
@@ -44,8 +44,8 @@ def fixed_sum(terms: Tensor, weights: Tensor, exponent: int) -> Tensor:
     flat = terms.unsqueeze(-1).flatten(1)
     a = weights.double()[:, None]
     shift = torch.tensor(1.5 * 2.0 ** (exponent + 52), dtype=torch.float64)
-    total = torch.empty(flat.shape[1], dtype=torch.int64)
-    width = max(1, CACHE // max(1, len(terms)))
+    total = torch.empty(flat.shape[1], dtype=torch.int64, device=terms.device)
+    width = max(1, (CACHE if terms.device.type == "cpu" else WIDE) // max(1, len(terms)))
     for part, out in zip(flat.split(width, 1), total.split(width), strict=True):
         # Floats near the shift are spaced by 2^e, so adding it rounds, and the bits of the result count in units.
         torch.sum(part.to(torch.float64, copy=True).mul_(a).add_(shift).view(torch.int64), 0, out=out)

@@ -89,7 +89,7 @@ def bandwidth(distance: Tensor, rule: Bandwidth = "median") -> Tensor:
     n = len(distance)
     if n == 1:
         return torch.ones_like(distance[0, 0])
-    i, j = torch.triu_indices(n, n, 1)
+    i, j = torch.triu_indices(n, n, 1, device=distance.device)
     values = (distance.flatten() if rule == "code" else distance[i, j]).sort().values
     middle = (values[(len(values) - 1) // 2] + values[len(values) // 2]) / 2
     return (middle / math.log(n if rule == "paper" else n + 1)).clamp_min(FLOOR)

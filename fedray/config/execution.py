@@ -48,10 +48,10 @@ class Execution:
 
     runtime: Literal["ray", "local"] = "ray"
     """ray: clients are Ray actors; local: all clients in this process."""
-    backend: Literal["auto", "loop", "vmap", "compiled"] = "auto"
-    """How a process runs its clients: one by one, stacked, or one by one with a local step that is compiled once (other
-    rounding; the first time it needs a C++ compiler). auto compiles for long runs of small networks; otherwise it
-    stacks small networks, and everything on a GPU."""
+    backend: Literal["auto", "loop", "vmap", "graph", "compiled"] = "auto"
+    """How a process runs its clients: one by one; stacked; stacked, with steps that a GPU replays as a graph; or one by
+    one with a local step that is compiled once (other rounding; the first time it needs a C++ compiler). auto compiles
+    for long runs of small networks; otherwise it stacks small networks, and takes graph on a GPU."""
     clients_per_actor: int | None = None
     """Clients hosted by one Ray actor; by default one, or more where the cluster has less room."""
     client_states: Literal["memory", "disk"] = "memory"

@@ -49,7 +49,12 @@ class Experiment:
     """Clients that an evaluation draws anew, without replacement; by default all of them are evaluated."""
     predict_samples: int = 10
     """Posterior draws averaged at prediction; 0 predicts with the mean weights."""
-
+    noise_generator: Literal["auto", "sfc64", "philox"] = "auto"
+    """Generator of the normals that clients are given: sfc64, the fastest on CPUs; philox, whose draws are the same on
+    CPUs and GPUs; auto takes sfc64 on CPUs and philox on GPUs."""
+    precision: Literal["float32", "tf32"] = "float32"
+    """Matrix products on GPUs: in float32, or faster in tf32, which keeps 10 of the 23 bits of each factor. CPUs always
+    use float32."""
     on_failure: Literal["retry", "skip", "abort"] = "retry"
     """What to do about a client that raises, hangs or loses its process. retry: ask again, in a new process, and stop
     the run if it keeps failing; skip: ask again, then leave the client out of the round, which changes the numbers;

@@ -48,7 +48,7 @@ def decisive(cfg: Experiment) -> dict[str, Any]:
 
     Where the data lie does not count, nor whether a client that fails is asked again: only skip leaves clients out.
     Without a validation share, or a sample of clients to evaluate, the numbers are those of versions that did not have
-    the setting.
+    the setting; so they are with sfc64, which is what auto means on a CPU, and with float32.
     """
     values = to_dict(cfg)
     values["data"] = {name: value for name, value in values["data"].items() if name not in ("root", "download")}
@@ -58,6 +58,10 @@ def decisive(cfg: Experiment) -> dict[str, Any]:
         del values["eval_clients"]
     if cfg.on_failure != "skip":
         del values["on_failure"]
+    if cfg.noise_generator != "philox":
+        del values["noise_generator"]
+    if cfg.precision == "float32":
+        del values["precision"]
     return values
 
 

@@ -33,6 +33,20 @@ class Shard(NamedTuple):
     validation: Examples | None = None  # x [v, ...], y [v]; None: nothing is held out of the training data
 
 
+class Kept(NamedTuple):
+    """The training examples of some clients on one device, one shard after the other."""
+
+    x: Tensor  # [N, ...]
+    y: Tensor  # [N]
+    start: Tensor  # [K] where each client's begin
+    total: Tensor  # [K] n_i
+
+    def minibatch(self, index: Tensor, place: Tensor, weight: Tensor) -> Batch:
+        """The examples at the places [K, B] of the clients in the given rows [K], with weights [K, B]."""
+        at = self.start[index][:, None] + place
+        return Batch(self.x[at], self.y[at], weight, place, self.total[index])
+
+
 class Shards(Sequence[Shard]):
     """The shards of the clients ``ids``, in a network's units; the k-th is that of the k-th client.
 
@@ -107,6 +121,13 @@ class Shards(Sequence[Shard]):
         x, y = self._at(self._starts[0, index][:, None] + place)
         mask, at, total = (torch.from_numpy(array).to(x.device) for array in (weight, place, self.sizes[index]))
         return Batch(x, y, mask, at, total.float())
+
+    def kept(self, device: torch.device | str) -> Kept:
+        """All examples converted, for who picks minibatches on the device."""
+        self.convert(device)
+        assert self._ready is not None
+        start, total = (torch.from_numpy(array.copy()).to(device) for array in (self._starts[0], self.sizes))
+        return Kept(*self._ready, start, total.float())
 
     def _part(self, part: int, k: int) -> Examples:
         first, end = int(self._starts[part, k]), int(self._ends[part, k])

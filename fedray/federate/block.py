@@ -1,82 +1,28 @@
-"""The clients that one process hosts, and how it runs them: one after the other, stacked, or by a compiled step.
-
-Algorithms are written for one client; here they are stacked from outside. Loop and vmap give bitwise the same result
-on CPU for fully connected networks, because draws are keyed by client and round and parameter vectors are padded; to
-a tolerance for convolutions, and for products of few multiplications, where PyTorch's kernels differ.
-"""
+"""The clients that one process hosts: their shards, their private states, and what they can be asked."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import functools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedray.arrays import trees
-from fedray.arrays.rng import Passes
 from fedray.data.shards import Shards
 from fedray.federate import totals
-from fedray.federate.compiled.package import Backend, Package, load, obtain
-from fedray.federate.compiled.unit import own
-from fedray.federate.failures import StageError, stage
+from fedray.federate.compiled.package import Backend
+from fedray.federate.device.numbers import normals, on_device
+from fedray.federate.failures import StageError, out_of_memory, stage
+from fedray.federate.local_rounds import LocalRounds
 from fedray.federate.messages import Failure, TrainReply
 from fedray.federate.plan import Plan
 from fedray.federate.states import ClientStates, InMemory, OnDisk, rows
 from fedray.federate.totals import Terms
 from fedray.federate.uploads import bad_rows, not_finite, payload_bytes
-from fedray.nets.model import linear
-from fedray.types import Batch, Context, RunError, Sums, require
-
-BACKENDS = ("auto", "loop", "vmap", "compiled")
-# On a CPU stacking saves calls, which matter less the larger the vectors of a client are, and in the end loses the
-# cache; the arithmetic is the same, whatever the batch. Stacked convolutions are slower. See docs/performance.md.
-SMALL, SMALL_CONVOLUTIONAL = 160_000, 40_000  # numbers in the longest vector of a client: up to here it pays
-STACK, CHUNK = 1_300_000, 32  # numbers, and clients, stacked at a time on a CPU
-TINY = 400  # multiplications of a product, below which PyTorch computes it in another order alone than in a stack
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
-
-
-def fix_numerics() -> None:
-    """Use one thread and flush denormals to zero for the rest of the process's life, as every actor does.
-
-    Second moments that underflow would slow Adam's square root down thirtyfold.
-    """
-    _keep_freed_memory()
-    torch.set_num_threads(1)
-    torch.set_flush_denormal(True)
-
-
-@contextlib.contextmanager
-def numerics() -> Iterator[None]:
-    """The numerics of an actor within a process that has other work; restores the caller's thread count."""
-    threads = torch.get_num_threads()
-    fix_numerics()
-    try:
-        yield
-    finally:
-        torch.set_flush_denormal(False)
-        torch.set_num_threads(threads)
-
-
-@functools.cache
-def _keep_freed_memory() -> None:
-    """Have glibc reuse the memory of freed tensors instead of returning it to the system.
-
-    Every temporary of 128 KB or more would otherwise be mapped, zeroed page by page and unmapped again, which costs
-    as much as the arithmetic on it. Elsewhere than on glibc nothing happens.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        mallopt = ctypes.CDLL("libc.so.6").mallopt
-        mallopt(M_MMAP_THRESHOLD, 32 << 20)  # the largest that glibc takes
-        mallopt(M_TRIM_THRESHOLD, 1 << 30)
+from fedray.types import Batch, RunError, Sums
 
 
 class _Part(NamedTuple):
@@ -101,37 +47,25 @@ class Block:
         folder: str = "",
     ):
         """``folder`` keeps the clients' states on disk; without one they stay in memory."""
-        self.plan = plan
         self.ids = tuple(ids)
         self.device = torch.device(device)
-        if isinstance(backend, str):
-            require(backend in BACKENDS, "backend", backend, "not a backend", f"choose from {BACKENDS}")
-        given = obtain(plan) if backend == "compiled" and self.device.type == "cpu" else backend
-        self._compiled = load(given, plan) if isinstance(given, Package) and self.device.type == "cpu" else None
-        named = given if isinstance(given, str) and given != "compiled" else "auto"  # without a package that fits
-        server = plan.initial_server()
+        self.plan = plan = on_device(plan, self.device.type == "cuda")
         self.context = plan.context
-        client = plan.algorithm.client_init(self.context, server)
-        size = max([plan.model.padded, *(leaf.numel() for leaf in trees.leaves(client))])
-        small = self.device.type == "cuda" or size <= (SMALL if linear(plan.model) else SMALL_CONVOLUTIONAL)
-        plain = ("vmap" if small else "loop") if named == "auto" else named
-        self.backend = "compiled" if self._compiled else plain
-        self._least = 2 if named == "auto" and _same_alone(plan) else 1  # clients that are worth a stack
-        stack = len(ids) if self.device.type == "cuda" else min(CHUNK, max(1, STACK // size))
-        self.chunk = stack if self.backend == "vmap" else 1
+        client = plan.algorithm.client_init(self.context, plan.initial_server())
         if self.device.type != "cpu":
             shards.convert(self.device)
         self.shards = shards
         self.n: list[int] = shards.sizes.tolist()
         self._row = {i: k for k, i in enumerate(self.ids)}
-        cfg = plan.cfg
-        self._passes = [Passes(cfg.seed, i, n, cfg.batch_size) for i, n in zip(ids, self.n, strict=True)]
+        longest = max([plan.model.padded, *(leaf.numel() for leaf in trees.leaves(client))])
+        self.rounds = LocalRounds(plan, self.ids, shards, backend, self.device, longest)
         # Fresh memory: a state must not alias the server's.
         client = trees.tree_map(lambda leaf: leaf.to(device, copy=True), client)
         where = (client, self.ids, self.device)
         self.private: ClientStates = OnDisk(*where, folder) if folder else InMemory(*where)
         self._terms: list[tuple[Sequence[int], Terms]] = []  # of the last round: in rows whose they are, and they
         self._seen: dict[str, int] = {}  # how much of a shard a function of the algorithm looks at, by its name
+        self._said: list[Failure] = []  # what this process has dealt with itself in a round
 
     @property
     def states(self) -> Any:
@@ -149,6 +83,10 @@ class Block:
             self._seen[name] = self.context.facts.shard if _looks(look, total) else 0
         return self.shards.padded(index, self._seen[name])
 
+    def normals(self, purpose: str, client: int, round_number: int, shape: tuple[int, ...]) -> Tensor:
+        """Standard normals for a purpose other than training, by the run's generator."""
+        return normals(self.plan, self.plan.stream(purpose, client, round_number), shape, self.device)
+
     def train(self, round_number: int, ids: Sequence[int], down: Any) -> TrainReply:
         """Run the local steps of the given clients and keep their new private states.
 
@@ -156,9 +94,10 @@ class Block:
         """
         self._terms = []
         wanted = [self._row[i] for i in ids]
-        starts = range(0, len(wanted), self.chunk)
-        parts = [part for i in starts for part in self._attempt(round_number, wanted[i : i + self.chunk], down, i)]
-        failures = tuple(failure for part in parts for failure in part.failures)
+        parts = [part for at, rows in self._chunks(wanted) for part in self._attempt(round_number, rows, down, at)]
+        failures = (*(failure for part in parts for failure in part.failures), *self._said, *self.rounds.said)
+        self._said.clear()
+        self.rounds.said.clear()
         done = [part for part in parts if part.rows]
         if not done:
             return TrainReply(round_number, (), None, None, None, failures)
@@ -187,86 +126,6 @@ class Block:
         parts = [(terms, [j for j, k in enumerate(rows) if k in wanted]) for rows, terms in self._terms]
         return totals.added([totals.partial_sum(terms, index, exponents) for terms, index in parts])
 
-    def _attempt(self, round_number: int, index: Sequence[int], down: Any, first: int) -> list[_Part]:
-        """A chunk; where it fails, its clients one by one, so that each failure has its client."""
-        try:
-            with stage("train", f"client {self.ids[index[0]]}", round_number):
-                clients, ups, infos = self._train_rows(round_number, index, down, first)
-                with stage("terms", f"client {self.ids[index[0]]}", round_number):
-                    sent = self._sent(round_number, index, ups)
-        except StageError as error:
-            if len(index) > 1:
-                return [part for j, k in enumerate(index) for part in self._attempt(round_number, [k], down, first + j)]
-            return [_Part([], None, (error.failure,))]
-        result, up_bytes = (clients, sent, infos), payload_bytes(trees.row(ups, 0), self.plan)
-        bad = bad_rows(ups) or (totals.boundless(sent) if isinstance(sent, Terms) else {})
-        if not bad:
-            return [_Part(index, result, (), up_bytes)]
-        failures = tuple(not_finite(round_number, self.ids[index[row]], field) for row, field in sorted(bad.items()))
-        good = [row for row in range(len(index)) if row not in bad]
-        return [_Part([index[row] for row in good], trees.rows(result, good) if good else None, failures, up_bytes)]
-
-    def _sent(self, round_number: int, index: Sequence[int], ups: Any) -> Any:
-        """Stacked uploads as the server needs them: their terms where sums suffice."""
-        how = self.plan.algorithm.aggregate
-        if not isinstance(how, Sums) or self.plan.adapting(round_number):
-            return ups
-        n = torch.tensor([self.n[k] for k in index], device=self.device)
-        return totals.terms(self.context, how, ups, n)
-
-    def _train_rows(self, round_number: int, index: Sequence[int], down: Any, first: int) -> tuple[Any, Any, Any]:
-        """One client (loop) or a stack of them; ``first`` is their place among the selected."""
-        if self.plan.algorithm.down_per_client:
-            down = trees.rows(down, range(first, first + len(index)))
-        compiled = None if self.plan.adapting(round_number) else self._compiled
-        draws = self._draws(round_number, index, raw=compiled is not None)
-        inside = partial(stage, who=f"client {self.ids[index[0]]}", round_number=round_number)
-        plain = self._of(round_number, _plain(self.plan, self.context))
-        state = self.private.row(self.ids[index[0]])
-        single = trees.row(down, 0) if self.plan.algorithm.down_per_client else down
-        data = self.data(index, "train", lambda shard: _begin_and_finish(plain, state, single, shard))
-        if self.backend != "vmap" or len(index) < self._least:
-            one = (trees.row(draw, 0) for draw in draws)
-            begin, step, finish = plain
-            result = _local_round((begin, compiled or step, finish), state, single, trees.row(data, 0), one, inside)
-            return trees.tree_map(lambda leaf: leaf[None], result)
-        states = rows(self.private, [self.ids[k] for k in index])
-        stacked = self._of(round_number, _stacked(self.plan, self.context))
-        clients, ups, infos = _local_round(stacked, states, down, data, draws, inside)
-        return clients, ups, trees.tree_map(lambda leaf: leaf.transpose(0, 1), infos)
-
-    def _of(self, round_number: int, functions: tuple[Callable[..., Any], ...]) -> tuple[Callable[..., Any], ...]:
-        """begin, step and finish of a round; a newcomer's step is of its personal factors alone."""
-        begin, step, finish, adapt = functions
-        return begin, adapt if self.plan.adapting(round_number) else step, finish
-
-    def _draws(self, round_number: int, index: Sequence[int], raw: bool = False) -> Iterator[tuple[Batch, Tensor]]:
-        """Minibatches and noise of every local step, or the ``raw`` bits of noise, stacked over the given rows."""
-        cfg, algorithm = self.plan.cfg, self.plan.algorithm
-        shape = algorithm.noise_shape(self.context)
-        streams = [self.plan.stream("noise", self.ids[k], round_number) for k in index] if raw or 0 not in shape else []
-        per_step = algorithm.minibatches(cfg.algorithm)
-        for step in range(cfg.local_steps):
-            if raw:  # of one client
-                noise = streams[0].bits(math.prod(shape))[None]
-            else:
-                noise = torch.empty(len(index), *shape, device=self.device)
-                for stream, out in zip(streams, noise, strict=False):
-                    stream.fill_normal(out)
-            yield self._batch(index, ((round_number - 1) * cfg.local_steps + step) * per_step, per_step), noise
-
-    def _batch(self, index: Sequence[int], position: int, count: int) -> Batch:
-        """``count`` minibatches from ``position`` on, one after the other, of the clients in the given rows."""
-        cfg = self.plan.cfg
-        picked = np.zeros((len(index), count, cfg.batch_size), np.int64)
-        weight = np.zeros((len(index), count, cfg.batch_size), np.float32)
-        for row, k in enumerate(index):
-            for j in range(count):
-                chosen = self._passes[k][position + j]
-                picked[row, j, : len(chosen)] = chosen
-                weight[row, j, : len(chosen)] = 1
-        return self.shards.minibatch(index, picked.reshape(len(index), -1), weight.reshape(len(index), -1))
-
     def probe(self, score: str, number: int, view: Any, message: Any) -> Iterator[Tensor]:
         """The replies of the hosted clients in a stage of a score, each computed when it is asked for."""
         probe = self.plan.algorithm.scores[score][number].probe
@@ -277,6 +136,71 @@ class Block:
                 reply = probe(self.context, client, view, message, data).cpu()
             yield reply
 
+    def _chunks(self, wanted: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
+        """(place of the first, rows) of what is computed at a time; the size may change on the way."""
+        first = 0
+        while first < len(wanted):
+            rows = wanted[first : first + self.rounds.stack.size]
+            yield first, rows
+            first += len(rows)
+
+    def _attempt(self, round_number: int, index: Sequence[int], down: Any, first: int) -> list[_Part]:
+        """A chunk; where it fails, its clients one by one, so that each failure has its client.
+
+        A stack that is too large for the memory is played in halves instead.
+        """
+        who, stack = f"client {self.ids[index[0]]}", self.rounds.stack
+        try:
+            with stage("train", who, round_number), stack.watched(len(index)):
+                clients, ups, infos = self._train_rows(round_number, index, down, first)
+                with stage("terms", who, round_number):
+                    result = clients, self._sent(round_number, index, ups), infos
+        except StageError as error:
+            failure = error.failure
+            too_large = isinstance(error.__cause__, torch.OutOfMemoryError)
+            if len(index) == 1:
+                return [_Part([], None, (failure,))]
+        else:
+            return [self._sorted_out(round_number, index, ups, result)]
+        # Outside of the handler: the exception would keep the memory of the stack that failed.
+        again = enumerate([k] for k in index)
+        if too_large:
+            self.rounds.forget()
+            self._said.append(out_of_memory(failure, len(index), stack.halve(len(index))))
+            again = self._chunks(index)
+        return [part for at, rows in again for part in self._attempt(round_number, rows, down, first + at)]
+
+    def _train_rows(self, round_number: int, index: Sequence[int], down: Any, first: int) -> tuple[Any, Any, Any]:
+        """One client, or a stack of them; ``first`` is their place among the selected."""
+        if self.plan.algorithm.down_per_client:
+            down = trees.rows(down, range(first, first + len(index)))
+        single = trees.row(down, 0) if self.plan.algorithm.down_per_client else down
+        state = self.private.row(self.ids[index[0]])
+        alone = partial(self.rounds.without_steps, round_number, state, single)
+        data = self.data(index, "train", alone)
+        if self.rounds.stacks(len(index)):
+            states = rows(self.private, [self.ids[k] for k in index])
+            return self.rounds.stacked(round_number, index, states, down, data)
+        return self.rounds.single(round_number, index[0], state, single, trees.row(data, 0))
+
+    def _sent(self, round_number: int, index: Sequence[int], ups: Any) -> Any:
+        """Stacked uploads as the server needs them: their terms where sums suffice."""
+        how = self.plan.algorithm.aggregate
+        if not isinstance(how, Sums) or self.plan.adapting(round_number):
+            return ups
+        n = torch.tensor([self.n[k] for k in index], device=self.device)
+        return totals.terms(self.context, how, ups, n)
+
+    def _sorted_out(self, round_number: int, index: Sequence[int], ups: Any, result: Any) -> _Part:
+        """The rows of a result whose upload is finite, and the failures of the others."""
+        up_bytes = payload_bytes(trees.row(ups, 0), self.plan)
+        bad = bad_rows(ups) or (totals.boundless(result[1]) if isinstance(result[1], Terms) else {})
+        if not bad:
+            return _Part(index, result, (), up_bytes)
+        failures = tuple(not_finite(round_number, self.ids[index[row]], field) for row, field in sorted(bad.items()))
+        good = [row for row in range(len(index)) if row not in bad]
+        return _Part([index[row] for row in good], trees.rows(result, good) if good else None, failures, up_bytes)
+
 
 def _looks(function: Callable[[Any], Any], total: Tensor) -> bool:
     """Whether a function looks at more of a shard than its size, the only thing in this one, or hands it on."""
@@ -285,50 +209,3 @@ def _looks(function: Callable[[Any], Any], total: Tensor) -> bool:
     except Exception:  # as it may come of what is missing; if not, it comes again
         return True
     return not all(isinstance(leaf, Tensor) for leaf in trees.leaves(result))
-
-
-def _begin_and_finish(functions: tuple[Callable[..., Any], ...], client: Any, down: Any, data: Any) -> Any:
-    """A round without steps: (local, client, up)."""
-    begin, _, finish = functions
-    local = begin(client, down, data)
-    return local, *finish(local, data)
-
-
-def _same_alone(plan: Plan) -> bool:
-    """Whether a client's result is bitwise the same alone and in a stack: of linear layers that are not tiny."""
-    products = [plan.cfg.batch_size * math.prod(shape) for shape in plan.model.shapes[::2]]
-    return linear(plan.model) and min(products) >= TINY
-
-
-def _plain(plan: Plan, ctx: Context[Any]) -> tuple[Callable[..., Any], ...]:
-    algorithm = plan.algorithm
-    adapt = algorithm.adapt or algorithm.step  # a plan does not hold clients out where there is nothing to adapt
-    return tuple(partial(f, ctx) for f in (algorithm.begin, algorithm.step, algorithm.finish, adapt))
-
-
-def _stacked(plan: Plan, ctx: Context[Any]) -> tuple[Callable[..., Any], ...]:
-    begin, step, finish, adapt = _plain(plan, ctx)
-    down_axis = 0 if plan.algorithm.down_per_client else None
-    return torch.vmap(begin, in_dims=(0, down_axis, 0)), torch.vmap(step), torch.vmap(finish), torch.vmap(adapt)
-
-
-def _local_round(
-    functions: tuple[Callable[..., Any], ...],
-    client: Any,
-    down: Any,
-    data: Batch,
-    draws: Iterator[Any],
-    inside: Callable[[str], contextlib.AbstractContextManager[None]],
-) -> tuple[Any, Any, Any]:
-    """begin, every step, finish: of one client or of a stack, as the functions are; each ``inside`` its stage."""
-    begin, step, finish = functions
-    infos = []
-    with inside("begin"):
-        local = own(begin(client, down, data))  # steps may write into it
-    with inside("step"):
-        for batch, noise in draws:
-            local, info = step(local, batch, noise)
-            infos.append(info)
-    with inside("finish"):
-        client, up = finish(local, data)
-    return client, up, trees.stack(infos)

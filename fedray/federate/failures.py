@@ -58,3 +58,15 @@ def described(failure: Failure) -> str:
     """A failure in one line: who, in which round and stage, and why."""
     parts = [failure.who, f"round {failure.round}" if failure.round else "", failure.stage]
     return f"{', '.join(part for part in parts if part)}: {failure.reason}"
+
+
+def out_of_memory(failure: Failure, clients: int, fewer: int) -> Failure:
+    """That a stack did not fit into a GPU's memory, and how many clients are stacked from now on."""
+    reason = f"{clients} clients at a time do not fit into the memory: {failure.reason}"
+    return failure._replace(kind="memory", reason=reason, action=f"at most {fewer} at a time from now on", traceback="")
+
+
+def no_graph(round_number: int, clients: int, reason: str) -> Failure:
+    """That the steps of a stack could not be recorded as a CUDA graph."""
+    who = f"stack of {clients} clients"
+    return Failure(round_number, who, "graph", reason, "its kernels are launched one by one", stage="step")

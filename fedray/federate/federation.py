@@ -6,11 +6,17 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from fedray.federate.messages import ClassLosses, File, RoundMetrics
+from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot, State
 
 
 class Federation(Protocol):
     """A federation that is iterated over, round by round, inside a ``with`` block that frees its resources."""
+
+    @property
+    def plan(self) -> Plan:
+        """What it plays, with the generator that ``auto`` stands for on its device."""
+        ...
 
     def __enter__(self) -> Federation: ...
 

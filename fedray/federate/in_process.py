@@ -6,14 +6,18 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedray.data import loading
 from fedray.federate import checkpoint, evaluation, loss_deviation
-from fedray.federate.block import Block, numerics
+from fedray.federate.block import Block
 from fedray.federate.checkpoint import CheckpointStore, prepared
 from fedray.federate.checkpoint_files import Checkpoint, Saved
 from fedray.federate.compiled.package import Backend
+from fedray.federate.device.cpu import numerics
+from fedray.federate.device.host import moved
+from fedray.federate.device.numbers import multiplying, on_device
 from fedray.federate.failures import FailurePolicy, failure_policy
 from fedray.federate.messages import ClassLosses, Cohort, EvalReply, File, RoundMetrics, TrainReply
 from fedray.federate.plan import Plan
@@ -45,22 +49,26 @@ class LocalCohort:
         return False
 
     def train(self, round_number: int, ids: Sequence[int], down: Any) -> list[TrainReply]:
-        return [self.block.train(round_number, ids, down)]
+        return [moved(self.block.train(round_number, ids, self._there(down)), "cpu")]
 
     def add(self, round_number: int, ids: Sequence[int], exponents: Sequence[int]) -> list[Any]:
         return [self.block.add(ids, exponents)]
 
     def evaluate(self, round_number: int, view: Any, spotlight: bool) -> list[EvalReply]:
-        return [evaluation.evaluate(self.block, round_number, view, spotlight)]
+        return [evaluation.evaluate(self.block, round_number, self._there(view), spotlight)]
 
     def class_losses(self, round_number: int, view: Any) -> ClassLosses:
-        return loss_deviation.class_losses(self.block, round_number, view, self.block.plan.dataset())
+        return loss_deviation.class_losses(self.block, round_number, self._there(view), self.block.plan.dataset())
 
     def probe(self, score: str, number: int, view: Any, message: Any) -> Iterator[Tensor]:
-        return self.block.probe(score, number, view, message)
+        return self.block.probe(score, number, *self._there((view, message)))
+
+    def _there(self, tree: Any) -> Any:
+        """What the server sends, on the clients' device; the server itself computes on the CPU."""
+        return moved(tree, self.block.device)
 
     def snapshot(self) -> Any:
-        return self.block.states
+        return moved(self.block.states, "cpu")
 
     def restore(self, saved: Saved) -> None:
         self.block.private.load(saved)
@@ -88,7 +96,7 @@ class LocalFederation:
         store: CheckpointStore | None = None,
         begun: Checkpoint | None = None,
     ):
-        self.plan = plan
+        self.plan = plan = on_device(plan, torch.device(device).type == "cuda")
         self._store = store
         self._policy = failure_policy(plan.cfg)
         self.state = begun.state if begun else start(plan)
@@ -105,7 +113,7 @@ class LocalFederation:
 
     def __iter__(self) -> Iterator[RoundMetrics]:
         while self.state.round < self.plan.rounds:
-            with numerics():
+            with numerics(), multiplying(self.plan.cfg.precision):
                 self.state, metrics = play_and_keep(self.plan, self.state, self.cohort, self._policy, self._store)
             yield metrics
 
@@ -119,7 +127,7 @@ class LocalFederation:
 
     def class_losses(self) -> ClassLosses:
         """What the loss deviation is made of, of the personal models now."""
-        with numerics():
+        with numerics(), multiplying(self.plan.cfg.precision):
             return self.cohort.class_losses(self.state.round, self.plan.view(self.state.server))
 
     def history(self) -> State:

@@ -15,7 +15,7 @@ class Failure(NamedTuple):
 
     round: int
     who: str  # 'client 3', 'actor of clients 0-4', 'server', 'checkpoint'
-    kind: str  # 'exception', 'not finite', 'lost', 'late', 'checkpoint'
+    kind: str  # 'exception', 'not finite', 'lost', 'late', 'checkpoint', 'memory', 'graph'
     reason: str  # in one line
     action: str = ""  # 'left out', 'asked again', 'rebuilt from round 5'
     traceback: str = ""
@@ -33,7 +33,8 @@ class TrainReply(NamedTuple):
     up: Any  # uploads, stacked [K, ...]; None where sums suffice, and in a round of adaptation
     examples: Tensor | None  # [K] n_i
     info: Any  # the scalars of step, stacked [K, R]
-    failures: tuple[Failure, ...] = ()  # clients that were asked too, and why they are not among ids
+    # Clients that were asked too, and why they are not among ids; with an action, what was dealt with at once.
+    failures: tuple[Failure, ...] = ()
     largest: Any = None  # [K] the largest terms of every client, by leaf; where sums suffice
     up_bytes: int = 0  # of one client's upload
 

@@ -14,7 +14,7 @@ until then, the successor of a process that dies may still need it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -24,6 +24,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from fedray.arrays import tensor_files, trees
 from fedray.federate.checkpoint_files import link, local_path, read_clients, write_clients, write_some
+from fedray.federate.device.host import leaving, moved
 from fedray.federate.messages import File, Saved
 
 
@@ -51,8 +52,8 @@ class ClientStates(Protocol):
         """Keep the states [K, ...] that clients have after a round."""
         ...
 
-    def piece(self, ids: Iterable[int]) -> Piece:
-        """What a successor needs to know of some clients."""
+    def piece(self, ids: Iterable[int]) -> Callable[[], Piece]:
+        """Begin to copy what a successor needs to know of some clients; the returned function waits for it."""
         ...
 
     def take(self, pieces: Iterable[Piece]) -> None:
@@ -94,9 +95,10 @@ class InMemory:
             # A row of its own: as a view it would keep the whole stack alive.
             self._own[i] = trees.tree_map(lambda leaf, k=k: leaf[k].clone(), states)
 
-    def piece(self, ids: Iterable[int]) -> Piece:
+    def piece(self, ids: Iterable[int]) -> Callable[[], Piece]:
         own = tuple(i for i in ids if i in self._own)
-        return Piece(own, trees.to_numpy(rows(self, own)) if own else None)
+        numbers = leaving(rows(self, own) if own else None)
+        return lambda: Piece(own, numbers())
 
     def take(self, pieces: Iterable[Piece]) -> None:
         self._own = {}
@@ -105,7 +107,7 @@ class InMemory:
                 self._own[i] = trees.to_torch(trees.row(piece.states, k), self._device)
 
     def save(self, folder: str) -> list[File]:
-        return write_clients(folder, self.trained, lambda ids: rows(self, ids))
+        return write_clients(folder, self.trained, lambda ids: moved(rows(self, ids), "cpu"))
 
     def load(self, saved: Saved) -> None:
         self._own = {}
@@ -146,12 +148,13 @@ class OnDisk:
         for k, i in enumerate(ids):
             if i in self._files and self._files[i][0] != round_number:
                 self._replaced.append((round_number, self._path(*self._files[i])))
-            state = trees.tree_map(lambda leaf, k=k: leaf[k : k + 1], states)
+            state = trees.tree_map(lambda leaf, k=k: leaf[k : k + 1].cpu(), states)
             self._files[i] = round_number, write_some(str(folder), [i], state)
 
-    def piece(self, ids: Iterable[int]) -> Piece:
+    def piece(self, ids: Iterable[int]) -> Callable[[], Piece]:
         own = tuple(i for i in ids if i in self._files)
-        return Piece(own, None, tuple(self._files[i] for i in own))
+        piece = Piece(own, None, tuple(self._files[i] for i in own))
+        return lambda: piece
 
     def take(self, pieces: Iterable[Piece]) -> None:
         pieces = list(pieces)

@@ -7,7 +7,7 @@ or stacked with others: the results are then bitwise equal on CPU. The padding h
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import psutil
@@ -182,25 +182,32 @@ class Model:
                 parts += [(2 * rng.uniform(shape) - 1) * (1 / math.sqrt(fan_in)) for shape in own]
         return self.join(parts)
 
-    def part(self, names: Sequence[str]) -> Tensor:
+    def part(self, names: Sequence[str], device: torch.device | str = "cpu") -> Tensor:
         """Where the parameters of the named layers (or of head, body, head.bias, ...) lie in theta: ascending [k].
 
         Raises FedRayError for a name that the network does not have.
         """
+        return _places(self._spans(names), device)
+
+    def rest(self, names: Sequence[str], device: torch.device | str = "cpu") -> Tensor:
+        """Where the parameters of all other layers lie in theta: ascending indices [size - k]."""
+        spans = self._spans(names)
+        starts, ends = [0, *(end for _, end in spans)], [*(start for start, _ in spans), self.size]
+        return _places(zip(starts, ends, strict=True), device)
+
+    def _spans(self, names: Sequence[str]) -> list[tuple[int, int]]:
+        """(start, end) of the named parameters: ascending, none inside of another."""
         places = self.slices | self.tensors
-        inside = torch.zeros(self.padded, dtype=torch.bool)
         for name in names:
             if name not in places:
                 known = ", ".join(places)
                 raise FedRayError(f"layer {name!r}: the network has none of that name; choose from {known}")
-            inside[places[name]] = True
-        return inside.nonzero().flatten()
-
-    def rest(self, names: Sequence[str]) -> Tensor:
-        """Where the parameters of all other layers lie in theta: ascending indices [size - k]."""
-        outside = torch.ones(self.size, dtype=torch.bool)
-        outside[self.part(names)] = False
-        return outside.nonzero().flatten()
+        found: list[tuple[int, int]] = []
+        for start, end in sorted((places[name].start, places[name].stop) for name in names):
+            if found and start < found[-1][1]:
+                start, end = found[-1][0], max(end, found.pop()[1])
+            found.append((start, end))
+        return found
 
     def pad(self, theta: Tensor) -> Tensor:
         """Zero the padding of a vector [P], so that it cannot enter a norm or a divergence."""
@@ -210,6 +217,12 @@ class Model:
 def linear(model: Model) -> bool:
     """Whether all layers with parameters are fully connected."""
     return all(isinstance(layer, nn.Linear) for layer in model.layers if isinstance(layer, PARAMETRIC))
+
+
+def _places(spans: Iterable[tuple[int, int]], device: torch.device | str) -> Tensor:
+    """The numbers in some spans [k], made on the device itself: a copy would interrupt what a GPU replays."""
+    parts = [torch.arange(start, end, device=device) for start, end in spans]
+    return torch.cat([torch.empty(0, dtype=torch.int64, device=device), *parts])
 
 
 def check_memory(floats: int, what: str, remedy: str) -> None:

@@ -126,9 +126,9 @@ class Played(NamedTuple):
 
 def _play(run: Run) -> RunResult:
     """Play the rounds that are left, write the result, and hand it to the tracker."""
-    execution = runfolder.absolute(run.request.execution, run.tracker.uri)
-    package = choose(run.plan, execution.backend, run.begun.package if run.begun else None, say)
-    note = Note(run.name, run.plan.cfg, execution, run.tracker.run_id, package.key if package else "")
+    begun_with = run.begun.package if run.begun else None
+    package = choose(run.plan, run.request.execution.backend, begun_with, say)
+    note = _note(run, package)
     if runfolder.elsewhere(run.folder, run.store):
         runfolder.claim(run.store, note, bool(run.request.resume))
     begun = _checkpoint(run)
@@ -137,16 +137,22 @@ def _play(run: Run) -> RunResult:
         open_federation(run.plan, run.request.execution, run.name, run.store, begun, package) as federation,
         progress_bar(run.plan, done) as advance,
     ):
-        runfolder.write(run.folder, note)
+        run = run._replace(plan=federation.plan)
+        runfolder.write(run.folder, _note(run, package))
         played = _rounds(run, federation, begun, advance)
         if run.request.execution.loss_deviation:
             say("loss deviation: every personal model predicts the test examples of all clients")
             run.writer.table(loss_deviation.TABLE, loss_deviation.rows(federation.class_losses()))
     summary = report.summarize(run.plan, played.history.rows, run.tracker.run_id, played.seconds)
-    summary |= {"backend": "compiled" if package else execution.backend, "package": note.package}
+    summary |= {"backend": "compiled" if package else run.request.execution.backend, "package": note.package}
     _write(run, summary, played)
     run.tracker.finish("FINISHED", run.folder)
     return RunResult(run.plan, summary, run.folder, run.tracker.hint(), played.failures)
+
+
+def _note(run: Run, package: Package | None) -> Note:
+    execution = runfolder.absolute(run.request.execution, run.tracker.uri)
+    return Note(run.name, run.plan.cfg, execution, run.tracker.run_id, package.key if package else "")
 
 
 def _checkpoint(run: Run) -> Checkpoint | None:

@@ -13,7 +13,7 @@ from ray import tune as ray_tune
 from actors.cohort import RayCohort
 from actors.placement import Layout
 from actors.server import ServerActor, remote_options
-from fedray.federate.block import numerics
+from fedray.federate.device.cpu import numerics
 from tests.helpers import experiment, small_plan
 from tune.trial import Common, Trial
 

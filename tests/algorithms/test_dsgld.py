@@ -11,7 +11,7 @@ from fedray.algorithms.particles.dsgld import DSGLD, Server, Visit
 from fedray.arrays import trees
 from fedray.arrays.rng import Stream
 from fedray.bayes.particles import network
-from fedray.federate.block import numerics
+from fedray.federate.device.cpu import numerics
 from fedray.federate.rounds import start
 from fedray.nets.densities import CATEGORICAL
 from fedray.selection import uniform

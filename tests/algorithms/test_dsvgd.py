@@ -14,9 +14,9 @@ from fedray.bayes.kde import code_gradient, kde_gradient
 from fedray.bayes.sites import BACKENDS, Nothing, Ratio, regression
 from fedray.bayes.stein import Descent, descend, rbf, stein_matrix, v_statistic
 from fedray.config import override
-from fedray.federate.block import numerics
+from fedray.federate.device.cpu import numerics
 from fedray.types import Facts
-from tests.helpers import aggregated, block, context, differing, small_plan
+from tests.helpers import aggregated, block, context, differing, draws, small_plan
 
 PRIOR = 1.0
 
@@ -198,7 +198,7 @@ def test_twice_the_examples_at_twice_the_temperature_are_the_same_likelihood(cur
     settings = {"algorithm.particles": 4, "algorithm.lr": 0.01, "algorithm.curvature": curvature}
     plan = small_plan("dsvgd", settings)
     host, server, ends = block(plan, [1]), plan.initial_server(), []
-    client, data, batch = trees.row(host.states, 0), trees.row(host.data, 0), trees.row(next(host._draws(1, [0]))[0], 0)
+    client, data, batch = trees.row(host.states, 0), trees.row(host.data, 0), trees.row(next(draws(host, 1, [0]))[0], 0)
     for factor in (1.0, 2.0):
         cfg = override(plan.cfg.algorithm, {"temperature": factor})
         shard, part = (b._replace(total=factor * b.total) for b in (data, batch))

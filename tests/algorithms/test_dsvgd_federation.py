@@ -7,7 +7,7 @@ from torch.testing import assert_close
 from fedray.algorithms.particles import dsvgd
 from fedray.arrays import trees
 from fedray.bayes.sites import BACKENDS
-from fedray.federate.block import numerics
+from fedray.federate.device.cpu import numerics
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.rounds import start
 from fedray.types import FedRayError

@@ -10,7 +10,7 @@ from fedray.arrays import trees
 from fedray.arrays.rng import Stream
 from fedray.bayes.gaussian import Gaussian, draw, inverse_sigma, sigma
 from fedray.bayes.sites import Natural
-from fedray.federate.block import numerics
+from fedray.federate.device.cpu import numerics
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.rounds import start
 from fedray.types import FedRayError

@@ -12,10 +12,10 @@ from fedray.arrays import trees
 from fedray.arrays.rng import Stream
 from fedray.bayes.particles import network
 from fedray.bayes.stein import Descent, descend
-from fedray.federate.block import numerics
+from fedray.federate.device.cpu import numerics
 from fedray.federate.rounds import start
 from fedray.types import Batch, Facts, FedRayError
-from tests.helpers import aggregated, block, context, play, small_plan
+from tests.helpers import aggregated, block, context, draws, play, small_plan
 
 EVERYONE = tuple(range(6))
 WHOLE = {"batch_size": 1000, "algorithm.particles": 4}  # every minibatch is the client's shard
@@ -79,7 +79,7 @@ def test_local_steps_are_minibatches_of_one_estimate():
     settings = {"algorithm.particles": 4, "batch_size": 20, "clients": 4, "clients_per_round": 4}
     plan = small_plan("svgd", settings | {"local_steps": 3, "data.partition": "iid"})
     host, server = block(plan), plan.initial_server()
-    batches = [trees.row(batch, 1) for batch, _ in host._draws(1, [0, 1])]
+    batches = [trees.row(batch, 1) for batch, _ in draws(host, 1, [0, 1])]
     assert all(batch.weight.sum() == 20 for batch in batches)
     together = Batch(*(torch.cat(leaves) for leaves in zip(*(b[:-1] for b in batches), strict=True)), batches[0].total)
     down = svgd.broadcast(plan.context, server, range(4))

@@ -15,7 +15,7 @@ from fedray.bayes.kde import kde_gradient
 from fedray.bayes.priors import PriorSettings
 from fedray.bayes.sites import BACKENDS, Count, visits_cavity, visits_pull, visits_site
 from fedray.bayes.stein import Descent, descend, rbf, reference
-from fedray.federate.block import numerics
+from fedray.federate.device.cpu import numerics
 from fedray.nets import likelihood
 from fedray.nets.model import Model
 from fedray.types import Batch, Facts, FedRayError

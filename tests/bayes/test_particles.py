@@ -12,10 +12,10 @@ from fedray.bayes.sites import Natural, regression
 from fedray.bayes.stein import ksd, rbf, stein_matrix, v_statistic
 from fedray.config import override
 from fedray.federate import report
-from fedray.federate.block import numerics
+from fedray.federate.device.cpu import numerics
 from fedray.federate.in_process import LocalCohort
 from fedray.nets.densities import CATEGORICAL
-from tests.helpers import NETS, block, context, examples, play, shard, small_plan
+from tests.helpers import NETS, block, context, draws, examples, play, shard, small_plan
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ def test_scores_are_gradients_of_the_tempered_likelihood_of_the_whole_shard():
 def test_twice_the_examples_at_twice_the_temperature_are_the_same_likelihood(name):
     plan, ups = small_plan(name, {"algorithm.particles": 12}), []
     host, record, ids = block(plan), plan.algorithm, range(plan.facts.per_round)
-    batch, eps = (trees.row(leaf, 1) for leaf in next(host._draws(1, ids)))
+    batch, eps = (trees.row(leaf, 1) for leaf in next(draws(host, 1, ids)))
     down = record.broadcast(plan.context, plan.initial_server(), ids)
     down = trees.row(down, 1) if record.down_per_client else down
     for factor in (1.0, 2.0):

@@ -21,7 +21,7 @@ from fedray.bayes.stein import (
     u_statistic,
     v_statistic,
 )
-from fedray.federate.block import numerics
+from fedray.federate.device.cpu import numerics
 
 
 @pytest.fixture(autouse=True)

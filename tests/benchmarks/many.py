@@ -26,7 +26,7 @@ import torch
 
 from fedray import registry
 from fedray.config import DataConfig, Execution, Experiment, override
-from fedray.federate.block import numerics
+from fedray.federate.device.cpu import numerics
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.plan import Plan, make_plan
 from tests.benchmarks.meter import Peak, floor_seconds, median_seconds

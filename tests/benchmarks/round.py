@@ -31,9 +31,10 @@ from typing import Any, NamedTuple
 from fedray.algorithms.bayesian.pfedbayes import PFedBayes
 from fedray.config import DataConfig, Execution, Experiment
 from fedray.data import loading
-from fedray.federate.block import Block, numerics
+from fedray.federate.block import Block
 from fedray.federate.compiled.choice import choose
 from fedray.federate.compiled.package import load, obtain
+from fedray.federate.device.cpu import numerics
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.messages import RoundMetrics
 from fedray.federate.plan import Plan, make_plan

@@ -26,7 +26,7 @@ from fedray.arrays.averages import total
 from fedray.arrays.rng import Stream
 from fedray.bayes.importance import stages
 from fedray.bayes.stein import Kernel, pairing, rbf, stein_matrix, v_statistic
-from fedray.federate.block import numerics
+from fedray.federate.device.cpu import numerics
 from fedray.federate.uploads import payload_bytes
 
 FEW = 3  # clients on which the direct forms are measured

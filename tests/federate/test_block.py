@@ -211,22 +211,22 @@ def test_numerics_is_one_thread_without_denormals_and_ends_even_in_an_error():
 def test_auto_stacks_small_networks_and_loops_over_large_ones(monkeypatch):
     plan, particles = small_plan(), small_plan("dsvgd")
     assert plan.model.padded == particles.model.padded == 640
-    assert block(plan, backend="auto").backend == "vmap"
+    assert block(plan, backend="auto").rounds.backend == "vmap"
     monkeypatch.setattr(block_module, "SMALL", 640)
-    assert block(plan, backend="auto").backend == "vmap"
-    assert block(particles, backend="auto").backend == "loop"  # several times as many numbers
+    assert block(plan, backend="auto").rounds.backend == "vmap"
+    assert block(particles, backend="auto").rounds.backend == "loop"  # several times as many numbers
     monkeypatch.setattr(block_module, "SMALL", 639)
-    assert block(plan, backend="auto").backend == "loop"
+    assert block(plan, backend="auto").rounds.backend == "loop"
 
 
 def test_fewer_clients_of_larger_networks_are_stacked(monkeypatch):
     plan = small_plan()
-    assert block(plan, backend="vmap").chunk == block_module.CHUNK
+    assert block(plan, backend="vmap").stack.size == block_module.CHUNK
     monkeypatch.setattr(block_module, "STACK", 2 * 640)
-    assert block(plan, backend="vmap").chunk == 2
+    assert block(plan, backend="vmap").stack.size == 2
     monkeypatch.setattr(block_module, "STACK", 1)
-    assert block(plan, backend="vmap").chunk == 1
-    assert block(plan, backend="loop").chunk == 1
+    assert block(plan, backend="vmap").stack.size == 1
+    assert block(plan, backend="loop").stack.size == 1
 
 
 @pytest.mark.parametrize(("batch_size", "stacked"), [(1, 1), (8, 0)])

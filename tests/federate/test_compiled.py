@@ -258,7 +258,7 @@ def test_a_package_of_another_machine_is_not_loaded() -> None:
     plan = small_plan()
     with pytest.warns(UserWarning, match="does not fit this machine"):
         host = block(plan, backend=OTHER)
-    assert host.backend == "vmap"
+    assert host.rounds.backend == "vmap"
     assert all(differing(a, b) == [] for a, b in zip(play(plan, [host]), play(plan, [block(plan)]), strict=True))
 
 
@@ -267,7 +267,7 @@ def test_a_block_gives_a_compiled_step_the_same_numbers(name: str, uncompiled: N
     """The step that would be compiled, fed with bits and states as compiled code is, does what the loop does."""
     plan = federated_plan(name)
     host = block(plan, backend=OTHER)
-    assert (host.backend, host.chunk) == ("compiled", 1)
+    assert (host.rounds.backend, host.rounds.stack.size) == ("compiled", 1)
     assert all(differing(a, b) == [] for a, b in zip(play(plan, [host]), play(plan, [block(plan)]), strict=True))
 
 
@@ -355,7 +355,7 @@ def test_a_fresh_process_loads_a_package_without_the_compiler(compiled: Path) ->
         "host = block(plan, (0,), 'compiled')\n"
         "down = plan.algorithm.broadcast(plan.context, plan.initial_server(), (0,))\n"
         "host.train(1, (0,), down)\n"
-        "assert host.backend == 'compiled'\n"
+        "assert host.rounds.backend == 'compiled'\n"
         "assert not {'torch._inductor', 'torch._dynamo'} & set(sys.modules)\n"
     )
     subprocess.run(

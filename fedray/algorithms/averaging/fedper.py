@@ -40,18 +40,18 @@ def server_init(ctx: Context[FedPer], rng: Stream) -> fedavg.Point:
 
 def client_init(ctx: Context[FedPer], server: fedavg.Point) -> Part:
     """Everyone's personal layers start where the server's initial ones lie."""
-    return Part(server.theta[ctx.model.part(ctx.cfg.personal)])
+    return Part(server.theta[ctx.model.part(ctx.cfg.personal, server.theta.device)])
 
 
 def broadcast(ctx: Context[FedPer], server: fedavg.Point, ids: Sequence[int]) -> Part:
-    return Part(server.theta[ctx.model.rest(ctx.cfg.personal)])
+    return Part(server.theta[ctx.model.rest(ctx.cfg.personal, server.theta.device)])
 
 
 def whole(ctx: Context[FedPer], client: Part, shared: Part) -> Tensor:
     """A client's network [P]: its own layers and the shared ones."""
-    model = ctx.model
-    theta = client.theta.new_zeros(model.padded).index_copy(0, model.part(ctx.cfg.personal), client.theta)
-    return theta.index_copy(0, model.rest(ctx.cfg.personal), shared.theta)
+    model, device = ctx.model, client.theta.device
+    theta = client.theta.new_zeros(model.padded).index_copy(0, model.part(ctx.cfg.personal, device), client.theta)
+    return theta.index_copy(0, model.rest(ctx.cfg.personal, device), shared.theta)
 
 
 def begin(ctx: Context[FedPer], client: Part, down: Part, data: Batch) -> fedavg.Local:
@@ -60,7 +60,7 @@ def begin(ctx: Context[FedPer], client: Part, down: Part, data: Batch) -> fedavg
 
 def adapt(ctx: Context[FedPer], local: fedavg.Local, batch: Batch, noise: Tensor) -> tuple[fedavg.Local, fedavg.Info]:
     """A step of the personal layers alone."""
-    shared = ctx.model.rest(ctx.cfg.personal)
+    shared = ctx.model.rest(ctx.cfg.personal, local.theta.device)
     frozen = local.theta[shared]
     local, info = fedavg.step(ctx, local, batch, noise)
     return local._replace(theta=local.theta.index_copy(0, shared, frozen)), info
@@ -68,12 +68,13 @@ def adapt(ctx: Context[FedPer], local: fedavg.Local, batch: Batch, noise: Tensor
 
 def finish(ctx: Context[FedPer], local: fedavg.Local, data: Batch) -> tuple[Part, Part]:
     """Keep the personal layers, upload the shared ones."""
-    return Part(local.theta[ctx.model.part(ctx.cfg.personal)]), Part(local.theta[ctx.model.rest(ctx.cfg.personal)])
+    model, personal, theta = ctx.model, ctx.cfg.personal, local.theta
+    return Part(theta[model.part(personal, theta.device)]), Part(theta[model.rest(personal, theta.device)])
 
 
 def absorb(ctx: Context[FedPer], server: fedavg.Point, sums: Part, n: Tensor) -> fedavg.Point:
     """FedAvg's average of the shared layers; the server's initial personal ones stay as they were."""
-    shared = ctx.model.rest(ctx.cfg.personal)
+    shared = ctx.model.rest(ctx.cfg.personal, server.theta.device)
     mean = fedavg.absorb(ctx, fedavg.Point(server.theta[shared]), fedavg.Point(sums.theta), n)
     return fedavg.Point(server.theta.index_copy(0, shared, mean.theta))
 

@@ -52,7 +52,9 @@ def begin(ctx: Context[FedRep], client: fedper.Part, down: fedper.Part, data: Ba
 def step(ctx: Context[FedRep], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, fedavg.Info]:
     """A step of the personal layers while r < ``head_steps``, then of the shared ones, under a fresh optimizer."""
     cfg = ctx.cfg
-    personal = torch.zeros(ctx.model.padded, dtype=torch.bool).index_fill(0, ctx.model.part(cfg.personal), True)
+    device = local.r.device
+    none = torch.zeros(ctx.model.padded, dtype=torch.bool, device=device)
+    personal = none.index_fill(0, ctx.model.part(cfg.personal, device), True)
     moving = torch.where(local.r < cfg.head_steps, personal, ~personal)
     return _masked_step(ctx, local, batch, moving, local.r != cfg.head_steps)
 

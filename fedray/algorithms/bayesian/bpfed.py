@@ -86,20 +86,20 @@ def _rested(ctx: Context[BPFed], client: pfedbayes.Client, w: Gaussian) -> Clien
     if cfg.sync:
         empty = zero_moments(client.q.mu[:0])
         client = client._replace(q_mu=empty, q_rho=empty)
-    own = ctx.model.part(cfg.personal)
+    own = ctx.model.part(cfg.personal, client.q.mu.device)
     return Client(client, take(w, own if cfg.prior == "carried" else own[:0]))
 
 
 def broadcast(ctx: Context[BPFed], server: Gaussian, ids: Sequence[int]) -> Gaussian:
-    return take(server, ctx.model.rest(ctx.cfg.personal))
+    return take(server, ctx.model.rest(ctx.cfg.personal, server.mu.device))
 
 
 def begin(ctx: Context[BPFed], client: Client, down: Gaussian, data: Batch) -> Local:
     """w.s ← u, w.z ← q.z or as carried and, with ``sync``, q.s ← u."""
-    cfg = ctx.cfg
+    cfg, device = ctx.cfg, down.mu.device
     state = client.posterior
-    q = put(state.q, ctx.model.rest(cfg.personal), down)
-    w = put(q, ctx.model.part(cfg.personal), client.prior) if cfg.prior == "carried" else q
+    q = put(state.q, ctx.model.rest(cfg.personal, device), down)
+    w = put(q, ctx.model.part(cfg.personal, device), client.prior) if cfg.prior == "carried" else q
     if cfg.sync:
         zero = zero_moments(w.mu)
         state = state._replace(q=q, q_mu=zero, q_rho=zero, q_t=torch.zeros_like(state.q_t))
@@ -117,7 +117,7 @@ def step(ctx: Context[BPFed], local: Local, batch: Batch, noise: Tensor) -> tupl
 
 def adapt(ctx: Context[BPFed], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
     """A step of the personal layers alone: q.s stays, and w.s with it."""
-    shared = ctx.model.rest(ctx.cfg.personal)
+    shared = ctx.model.rest(ctx.cfg.personal, local.w.mu.device)
     q, w = take(local.client.q, shared), take(local.w, shared)
     local, info = step(ctx, local, batch, noise)
     client = local.client._replace(q=put(local.client.q, shared, q))
@@ -127,14 +127,13 @@ def adapt(ctx: Context[BPFed], local: Local, batch: Batch, noise: Tensor) -> tup
 def finish(ctx: Context[BPFed], local: Local, data: Batch) -> tuple[Client, Gaussian]:
     """Upload shared layers, never personal ones."""
     client, w = pfedbayes.finish(ctx, pfedbayes.Local(local.client, local.w), data)
-    return _rested(ctx, client, local.w), take(
-        w if ctx.cfg.upload == "prior" else client.q, ctx.model.rest(ctx.cfg.personal)
-    )
+    shared = ctx.model.rest(ctx.cfg.personal, local.w.mu.device)
+    return _rested(ctx, client, local.w), take(w if ctx.cfg.upload == "prior" else client.q, shared)
 
 
 def absorb(ctx: Context[BPFed], server: Gaussian, sums: pfedbayes.Averaged, n: Tensor) -> Gaussian:
     """pFedBayes's average of the shared layers; the initial personal ones stay as they were."""
-    shared = ctx.model.rest(ctx.cfg.personal)
+    shared = ctx.model.rest(ctx.cfg.personal, server.mu.device)
     return put(server, shared, pfedbayes.absorb(ctx, take(server, shared), sums, n))
 
 
@@ -142,7 +141,7 @@ def personalize(ctx: Context[BPFed], client: Client, view: Gaussian, data: Batch
     state = client.posterior
     if ctx.cfg.predict_with == "kept":
         return state
-    return state._replace(q=put(state.q, ctx.model.rest(ctx.cfg.personal), view))
+    return state._replace(q=put(state.q, ctx.model.rest(ctx.cfg.personal, view.mu.device), view))
 
 
 OWN = {"algorithm.zeta": 1e-3 / 20, "algorithm.sync": False, "algorithm.prior": "carried"}

@@ -147,8 +147,8 @@ def broadcast(ctx: Context[FedPop], server: Server, ids: Sequence[int]) -> Down:
 def whole(ctx: Context[FedPop], phi: Tensor, z: Tensor) -> Tensor:
     """The network [P] of a shared body and a head."""
     model = ctx.model
-    theta = z.new_zeros(model.padded).index_copy(0, model.part(ctx.cfg.personal), z)
-    return theta.index_copy(0, model.rest(ctx.cfg.personal), phi)
+    theta = z.new_zeros(model.padded).index_copy(0, model.part(ctx.cfg.personal, z.device), z)
+    return theta.index_copy(0, model.rest(ctx.cfg.personal, z.device), phi)
 
 
 def begin(ctx: Context[FedPop], client: Client, down: Down, data: Batch) -> Local:
@@ -158,7 +158,7 @@ def begin(ctx: Context[FedPop], client: Client, down: Down, data: Batch) -> Loca
     i = trees.tree_map(torch.zeros_like, down.beta)
     if ctx.cfg.sampler != "ula":
         data = data._replace(x=data.x[:0], y=data.y[:0], weight=data.weight[:0], place=data.place[:0])
-    own = ctx.model.part(ctx.cfg.personal).to(z.device)
+    own = ctx.model.part(ctx.cfg.personal, z.device)
     return Local(theta, own, client, down, i, torch.zeros_like(theta), torch.zeros_like(data.total), data)
 
 
@@ -194,7 +194,7 @@ def advance(cfg: FedPop, local: Local, score: Tensor, n: Tensor, noise: Tensor) 
 def finish(ctx: Context[FedPop], local: Local, data: Batch) -> tuple[Client, Up]:
     """Keep the chain's last state; upload the means over its states after the burn-in."""
     states = ctx.facts.local_steps - ctx.cfg.burn_in
-    z, j = local.theta.gather(0, local.own), local.j[ctx.model.rest(ctx.cfg.personal)]
+    z, j = local.theta.gather(0, local.own), local.j[ctx.model.rest(ctx.cfg.personal, local.j.device)]
     return keep(local.client, z), Up(Prior(local.i.mu / states, local.i.var / states), j / states)
 
 

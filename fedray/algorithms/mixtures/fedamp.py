@@ -159,7 +159,7 @@ def finish(ctx: Context[Attracted], local: Local, data: Batch) -> tuple[Own, Own
 
 def aggregate(ctx: Context[Attracted], server: Server, ids: Sequence[int], ups: Own, n: Tensor) -> Server:
     """The models that came take the places of the clients' last ones; the others stay as they were last known."""
-    return Server(server.w.index_copy(0, torch.tensor(list(ids)), ups.w))
+    return Server(server.w.index_copy(0, torch.tensor(list(ids), device=server.w.device), ups.w))
 
 
 def predict_personal(ctx: Context[Attracted], personal: Own, x: Tensor, noise: Tensor) -> Tensor:

@@ -51,6 +51,8 @@ def unit(plan: Plan) -> Unit:
     own = sorted({type(part).__name__ for part in plan.model.layers.modules() if not _known(part)})
     if own:
         raise FedRayError(f"backend=compiled: the network has layers of your own ({', '.join(own)}); use backend=vmap")
+    if plan.cfg.noise_generator == "philox":
+        raise FedRayError("backend=compiled: its steps draw by sfc64; use noise_generator=sfc64, or backend=vmap")
     read = _Read(plan.facts)
     ctx = replace(plan.context, facts=read)  # type: ignore[arg-type]
     try:

@@ -1,0 +1,55 @@
+"""The numbers of a device: which generator draws the normals, and how exactly a GPU multiplies."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedray.arrays import philox
+from fedray.arrays.rng import Stream
+from fedray.config import override
+from fedray.federate.plan import Plan
+
+
+def on_device(plan: Plan, gpu: bool) -> Plan:
+    """The plan with the generator that ``auto`` stands for, so that its result says which and a resumed run keeps it.
+
+    SFC64 is fastest on a CPU. It cannot run on a GPU, where Philox draws for all clients of a stack in one launch.
+    """
+    if plan.cfg.noise_generator != "auto":
+        return plan
+    return plan._replace(cfg=override(plan.cfg, {"noise_generator": "philox" if gpu else "sfc64"}))
+
+
+def normals(plan: Plan, stream: Stream, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Standard normals of a shape from one stream, by the plan's generator."""
+    if plan.cfg.noise_generator == "philox" and 0 not in shape:
+        return next(philox.steps([stream], 1, shape, device))[0]
+    return stream.normal(shape).to(device)
+
+
+def set_precision(precision: Literal["float32", "tf32"]) -> None:
+    """How GPUs multiply from here on: matrices, and the convolutions and LSTMs, whose default in PyTorch is TF32."""
+    for products in _products():
+        products.fp32_precision = "ieee" if precision == "float32" else "tf32"
+
+
+@contextlib.contextmanager
+def multiplying(precision: Literal["float32", "tf32"]) -> Iterator[None]:
+    """The same for a while; restores what the caller had."""
+    before = [products.fp32_precision for products in _products()]
+    set_precision(precision)
+    try:
+        yield
+    finally:
+        for products, kind in zip(_products(), before, strict=True):
+            products.fp32_precision = kind
+
+
+def _products() -> tuple[Any, ...]:
+    backends: Any = torch.backends
+    return backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn

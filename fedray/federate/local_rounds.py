@@ -1,0 +1,235 @@
+"""How a process plays the local rounds of its clients: one after the other, by a compiled step, or stacked.
+
+Algorithms are written for one client; here they are stacked from outside. Loop and vmap give bitwise the same result
+on CPU for fully connected networks, because draws are keyed by client and round and parameter vectors are padded; to
+a tolerance for convolutions, and for products of few multiplications, where PyTorch's kernels differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedray.arrays import philox, trees
+from fedray.arrays.rng import Passes, Stream
+from fedray.data.shards import Shards
+from fedray.federate.compiled.package import Backend, Package, load, obtain
+from fedray.federate.compiled.unit import own
+from fedray.federate.device.memory import Stack, gpu_memory
+from fedray.federate.device.static_round import Draws, StaticRound
+from fedray.federate.failures import no_graph, stage
+from fedray.federate.messages import Failure
+from fedray.federate.plan import Plan
+from fedray.nets.model import linear
+from fedray.types import Batch, require
+
+BACKENDS = ("auto", "loop", "vmap", "graph", "compiled")
+# On a CPU stacking saves calls, which matter less the larger the vectors of a client are, and in the end loses the
+# cache; the arithmetic is the same, whatever the batch. Stacked convolutions are slower. See docs/performance.md.
+SMALL, SMALL_CONVOLUTIONAL = 160_000, 40_000  # numbers in the longest vector of a client: up to here it pays
+STACK, CHUNK = 1_300_000, 32  # numbers, and clients, stacked at a time on a CPU
+TINY = 400  # multiplications of a product, below which PyTorch computes it in another order alone than in a stack
+KEPT = 2  # sizes of a stack for which static buffers are kept
+
+
+class _Functions(NamedTuple):
+    """begin, step and finish of a round, of one client or of a stack."""
+
+    begin: Callable[..., Any]
+    step: Callable[..., Any]
+    finish: Callable[..., Any]
+
+
+class LocalRounds:
+    """The local rounds of the hosted clients, by the way of computing that was chosen for them."""
+
+    def __init__(
+        self, plan: Plan, ids: Sequence[int], shards: Shards, backend: Backend, device: torch.device, longest: int
+    ):
+        """``longest`` is the length of a client's longest vector, which decides whether stacks pay."""
+        self._plan = plan
+        self._ids = ids
+        self._shards = shards
+        self._device = device
+        gpu = device.type == "cuda"
+        if isinstance(backend, str):
+            require(backend in BACKENDS, "backend", backend, "not a backend", f"choose from {BACKENDS}")
+        given = obtain(plan) if backend == "compiled" and not gpu else backend
+        self._compiled = load(given, plan) if isinstance(given, Package) and not gpu else None
+        named = given if isinstance(given, str) and (gpu or given != "compiled") else "auto"  # without one that fits
+        small = longest <= (SMALL if linear(plan.model) else SMALL_CONVOLUTIONAL)
+        best = "graph" if gpu else "vmap" if small else "loop"
+        self.backend = "compiled" if self._compiled else best if named == "auto" else named
+        self._static = self.backend == "graph" or (gpu and self.backend == "compiled")
+        stacks = self._static or self.backend == "vmap"
+        most = len(ids) if gpu else min(CHUNK, max(1, STACK // longest))
+        self.stack = Stack(most, gpu_memory(device)) if stacks else Stack(1)
+        self._least = 2 if named == "auto" and not gpu and _same_alone(plan) else 1  # clients that are worth a stack
+        self._stacks = stacks
+        cfg = plan.cfg
+        self._passes = [Passes(cfg.seed, i, n, cfg.batch_size) for i, n in zip(ids, shards.sizes.tolist(), strict=True)]
+        self._rounds: dict[tuple[int, bool], StaticRound] = {}  # by the size of the stack, and whether it adapts
+        self.said: list[Failure] = []  # what went otherwise than it should, without harm
+
+    def stacks(self, clients: int) -> bool:
+        """Whether so many clients are computed as a stack."""
+        return self._stacks and clients >= self._least
+
+    def forget(self) -> None:
+        """Free the buffers that were kept for the next round."""
+        self._rounds.clear()
+
+    def without_steps(self, round_number: int, client: Any, down: Any, data: Any) -> Any:
+        """A round of one client without steps: (local, client, up)."""
+        begin, _, finish = self._functions(round_number)
+        local = begin(client, down, data)
+        return local, *finish(local, data)
+
+    def single(self, round_number: int, k: int, client: Any, down: Any, data: Batch) -> tuple[Any, Any, Any]:
+        """(client, up, infos), each with a first axis of one, of the hosted client in row k."""
+        functions = self._functions(round_number)
+        compiled = None if self._plan.adapting(round_number) else self._compiled
+        noise = self._bits(round_number, k) if compiled else self._noise(round_number, [k])
+        draws = ((trees.row(batch, 0), some[0]) for batch, some in self._draws(round_number, [k], noise))
+        steps = partial(_in_turn, compiled or functions.step, draws)
+        result = self._play(functions, round_number, [k], steps, client, down, data)
+        return trees.tree_map(lambda leaf: leaf[None], result)
+
+    def stacked(
+        self, round_number: int, index: Sequence[int], clients: Any, down: Any, data: Batch
+    ) -> tuple[Any, Any, Any]:
+        """(clients, ups, infos) of a stack of the hosted clients in the given rows [K, ...]."""
+        begin, step, finish = self._functions(round_number)
+        down_axis = 0 if self._plan.algorithm.down_per_client else None
+        stacked = _Functions(torch.vmap(begin, in_dims=(0, down_axis, 0)), torch.vmap(step), torch.vmap(finish))
+        if self._static:
+            steps = partial(self._replayed, stacked.step, round_number, index)
+        else:
+            draws = self._draws(round_number, index, self._noise(round_number, index))
+            steps = partial(_in_turn, stacked.step, draws)
+        kept, ups, infos = self._play(stacked, round_number, index, steps, clients, down, data)
+        return kept, ups, trees.tree_map(lambda leaf: leaf.transpose(0, 1), infos)
+
+    def _functions(self, round_number: int) -> _Functions:
+        """Those of one client; a newcomer's step is of its personal factors alone."""
+        algorithm, ctx = self._plan.algorithm, self._plan.context
+        # A plan does not hold clients out where there is nothing to adapt.
+        step = algorithm.adapt if self._plan.adapting(round_number) and algorithm.adapt else algorithm.step
+        return _Functions(partial(algorithm.begin, ctx), partial(step, ctx), partial(algorithm.finish, ctx))
+
+    def _play(
+        self,
+        functions: _Functions,
+        round_number: int,
+        index: Sequence[int],
+        steps: Callable[[Any], tuple[Any, Any]],
+        client: Any,
+        down: Any,
+        data: Batch,
+    ) -> tuple[Any, Any, Any]:
+        """begin, every step, finish; a failure names the stage."""
+        inside = partial(stage, who=f"client {self._ids[index[0]]}", round_number=round_number)
+        with inside("begin"):
+            local = own(functions.begin(client, down, data))  # steps may write into it
+        with inside("step"):
+            local, infos = steps(local)
+        with inside("finish"):
+            client, up = functions.finish(local, data)
+        return client, up, infos
+
+    def _replayed(
+        self, step: Callable[..., Any], round_number: int, index: Sequence[int], local: Any
+    ) -> tuple[Any, Any]:
+        """(local, infos) after the steps of a stack on static buffers."""
+        at, mask = (
+            torch.from_numpy(np.stack(arrays)).to(self._device)
+            for arrays in zip(*self._picked(round_number, index), strict=True)
+        )
+        streams = self._streams(round_number, index)
+        on_device = bool(streams) and self._plan.cfg.noise_generator == "philox"
+        keys = philox.keys(streams, self._device) if on_device else torch.empty(0, device=self._device)
+        draws = Draws(torch.tensor(list(index), device=self._device), at, mask, keys)
+        noise = None if on_device or not streams else self._noise(round_number, index)
+        kind = len(index), self._plan.adapting(round_number)
+        if kind not in self._rounds:
+            if len(self._rounds) == KEPT:
+                del self._rounds[next(iter(self._rounds))]
+            step = torch.compile(step, dynamic=False) if self.backend == "compiled" else step
+            shape = self._plan.algorithm.noise_shape(self._plan.context)
+            self._rounds[kind] = StaticRound(step, self._shards.kept(self._device), local, draws, shape)
+        static = self._rounds[kind]
+        result = static.play(local, draws, noise)
+        if static.trouble:
+            self.said.append(no_graph(round_number, len(index), static.trouble))
+            static.trouble = ""
+        return result
+
+    def _draws(
+        self, round_number: int, index: Sequence[int], noise: Iterator[Tensor]
+    ) -> Iterator[tuple[Batch, Tensor]]:
+        """Minibatches and noise of every local step, stacked over the given rows."""
+        batches = (self._shards.minibatch(index, *picked) for picked in self._picked(round_number, index))
+        return zip(batches, noise, strict=True)
+
+    def _streams(self, round_number: int, index: Sequence[int]) -> list[Stream]:
+        """The streams of the noise of the given rows; none for a method without noise."""
+        if 0 in self._plan.algorithm.noise_shape(self._plan.context):
+            return []
+        return [self._plan.stream("noise", self._ids[k], round_number) for k in index]
+
+    def _noise(self, round_number: int, index: Sequence[int]) -> Iterator[Tensor]:
+        """The noise of every local step, stacked over the given rows."""
+        shape, steps = self._plan.algorithm.noise_shape(self._plan.context), self._plan.cfg.local_steps
+        streams = self._streams(round_number, index)
+        if streams and self._plan.cfg.noise_generator == "philox":
+            yield from philox.steps(streams, steps, shape, self._device)
+            return
+        for _ in range(steps):
+            noise = torch.empty(len(index), *shape)
+            for stream, out in zip(streams, noise, strict=False):
+                stream.fill_normal(out)
+            yield noise.to(self._device)
+
+    def _bits(self, round_number: int, k: int) -> Iterator[Tensor]:
+        """The random bits of every local step of one client, of which a compiled step makes normals."""
+        stream = self._plan.stream("noise", self._ids[k], round_number)
+        count = math.prod(self._plan.algorithm.noise_shape(self._plan.context))
+        for _ in range(self._plan.cfg.local_steps):
+            yield stream.bits(count)[None]
+
+    def _picked(self, round_number: int, index: Sequence[int]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Of every local step: the places [K, J B] in the shards of the given rows, J minibatches one after the other,
+        and their weights."""
+        cfg = self._plan.cfg
+        count = self._plan.algorithm.minibatches(cfg.algorithm)
+        for step in range(cfg.local_steps):
+            position = ((round_number - 1) * cfg.local_steps + step) * count
+            picked = np.zeros((len(index), count, cfg.batch_size), np.int64)
+            weight = np.zeros((len(index), count, cfg.batch_size), np.float32)
+            for row, k in enumerate(index):
+                for j in range(count):
+                    chosen = self._passes[k][position + j]
+                    picked[row, j, : len(chosen)] = chosen
+                    weight[row, j, : len(chosen)] = 1
+            yield picked.reshape(len(index), -1), weight.reshape(len(index), -1)
+
+
+def _same_alone(plan: Plan) -> bool:
+    """Whether a client's result is bitwise the same alone and in a stack: of linear layers that are not tiny."""
+    products = [plan.cfg.batch_size * math.prod(shape) for shape in plan.model.shapes[::2]]
+    return linear(plan.model) and min(products) >= TINY
+
+
+def _in_turn(step: Callable[..., Any], draws: Iterator[Any], local: Any) -> tuple[Any, Any]:
+    """(local, infos [R, ...]) after every step, on the minibatch and noise of each."""
+    infos = []
+    for batch, noise in draws:
+        local, info = step(local, batch, noise)
+        infos.append(info)
+    return local, trees.stack(infos)
