@@ -105,9 +105,7 @@ class LocalRounds:
         self, round_number: int, index: Sequence[int], clients: Any, down: Any, data: Batch
     ) -> tuple[Any, Any, Any]:
         """(clients, ups, infos) of a stack of the hosted clients in the given rows [K, ...]."""
-        begin, step, finish = self._functions(round_number)
-        down_axis = 0 if self._plan.algorithm.down_per_client else None
-        stacked = _Functions(torch.vmap(begin, in_dims=(0, down_axis, 0)), torch.vmap(step), torch.vmap(finish))
+        stacked = _stacked(self._functions(round_number), self._plan.algorithm.down_per_client)
         if self._static:
             steps = partial(self._replayed, stacked.step, round_number, index)
         else:
@@ -218,6 +216,13 @@ class LocalRounds:
                     picked[row, j, : len(chosen)] = chosen
                     weight[row, j, : len(chosen)] = 1
             yield picked.reshape(len(index), -1), weight.reshape(len(index), -1)
+
+
+def _stacked(functions: _Functions, down_per_client: bool) -> _Functions:
+    """Those of a stack, from those of one client."""
+    begin, step, finish = functions
+    down_axis = 0 if down_per_client else None
+    return _Functions(torch.vmap(begin, in_dims=(0, down_axis, 0)), torch.vmap(step), torch.vmap(finish))
 
 
 def _same_alone(plan: Plan) -> bool:

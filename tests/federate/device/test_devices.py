@@ -86,15 +86,16 @@ def pretended(monkeypatch):
     monkeypatch.setattr(torch.func, "grad_and_value", without_engine)
     monkeypatch.setattr(torch.func, "vjp", vjp)
     monkeypatch.setattr(philox, "_can_compile", lambda: False)
-    steps, picked = block_module._stacked, Block._picked
+    steps, picked = local_rounds._stacked, LocalRounds._picked
 
-    def stacked(plan, ctx):
-        begin, step, finish, adapt = steps(plan, ctx)
-        return begin, still(step), finish, still(adapt)
+    def stacked(functions, down_per_client):
+        found = steps(functions, down_per_client)
+        return found._replace(step=still(found.step))
 
-    monkeypatch.setattr(block_module, "_stacked", stacked)
-    monkeypatch.setattr(block_module, "gpu_memory", lambda device: None)
-    monkeypatch.setattr(Block, "_picked", lambda *args: itertools.islice(picked(*args), 2))  # as good as all steps
+    monkeypatch.setattr(local_rounds, "_stacked", stacked)
+    monkeypatch.setattr(local_rounds, "gpu_memory", lambda device: None)
+    # Two steps are as good as all.
+    monkeypatch.setattr(LocalRounds, "_picked", lambda *args: itertools.islice(picked(*args), 2))
 
     @contextlib.contextmanager
     def gpu(plan):
