@@ -192,7 +192,13 @@ class Block:
             down = trees.row(down, 0) if self.plan.algorithm.down_per_client else down
             one = (trees.row(draw, 0) for draw in draws)
             begin, step, finish = self._of(round_number, _plain(self.plan, self.context))
-            plain = begin, compiled or step, finish
+            plain = begin, step, finish
+            if compiled:
+                plain = (
+                    lambda *args: compiled.flat(begin(*args)),
+                    compiled.step,
+                    lambda local, data: finish(compiled.tree(local), data),
+                )
             result = _local_round(plain, trees.row(states, 0), down, trees.row(data, 0), one, inside)
             return trees.tree_map(lambda leaf: leaf[None], result)
         stacked = self._of(round_number, _stacked(self.plan, self.context))
@@ -231,6 +237,9 @@ class Block:
                 weight[row, j, : len(chosen)] = 1
         at, mask = (torch.from_numpy(array).flatten(1).to(self.device) for array in (picked, weight))
         where = torch.tensor(list(index), device=self.device)
+        if len(index) == 1:  # the same, in half the time
+            x, y = (leaf[index[0]].index_select(0, at[0])[None] for leaf in (self.data.x, self.data.y))
+            return Batch(x, y, mask, at, self.data.total[where])
         x = self.data.x[where[:, None], at]
         y = self.data.y[where[:, None], at]
         return Batch(x, y, mask, at, self.data.total[where])

@@ -27,7 +27,7 @@ from fedray.federate.compiled.unit import schema, unit
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.plan import make_plan
 from fedray.types import FedRayError
-from tests.helpers import ALGORITHMS, block, differing, experiment, federated_plan, play, small_plan
+from tests.helpers import ALGORITHMS, block, differing, eager, experiment, federated_plan, play, small_plan
 
 OTHER = Package("of another machine", b"")
 ONE = {"algorithm.personal_steps": 1}  # of pfedbayes: the package that the slow tests share
@@ -37,13 +37,14 @@ ONE = {"algorithm.personal_steps": 1}  # of pfedbayes: the package that the slow
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of the test's own."""
     monkeypatch.setenv("FEDRAY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", sys.executable)  # it is looked for, and never called
     return tmp_path / "cache"
 
 
 @pytest.fixture
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """A package is loaded as the step that it would have been compiled from."""
-    monkeypatch.setattr(block_module, "load", lambda package, plan: unit(plan).step)
+    monkeypatch.setattr(block_module, "load", lambda package, plan: eager(unit(plan)))
 
 
 @pytest.fixture(scope="session")
@@ -209,7 +210,7 @@ def test_without_a_compiler_auto_goes_without_and_compiled_is_refused(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     plan = small_plan("fedavg", {"rounds": 10**6})
-    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("CXX", "nowhere")
     assert choice.choose(plan, "auto", None, print) is None
     assert "steps are not compiled" in capsys.readouterr().out
     with pytest.raises(FedRayError, match=r"backend=compiled: no C\+\+ compiler.*install g\+\+"):
