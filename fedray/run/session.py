@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from fedray import registry
 from fedray.config import Execution, Experiment, fingerprint, flatten, to_dict
 from fedray.config.decode import decode, refuse_damage
@@ -127,7 +129,7 @@ class Played(NamedTuple):
 def _play(run: Run) -> RunResult:
     """Play the rounds that are left, write the result, and hand it to the tracker."""
     execution = runfolder.absolute(run.request.execution, run.tracker.uri)
-    package = choose(run.plan, execution.backend, run.begun.package if run.begun else None, say)
+    package = _package(run)
     note = Note(run.name, run.plan.cfg, execution, run.tracker.run_id, package.key if package else "")
     if runfolder.elsewhere(run.folder, run.store):
         runfolder.claim(run.store, note, bool(run.request.resume))
@@ -147,6 +149,15 @@ def _play(run: Run) -> RunResult:
     _write(run, summary, played)
     run.tracker.finish("FINISHED", run.folder)
     return RunResult(run.plan, summary, run.folder, run.tracker.hint(), played.failures)
+
+
+def _package(run: Run) -> Package | None:
+    """The compiled step that the clients train with; None: without one, as on GPUs."""
+    execution = run.request.execution
+    on_gpus = execution.runtime == "ray" and execution.gpus_per_client != 0 and torch.cuda.is_available()
+    if on_gpus and execution.backend == "auto":
+        return None
+    return choose(run.plan, execution.backend, run.begun.package if run.begun else None, say)
 
 
 def _checkpoint(run: Run) -> Checkpoint | None:
