@@ -123,6 +123,15 @@ def test_layers_of_ones_own_are_refused() -> None:
         unit(make_plan(experiment(), layers=layers))
 
 
+def test_a_step_that_fails_on_zeros_is_refused() -> None:
+    def step(ctx, local, batch, noise):
+        raise KeyError("no zeros, please")
+
+    plan = small_plan()
+    with pytest.raises(FedRayError, match=r"a step on zeros failed \('no zeros, please'\); use backend=vmap"):
+        unit(plan._replace(algorithm=plan.algorithm._replace(step=step)))
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_step_can_be_called_without_data_and_keeps_its_shapes(name: str) -> None:
     plan = federated_plan(name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import shutil
 import tempfile
 import warnings
@@ -138,16 +139,11 @@ def _compiled(work: Unit) -> bytes:
     from torch._inductor.utils import fresh_cache
 
     inputs = tuple(leaf.clone() for leaf in trees.leaves(work.example))
-    # One thread, as in every actor. The instructions are those of the CPU's capability, which is in the key, not of
-    # this very CPU. Precompiled headers pay from the second package on.
-    options = {
-        "compile_threads": 1,
-        "cpp.threads": 1,
-        "cpp.march": "",
-        "cpp.simdlen": WIDTHS.get(torch.backends.cpu.get_cpu_capability()),
-        "cpp.vec_isa_ok": True,
-        "aot_inductor.precompile_headers": False,
-    }
+    # One thread, as in every actor. Precompiled headers would pay from the second package on.
+    options = {"compile_threads": 1, "cpp.threads": 1, "aot_inductor.precompile_headers": False, "cpp.march": ""}
+    if platform.machine() == "x86_64":  # the instructions of the CPU's capability, which is in the key: not of this CPU
+        width = WIDTHS.get(torch.backends.cpu.get_cpu_capability(), 1)
+        options |= {"cpp.simdlen": width, "cpp.vec_isa_ok": True}
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it misses a GPU, which nobody asked for
     # The compiler's own cache lies in a shared folder under a name that others can guess: not there.
     with warnings.catch_warnings(), fresh_cache(), tempfile.TemporaryDirectory() as folder:
