@@ -58,15 +58,13 @@ def _stop_ray() -> None:
 
 
 @pytest.fixture(autouse=True)
-def only_slow_tests_compile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step takes 20 seconds to compile: fail where a quick test would begin to."""
+def only_slow_tests_compile(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Quick tests, and processes that they start, find no C++ compiler and no packages: 20 seconds of CPU for each."""
     if request.node.get_closest_marker("slow") is None:
-        from fedray.federate.compiled import package
-
-        def refuse(work: object) -> bytes:
-            raise AssertionError("a quick test compiles a step")
-
-        monkeypatch.setattr(package, "_compiled", refuse)
+        monkeypatch.setenv("CXX", "no-compiler-in-quick-tests")
+        monkeypatch.setenv("FEDRAY_CACHE", str(tmp_path_factory.getbasetemp() / "no-packages"))
 
 
 @pytest.fixture(scope="module")

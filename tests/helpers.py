@@ -16,6 +16,7 @@ from fedray.config import DataConfig, Experiment, ModelConfig, override
 from fedray.data import loading
 from fedray.federate import checkpoint, totals
 from fedray.federate.block import Block
+from fedray.federate.compiled import package
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.plan import make_plan
 from fedray.federate.rounds import aggregate
@@ -154,6 +155,11 @@ def aggregated(record, ctx, server, ids, ups, n):
     held = totals.terms(ctx, how, ups, n)
     exponents = totals.units(held.largest, len(ids))
     return totals.absorbed(ctx, how, server, [totals.partial_sum(held, range(len(ids)), exponents)], exponents, n)
+
+
+def eager(work):
+    """What would be loaded of the package of a unit, uncompiled."""
+    return package.Loaded(lambda inputs: list(package._Flat(work)(*inputs)), work)
 
 
 def differing(a, b):

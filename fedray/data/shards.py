@@ -142,6 +142,8 @@ class Shards(Sequence[Shard]):
             return examples(self._raw, positions)
         x, y = self._ready
         at = torch.from_numpy(positions).to(x.device)
+        if len(at) == 1:  # the same, in half the time
+            return x.index_select(0, at[0])[None], y.index_select(0, at[0])[None]
         return x[at], y[at]
 
     def _none(self, clients: int) -> Examples:

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedray.arrays import philox, trees
 from fedray.arrays.rng import Passes, Stream
 from fedray.data.shards import Shards
-from fedray.federate.compiled.package import Backend, Package, load, obtain
+from fedray.federate.compiled.package import Backend, Loaded, Package, load, obtain
 from fedray.federate.compiled.unit import own
 from fedray.federate.device.memory import Stack, gpu_memory
 from fedray.federate.device.static_round import Draws, StaticRound
@@ -93,11 +93,12 @@ class LocalRounds:
 
     def single(self, round_number: int, k: int, client: Any, down: Any, data: Batch) -> tuple[Any, Any, Any]:
         """(client, up, infos), each with a first axis of one, of the hosted client in row k."""
-        functions = self._functions(round_number)
-        compiled = None if self._plan.adapting(round_number) else self._compiled
-        noise = self._bits(round_number, k) if compiled else self._noise(round_number, [k])
-        draws = ((trees.row(batch, 0), some[0]) for batch, some in self._draws(round_number, [k], noise))
-        steps = partial(_in_turn, compiled or functions.step, draws)
+        functions, noise = self._functions(round_number), self._noise
+        if self._compiled and not self._plan.adapting(round_number):
+            functions, noise = _compiled(functions, self._compiled), self._bits
+        draws = self._draws(round_number, [k], noise(round_number, [k]))
+        alone = ((trees.row(batch, 0), some[0]) for batch, some in draws)
+        steps = partial(_in_turn, functions.step, alone)
         result = self._play(functions, round_number, [k], steps, client, down, data)
         return trees.tree_map(lambda leaf: leaf[None], result)
 
@@ -194,9 +195,9 @@ class LocalRounds:
                 stream.fill_normal(out)
             yield noise.to(self._device)
 
-    def _bits(self, round_number: int, k: int) -> Iterator[Tensor]:
+    def _bits(self, round_number: int, index: Sequence[int]) -> Iterator[Tensor]:
         """The random bits of every local step of one client, of which a compiled step makes normals."""
-        stream = self._plan.stream("noise", self._ids[k], round_number)
+        stream = self._plan.stream("noise", self._ids[index[0]], round_number)
         count = math.prod(self._plan.algorithm.noise_shape(self._plan.context))
         for _ in range(self._plan.cfg.local_steps):
             yield stream.bits(count)[None]
@@ -216,6 +217,15 @@ class LocalRounds:
                     picked[row, j, : len(chosen)] = chosen
                     weight[row, j, : len(chosen)] = 1
             yield picked.reshape(len(index), -1), weight.reshape(len(index), -1)
+
+
+def _compiled(functions: _Functions, step: Loaded) -> _Functions:
+    """Those of one client around a compiled step, for which a state is a list of tensors."""
+    return _Functions(
+        lambda *args: step.flat(functions.begin(*args)),
+        step.step,
+        lambda local, data: functions.finish(step.tree(local), data),
+    )
 
 
 def _stacked(functions: _Functions, down_per_client: bool) -> _Functions:

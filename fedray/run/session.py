@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from fedray import registry
 from fedray.config import Execution, Experiment, fingerprint, flatten, to_dict
 from fedray.config.decode import decode, refuse_damage
@@ -126,8 +128,7 @@ class Played(NamedTuple):
 
 def _play(run: Run) -> RunResult:
     """Play the rounds that are left, write the result, and hand it to the tracker."""
-    begun_with = run.begun.package if run.begun else None
-    package = choose(run.plan, run.request.execution.backend, begun_with, say)
+    package = _package(run)
     note = _note(run, package)
     if runfolder.elsewhere(run.folder, run.store):
         runfolder.claim(run.store, note, bool(run.request.resume))
@@ -153,6 +154,15 @@ def _play(run: Run) -> RunResult:
 def _note(run: Run, package: Package | None) -> Note:
     execution = runfolder.absolute(run.request.execution, run.tracker.uri)
     return Note(run.name, run.plan.cfg, execution, run.tracker.run_id, package.key if package else "")
+
+
+def _package(run: Run) -> Package | None:
+    """The compiled step that the clients train with; None: without one, as on GPUs."""
+    execution = run.request.execution
+    on_gpus = execution.runtime == "ray" and execution.gpus_per_client != 0 and torch.cuda.is_available()
+    if on_gpus and execution.backend == "auto":
+        return None
+    return choose(run.plan, execution.backend, run.begun.package if run.begun else None, say)
 
 
 def _checkpoint(run: Run) -> Checkpoint | None:

@@ -18,7 +18,7 @@ import torch
 
 from fedray.arrays import trees
 from fedray.config import Execution, override
-from fedray.federate import block as block_module
+from fedray.federate import local_rounds
 from fedray.federate.checkpoint import CheckpointStore, newest
 from fedray.federate.compiled import cache, choice, package
 from fedray.federate.compiled import unit as unit_module
@@ -27,7 +27,7 @@ from fedray.federate.compiled.unit import schema, unit
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.plan import make_plan
 from fedray.types import FedRayError
-from tests.helpers import ALGORITHMS, block, differing, experiment, federated_plan, play, small_plan
+from tests.helpers import ALGORITHMS, block, differing, eager, experiment, federated_plan, play, small_plan
 
 OTHER = Package("of another machine", b"")
 ONE = {"algorithm.personal_steps": 1}  # of pfedbayes: the package that the slow tests share
@@ -37,13 +37,14 @@ ONE = {"algorithm.personal_steps": 1}  # of pfedbayes: the package that the slow
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of the test's own."""
     monkeypatch.setenv("FEDRAY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", sys.executable)  # it is looked for, and never called
     return tmp_path / "cache"
 
 
 @pytest.fixture
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """A package is loaded as the step that it would have been compiled from."""
-    monkeypatch.setattr(block_module, "load", lambda package, plan: unit(plan).step)
+    monkeypatch.setattr(local_rounds, "load", lambda package, plan: eager(unit(plan)))
 
 
 @pytest.fixture(scope="session")
@@ -120,6 +121,15 @@ def test_layers_of_ones_own_are_refused() -> None:
     layers = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10), Twice())
     with pytest.raises(FedRayError, match=r"layers of your own \(Twice\); use backend=vmap"):
         unit(make_plan(experiment(), layers=layers))
+
+
+def test_a_step_that_fails_on_zeros_is_refused() -> None:
+    def step(ctx, local, batch, noise):
+        raise KeyError("no zeros, please")
+
+    plan = small_plan()
+    with pytest.raises(FedRayError, match=r"a step on zeros failed \('no zeros, please'\); use backend=vmap"):
+        unit(plan._replace(algorithm=plan.algorithm._replace(step=step)))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -209,7 +219,7 @@ def test_without_a_compiler_auto_goes_without_and_compiled_is_refused(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     plan = small_plan("fedavg", {"rounds": 10**6})
-    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("CXX", "nowhere")
     assert choice.choose(plan, "auto", None, print) is None
     assert "steps are not compiled" in capsys.readouterr().out
     with pytest.raises(FedRayError, match=r"backend=compiled: no C\+\+ compiler.*install g\+\+"):

@@ -24,7 +24,7 @@ from fedray.federate.compiled.package import Package
 from fedray.federate.compiled.unit import unit
 from fedray.run import progress, runfolder, session
 from fedray.types import FedRayError
-from tests.helpers import small_plan
+from tests.helpers import eager, small_plan
 
 pytestmark = pytest.mark.usefixtures("unpainted")
 FAST = ["pfedbayes", "--runtime", "local", "--rounds", "6", "--local-steps", "2", "--model.hidden", "8", "--seed", "3"]
@@ -112,7 +112,7 @@ def test_a_resumed_run_keeps_its_compiled_step_or_goes_on_without_one(
 ) -> None:
     """Whatever ``auto`` would decide for a new run by then."""
     monkeypatch.setattr(choice, "obtain_unit", lambda work, tell: Package(work.key, b""))
-    monkeypatch.setattr(block, "load", lambda package, plan: unit(plan).step)
+    monkeypatch.setattr(block, "load", lambda package, plan: eager(unit(plan)))
     monkeypatch.setattr(choice, "WORTH", worth)
     assert cut([*FAST, "--tracking.uri", "none", "--name", "cut"], 3) == 130
     begun = runfolder.read("runs/cut").package

@@ -10,8 +10,8 @@ from fedray.federate.plan import Plan
 from fedray.nets.model import linear
 from fedray.types import FedRayError
 
-# A compiled step saves some 2 µs per operation, and its package 10 to 20 s of CPU, once: it pays from the fifth run of
-# this length on, and in one run of ten times as many. Whether it is in the cache must not matter, see above.
+# A compiled step saves some 2 µs per operation, and a package takes 12 to 19 s of CPU, once: it pays from the eighth
+# run of this length on, or in one that is eight times as long. Whether it is in the cache must not matter, see above.
 WORTH = 1_000_000  # operations of PyTorch in all local steps of a run
 
 

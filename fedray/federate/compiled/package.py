@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import shutil
 import tempfile
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fedray.arrays import trees
 from fedray.federate.compiled import cache
-from fedray.federate.compiled.unit import Step, Unit, schema, unit
+from fedray.federate.compiled.unit import Unit, schema, unit
 from fedray.federate.plan import Plan
 from fedray.types import Batch, FedRayError, first_line
 
@@ -54,16 +54,11 @@ def obtain(plan: Plan, tell: Callable[[str], object] = silent) -> Package:
 
 def obtain_unit(work: Unit, tell: Callable[[str], object] = silent) -> Package:
     """:func:`obtain` of a unit."""
-    with cache.locked():
-        content = cache.read(work.key)
-        if content is None:
-            _check_compiler()
-            tell(f"the local step is compiled once for this machine, 10 to 60 s, and kept in {cache.folder()}")
-            start = time.perf_counter()
-            content = _compiled(work)
-            cache.write(work.key, content)
-            if content:
-                tell(f"compiled in {time.perf_counter() - start:.0f} s")
+    content = cache.read(work.key)
+    if content is None:
+        _check_compiler()
+        tell(f"the local step is compiled once for this machine, 10 to 60 s, and kept in {cache.folder()}")
+        content = _compiled_once(work)
     if not content:
         where = cache.folder() / work.key
         raise FedRayError(
@@ -72,7 +67,39 @@ def obtain_unit(work: Unit, tell: Callable[[str], object] = silent) -> Package:
     return Package(work.key, content)
 
 
-def load(package: Package, plan: Plan) -> Step | None:
+class Loaded:
+    """A compiled step of one client. Between steps a local state is a list: rebuilding its tree would cost as much."""
+
+    def __init__(self, run: Callable[[list[Tensor]], list[Tensor]], work: Unit):
+        self._run = run
+        self._expected = [described[1:] for described in schema(work.example)]
+        self._local, info = work.result
+        self._size = len(trees.leaves(self._local))
+        self._info = type(info)
+        self._checked = False
+
+    def flat(self, local: Any) -> list[Tensor]:
+        """The tensors of a local state."""
+        return trees.leaves(local)
+
+    def step(self, local: list[Tensor], batch: Batch, bits: Tensor) -> tuple[list[Tensor], Any]:
+        """The tensors of the new state, which lie where the old ones did, and what the step reports."""
+        inputs = [*local, *batch, bits]
+        if not self._checked:  # the code takes any memory for contiguous tensors of its shapes
+            found = [described[1:] for described in schema(inputs)]
+            assert found == self._expected, f"a step was compiled for {self._expected}, and is called with {found}"
+            assert all(tensor.is_contiguous() for tensor in inputs)
+            self._checked = True
+        outputs = self._run(inputs)
+        return outputs[: self._size], self._info(*outputs[self._size :])
+
+    def tree(self, local: list[Tensor]) -> Any:
+        """The state of such tensors."""
+        given = iter(local)
+        return trees.tree_map(lambda _: next(given), self._local)
+
+
+def load(package: Package, plan: Plan) -> Loaded | None:
     """The step of a package; None where this process would have made another one: other code, PyTorch or CPU."""
     work = unit(plan)
     if work.key != package.key:
@@ -86,27 +113,23 @@ def load(package: Package, plan: Plan) -> Step | None:
         path = Path(folder) / "step.pt2"
         path.write_bytes(package.content)
         loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)  # type: ignore[attr-defined]
-    expected, result = schema(work.example), work.result
-    checked = False
-
-    def step(local: Any, batch: Batch, bits: Tensor) -> tuple[Any, Any]:
-        """The step in place: what it returns lies where ``local`` did."""
-        nonlocal checked
-        if not checked:  # the code takes any memory for tensors of its shapes
-            found = schema((local, batch, bits))
-            assert found == expected, f"a step was compiled for {expected}, and is called with {found}"
-            checked = True
-        inputs = [leaf.contiguous() for leaf in trees.leaves((local, batch, bits))]
-        outputs = iter(loader.run(inputs))
-        return trees.tree_map(lambda _: next(outputs), result)
-
-    return step
+    return Loaded(loader.run, work)
 
 
 def _check_compiler() -> None:
     compiler = os.environ.get("CXX", "g++")  # as Inductor looks for it
     if shutil.which(compiler) is None:
         raise FedRayError("backend=compiled: no C++ compiler was found; install g++ or set CXX, or use backend=vmap")
+
+
+def _compiled_once(work: Unit) -> bytes:
+    """The package's file, from this process or from one that was faster."""
+    with cache.locked():
+        content = cache.read(work.key)
+        if content is None:
+            content = _compiled(work)
+            cache.write(work.key, content)
+    return content
 
 
 def _compiled(work: Unit) -> bytes:
@@ -116,16 +139,11 @@ def _compiled(work: Unit) -> bytes:
     from torch._inductor.utils import fresh_cache
 
     inputs = tuple(leaf.clone() for leaf in trees.leaves(work.example))
-    # One thread, as in every actor. The instructions are those of the CPU's capability, which is in the key, not of
-    # this very CPU. Precompiled headers pay from the second package on.
-    options = {
-        "compile_threads": 1,
-        "cpp.threads": 1,
-        "cpp.march": "",
-        "cpp.simdlen": WIDTHS.get(torch.backends.cpu.get_cpu_capability()),
-        "cpp.vec_isa_ok": True,
-        "aot_inductor.precompile_headers": False,
-    }
+    # One thread, as in every actor. Precompiled headers would pay from the second package on.
+    options = {"compile_threads": 1, "cpp.threads": 1, "aot_inductor.precompile_headers": False, "cpp.march": ""}
+    if platform.machine() == "x86_64":  # the instructions of the CPU's capability, which is in the key: not of this CPU
+        width = WIDTHS.get(torch.backends.cpu.get_cpu_capability(), 1)
+        options |= {"cpp.simdlen": width, "cpp.vec_isa_ok": True}
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it misses a GPU, which nobody asked for
     # The compiler's own cache lies in a shared folder under a name that others can guess: not there.
     with warnings.catch_warnings(), fresh_cache(), tempfile.TemporaryDirectory() as folder:

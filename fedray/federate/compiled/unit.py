@@ -28,7 +28,7 @@ from fedray.arrays.rng import Stream, normals
 from fedray.config import to_dict
 from fedray.federate.plan import Plan
 from fedray.nets.model import Model
-from fedray.types import Batch, Context, Facts, FedRayError
+from fedray.types import Batch, Context, Facts, FedRayError, first_line
 
 Step = Callable[[Any, Batch, Tensor], tuple[Any, Any]]  # local, batch, bits -> local, info
 FOREIGN = {"torch", "numpy", "psutil", *sys.stdlib_module_names}  # whose code is not ours to follow
@@ -60,8 +60,8 @@ def unit(plan: Plan) -> Unit:
         step = partial(_step, plan, ctx)
         with _Count() as count:
             result = step(trees.tree_map(Tensor.clone, example[0]), *example[1:])
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        raise FedRayError(f"backend=compiled: a step on zeros failed ({error}); use backend=vmap") from None
+    except Exception as error:  # of many kinds: an author's
+        raise FedRayError(f"backend=compiled: a step on zeros failed ({first_line(error)}); use backend=vmap") from None
     if schema(result[0]) != schema(example[0]):
         raise FedRayError("backend=compiled: a step changes the shapes of the client's state; use backend=vmap")
     return Unit(step, example, result, count.operations, _key(plan, read.known, example))

@@ -14,9 +14,10 @@ from fedray import registry
 from fedray.arrays import philox, trees
 from fedray.data import loading
 from fedray.federate import block as block_module
-from fedray.federate import evaluation, loss_deviation, totals
+from fedray.federate import evaluation, local_rounds, loss_deviation, totals
 from fedray.federate.block import Block
 from fedray.federate.device.host import moved
+from fedray.federate.local_rounds import LocalRounds
 from fedray.types import Sums
 from tests.helpers import ALGORITHMS, federated_plan, small_plan
 

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from fedray.federate import block as block_module
 from fedray.federate.device.memory import FIRST, ROOM, Stack
+from fedray.federate.failures import stage
+from fedray.federate.local_rounds import LocalRounds
 from tests.helpers import block, differing, play, small_plan
 
 
@@ -79,16 +80,16 @@ def test_a_stack_without_a_memory_to_watch_keeps_its_size():
 
 def crowded(monkeypatch, most, seen):
     """A device whose memory holds ``most`` clients at a time."""
-    plain = block_module._local_round
+    plain = LocalRounds._play
 
-    def local_round(functions, steps, client, down, data, inside):
+    def play(self, functions, round_number, index, steps, client, down, data):
         seen.append(len(data.total) if data.total.ndim else 0)  # 0: a client alone
         if seen[-1] > most:
-            with inside("step"):
+            with stage("step", "stack", round_number):
                 raise torch.OutOfMemoryError("CUDA out of memory.")
-        return plain(functions, steps, client, down, data, inside)
+        return plain(self, functions, round_number, index, steps, client, down, data)
 
-    monkeypatch.setattr(block_module, "_local_round", local_round)
+    monkeypatch.setattr(LocalRounds, "_play", play)
 
 
 @pytest.mark.parametrize("backend", ["vmap", "graph"])
@@ -129,18 +130,18 @@ def test_the_memory_of_a_stack_that_failed_is_free_before_the_halves_begin(monke
     import weakref
 
     plan, held = small_plan("fedavg"), []
-    plain = block_module._local_round
+    plain = LocalRounds._play
 
-    def local_round(functions, steps, client, down, data, inside):
+    def play(self, functions, round_number, index, steps, client, down, data):
         if len(data.total) > 3:
             large = torch.empty(10)
             held.append(weakref.ref(large))
-            with inside("step"):
+            with stage("step", "stack", round_number):
                 raise torch.OutOfMemoryError("CUDA out of memory.")
         assert held[0]() is None
-        return plain(functions, steps, client, down, data, inside)
+        return plain(self, functions, round_number, index, steps, client, down, data)
 
-    monkeypatch.setattr(block_module, "_local_round", local_round)
+    monkeypatch.setattr(LocalRounds, "_play", play)
     host = block(plan, backend="vmap")
     reply = host.train(1, range(6), plan.algorithm.broadcast(plan.context, plan.initial_server(), range(6)))
     assert reply.ids == tuple(range(6))
