@@ -197,7 +197,7 @@ def test_a_personal_model_predicts_with_the_shared_layers_that_it_was_told_to(ki
     assert differing(bpfed.take(own, shared), view)
     reply = evaluation.evaluate(host, 2, view, False)
     noise = plan.prediction_noise(plan.context, plan.cfg.predict_samples, "predict", k, 2)
-    x, y = host.test[k]
+    x, y = host.shards.test(k)
     model = pfedbayes.predict_personal(plan.context, states.posterior._replace(q=found), x, noise)
     assert torch.equal(reply.personal.nll[k], metrics.evaluate(model, y).nll)
 
