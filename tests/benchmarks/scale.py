@@ -91,9 +91,9 @@ def one(clients: int, chosen: int, rounds: int, folder: Path, memory: bool) -> d
     notes: dict[str, Any] = {"rounds": []}
     honest = session.open_federation
 
-    def watched(*args: Any) -> Watched:
+    def watched(*args: Any) -> Any:
         notes["planned"] = time.perf_counter()
-        federation = honest(*args)
+        federation: Any = honest(*args)
         federation.client_pids()  # all of them are up
         notes["ready"] = time.perf_counter()
         return Watched(federation, notes)
