@@ -187,7 +187,7 @@ class RayCohort:
             raise error.cause from None  # the storage's own error, without the actor's trace
         for slot, written in enumerate(replies):
             if written is None:
-                ((ids, states),) = self._ask(Question(ClientActor.hand_over, {slot: ()}))
+                ((ids, states),) = self._ask(Question[tuple[list[int], Any]](ClientActor.hand_over, {slot: ()}))
                 place = {i: k for k, i in enumerate(ids)}
                 written = checkpoint_files.write_clients(
                     folder, ids, lambda some, all=states, at=place: trees.rows(all, [at[i] for i in some])

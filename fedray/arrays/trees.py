@@ -64,17 +64,6 @@ def row(tree: Any, k: int) -> Any:
     return tree_map(lambda leaf: leaf[k], tree)
 
 
-def replace_rows(tree: Any, index: Sequence[int], values: Any) -> Any:
-    """A copy of a stacked tree with the given rows replaced."""
-
-    def put(leaf: Tensor, new: Tensor) -> Tensor:
-        if list(index) == list(range(len(leaf))):
-            return new
-        return leaf.index_copy(0, torch.tensor(list(index), device=leaf.device), new)
-
-    return tree_map(put, tree, values)
-
-
 def to_numpy(tree: Any) -> Any:
     """Tensors as NumPy arrays, which Ray ships without a copy."""
     return tree_map(lambda leaf: leaf.detach().cpu().numpy() if isinstance(leaf, Tensor) else leaf, tree)

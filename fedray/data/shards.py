@@ -107,10 +107,11 @@ class Shards(Sequence[Shard]):
 
         ``size`` 0 gives batches without examples, of which only ``total`` n_i can be read.
         """
-        n = self.sizes[index]
+        rows = np.asarray(index)  # a tuple would index several axes
+        n = self.sizes[rows]
         place = np.broadcast_to(np.arange(size), (len(n), size))
         weight = place < n[:, None]
-        x, y = self._at(self._starts[0, index][:, None] + np.where(weight, place, 0)) if size else self._none(len(n))
+        x, y = self._at(self._starts[0, rows][:, None] + np.where(weight, place, 0)) if size else self._none(len(n))
         real = torch.from_numpy(weight).to(x.device)
         x[~real], y[~real] = 0, 0
         at, total = torch.from_numpy(place.copy()), torch.from_numpy(n).float()
@@ -118,8 +119,9 @@ class Shards(Sequence[Shard]):
 
     def minibatch(self, index: Sequence[int], place: np.ndarray, weight: np.ndarray) -> Batch:
         """The training examples at the places [K, B] of the clients in the given rows, with weights [K, B]."""
-        x, y = self._at(self._starts[0, index][:, None] + place)
-        mask, at, total = (torch.from_numpy(array).to(x.device) for array in (weight, place, self.sizes[index]))
+        rows = np.asarray(index)
+        x, y = self._at(self._starts[0, rows][:, None] + place)
+        mask, at, total = (torch.from_numpy(array).to(x.device) for array in (weight, place, self.sizes[rows]))
         return Batch(x, y, mask, at, total.float())
 
     def kept(self, device: torch.device | str) -> Kept:

@@ -184,9 +184,10 @@ class OnDisk:
         folder.mkdir(parents=True, exist_ok=True)
         alone = {file.clients[0]: file for file in saved.files if len(file.clients) == 1}
         here = local_path(saved.folder)
-        for i in () if here is None else self._ids & alone.keys():
-            link(here / alone[i].name, self._path(saved.round, alone[i]))
-            self._files[i] = saved.round, alone[i]
+        if here is not None:
+            for i in self._ids & alone.keys():
+                link(here / alone[i].name, self._path(saved.round, alone[i]))
+                self._files[i] = saved.round, alone[i]
         for i, state in read_clients(saved, self._ids - self._files.keys(), self._initial):
             self.replace(saved.round, [i], trees.tree_map(lambda leaf: leaf[None], state))
 

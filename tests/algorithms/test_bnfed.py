@@ -5,10 +5,9 @@ import torch
 from torch.testing import assert_close
 
 from fedray.algorithms.bayesian import bnfed
-from fedray.arrays import trees
 from fedray.arrays.rng import Stream
 from fedray.types import FedRayError
-from tests.helpers import block, built, context, differing, small_plan
+from tests.helpers import block, built, context, differing, shard, small_plan
 
 HIDDEN, IDS = 8, (0, 1, 2)
 
@@ -129,7 +128,7 @@ def test_clients_start_apart_or_together():
 def test_class_counts_are_of_the_shard():
     of = plan()
     host = block(of, [4])
-    data = trees.row(host.data, 0)
+    data = shard(host, 0)
     local = bnfed.begin(of.context, bnfed.Nothing(), bnfed.Point(trained(of, 1)[0]), data)
     _, up = bnfed.finish(of.context, local, data)
     assert torch.equal(up.classes, torch.bincount(data.y[data.weight > 0], minlength=10).float())

@@ -13,7 +13,7 @@ from fedray.bayes.gaussian import kl, kl_and_grad_prior, sigma_and_slope
 from fedray.config import override
 from fedray.federate import evaluation, metrics
 from fedray.federate.uploads import payload_bytes
-from tests.helpers import block, differing, experiment, play, small_plan
+from tests.helpers import block, differing, experiment, play, shard, small_plan
 
 EVERYTHING = ("body", "head")
 
@@ -27,7 +27,7 @@ def first_client(plan):
     """(local, minibatch, noise, shard) of client 1 at the start of a round of a federation that has played two."""
     host = block(plan)
     server, states, _ = play(plan, [host])
-    data = trees.row(host.data, 1)
+    data = shard(host, 1)
     batch = trees.tree_map(lambda leaf: leaf[:48] if leaf.ndim else leaf, data)
     local = bpfed.begin(plan.context, trees.row(states, 1), bpfed.broadcast(plan.context, server, [1]), data)
     noise = Stream(0, "test").normal(plan.algorithm.noise_shape(plan.context))
@@ -63,7 +63,7 @@ def test_the_dirac_limit_is_fedper():
     plan = point[0]
     hosts = [block(plan)]
     own = plan.model.part(("head",))
-    hosts[0].states = fedper_states(hosts[0].states, start[own])
+    hosts[0].private.replace(0, hosts[0].ids, fedper_states(hosts[0].states, start[own]))
     plan = plan._replace(algorithm=plan.algorithm._replace(server_init=lambda *_: point_of(start)))
     server, states, _ = play(plan, hosts)
     moved = (bayes[1].mu - start)[plan.model.part(("body",))]
@@ -138,7 +138,7 @@ def test_a_carried_prior_of_personal_layers_is_the_clients_copy_of_the_last_roun
     start = plan.initial_server()
     assert differing(trees.row(host.states, 1).prior, bpfed.take(start, own)) == []  # before the first round
     server, states, _ = play(plan, [host])
-    data, client = trees.row(host.data, 1), trees.row(states, 1)
+    data, client = shard(host, 1), trees.row(states, 1)
     local = bpfed.begin(plan.context, client, bpfed.broadcast(plan.context, server, [1]), data)
     assert differing(bpfed.take(local.w, own), client.prior) == []
     assert differing(bpfed.take(local.w, shared), bpfed.take(server, shared)) == []
@@ -197,7 +197,7 @@ def test_a_personal_model_predicts_with_the_shared_layers_that_it_was_told_to(ki
     assert differing(bpfed.take(own, shared), view)
     reply = evaluation.evaluate(host, 2, view, False)
     noise = plan.prediction_noise(plan.context, plan.cfg.predict_samples, "predict", k, 2)
-    x, y = host.test[k]
+    x, y = host.shards.test(k)
     model = pfedbayes.predict_personal(plan.context, states.posterior._replace(q=found), x, noise)
     assert torch.equal(reply.personal.nll[k], metrics.evaluate(model, y).nll)
 

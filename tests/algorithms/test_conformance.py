@@ -22,6 +22,7 @@ from tests.helpers import (
     federated_plan,
     play,
     schema,
+    shard,
     undocumented,
 )
 
@@ -49,7 +50,7 @@ def client(name):
     """(local, a batch with padding, the shard) of the first client at the start of its first round."""
     plan, f = plan_of(name), functions(name)
     host, server = block(plan, [0, 4]), plan.initial_server()
-    data = trees.row(host.data, 1)
+    data = shard(host, 1)
     down = f["broadcast"](server, (0, 4))
     down = trees.row(down, 1) if plan.algorithm.down_per_client else down
     size, repeats = plan.cfg.batch_size, plan.algorithm.minibatches(plan.cfg.algorithm)

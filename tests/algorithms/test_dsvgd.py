@@ -16,7 +16,7 @@ from fedray.bayes.stein import Descent, descend, rbf, stein_matrix, v_statistic
 from fedray.config import override
 from fedray.federate.device.cpu import numerics
 from fedray.types import Facts
-from tests.helpers import aggregated, block, context, differing, draws, small_plan
+from tests.helpers import aggregated, block, context, differing, draws, shard, small_plan
 
 PRIOR = 1.0
 
@@ -198,13 +198,13 @@ def test_twice_the_examples_at_twice_the_temperature_are_the_same_likelihood(cur
     settings = {"algorithm.particles": 4, "algorithm.lr": 0.01, "algorithm.curvature": curvature}
     plan = small_plan("dsvgd", settings)
     host, server, ends = block(plan, [1]), plan.initial_server(), []
-    client, data, batch = trees.row(host.states, 0), trees.row(host.data, 0), trees.row(next(draws(host, 1, [0]))[0], 0)
+    client, data, batch = trees.row(host.states, 0), shard(host, 0), trees.row(next(draws(host, 1, [0]))[0], 0)
     for factor in (1.0, 2.0):
         cfg = override(plan.cfg.algorithm, {"temperature": factor})
-        shard, part = (b._replace(total=factor * b.total) for b in (data, batch))
+        whole, part = (b._replace(total=factor * b.total) for b in (data, batch))
         ctx = context(cfg, plan.model, plan.facts)
-        local, _ = dsvgd.step(ctx, dsvgd.begin(ctx, client, server, shard), part, None)
-        ends.append((local.x, dsvgd.finish(ctx, local, shard), dsvgd.scores(ctx, client, server, shard)))
+        local, _ = dsvgd.step(ctx, dsvgd.begin(ctx, client, server, whole), part, None)
+        ends.append((local.x, dsvgd.finish(ctx, local, whole), dsvgd.scores(ctx, client, server, whole)))
     assert_close(*ends, rtol=1e-5, atol=1e-5)
     assert ends[0][1][0].site.lam.max() > 1
 

@@ -122,9 +122,9 @@ def test_the_order_of_components_changes_no_prediction():
     plan = small_plan("fedem")
     server, _, _ = play(plan, [block(plan)])
     host, order = block(plan), [2, 0, 1]
-    host.states = host.states._replace(pi=torch.tensor([0.5, 0.2, 0.3]).repeat(6, 1))
+    host.private.replace(1, host.ids, host.states._replace(pi=torch.tensor([0.5, 0.2, 0.3]).repeat(6, 1)))
     first = evaluation.evaluate(host, 2, server, False).personal
-    host.states = host.states._replace(pi=host.states.pi[:, order])
+    host.private.replace(1, host.ids, host.states._replace(pi=host.states.pi[:, order]))
     second = evaluation.evaluate(host, 2, Components(server.theta[order]), False).personal
     assert_close(first, second, rtol=1e-4, atol=1e-4)
 
@@ -191,7 +191,7 @@ def test_a_personal_model_is_of_the_new_components_under_weights_that_fit_them()
     host = block(plan)
     server, states, _ = play(plan, [host])
     mixture = personal_model(host, 1, 2, server)
-    expected = fedem.expect(plan.context, server.theta, states.pi[1], trees.row(host.data, 1))[1]
+    expected = fedem.expect(plan.context, server.theta, states.pi[1], shard(host, 1))[1]
     assert torch.equal(mixture.theta, server.theta)
     assert_close(mixture.pi, expected)
     assert not torch.allclose(expected, states.pi[1], rtol=1e-3)

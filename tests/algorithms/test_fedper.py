@@ -8,7 +8,7 @@ from fedray.algorithms.averaging import fedavg, fedper, fedrep
 from fedray.arrays import trees
 from fedray.federate.uploads import payload_bytes
 from fedray.types import FedRayError
-from tests.helpers import block, differing, play, small_plan
+from tests.helpers import block, differing, play, shard, small_plan
 
 EVERYTHING, NOTHING = ("body", "head"), ()
 PARTS = {"fedper": ("head",), "fedrep": ("head",), "lg_fedavg": ("body",)}
@@ -23,7 +23,7 @@ def outcome(name, **settings):
 def test_the_authors_steps_of_fedrep_are_nine_epochs_of_ten():
     plan = small_plan("fedrep", {"rounds": 1, **fedrep.ALGORITHM.presets["public_code"].overrides})
     ctx, host, model = plan.context, block(plan), plan.model
-    data = trees.row(host.data, 1)
+    data = shard(host, 1)
     server = plan.initial_server()
     local = fedrep.begin(ctx, trees.row(host.states, 1), fedper.broadcast(ctx, server, [1]), data)
     moved = []
@@ -93,7 +93,7 @@ def test_lg_fedavg_is_more_than_local_training():
 def test_fedrep_trains_one_part_at_a_time(optimizer):
     plan = small_plan("fedrep", {"algorithm.head_steps": 2, "algorithm.optimizer": optimizer, "local_steps": 5})
     cfg, model, host = plan.cfg.algorithm, plan.model, block(plan, [1])
-    own, shared, data = model.part(cfg.personal), model.rest(cfg.personal), trees.row(host.data, 0)
+    own, shared, data = model.part(cfg.personal), model.rest(cfg.personal), shard(host, 0)
     batch = trees.tree_map(lambda leaf: leaf[:48] if leaf.ndim else leaf, data)
     down = fedper.broadcast(plan.context, plan.initial_server(), [1])
     local = fedrep.begin(plan.context, trees.row(host.states, 0), down, data)
@@ -109,7 +109,7 @@ def test_a_phase_of_fedrep_has_an_adam_of_its_own():
     """The first step of the body is Adam's first: the rate times the sign of the gradient."""
     plan = small_plan("fedrep", {"algorithm.head_steps": 3, "algorithm.optimizer": "adam", "algorithm.lr": 0.01})
     cfg, model, host = plan.cfg.algorithm, plan.model, block(plan, [1])
-    data = trees.row(host.data, 0)
+    data = shard(host, 0)
     batch = trees.tree_map(lambda leaf: leaf[:48] if leaf.ndim else leaf, data)
     down = fedper.broadcast(plan.context, plan.initial_server(), [1])
     local = fedrep.begin(plan.context, trees.row(host.states, 0), down, data)
@@ -147,7 +147,7 @@ def test_a_personal_model_is_the_own_part_under_the_latest_average():
 def test_a_newcomer_moves_its_own_part_alone(name, personal, optimizer):
     plan = small_plan(name, {"algorithm.optimizer": optimizer})
     model, algorithm, host = plan.model, plan.algorithm, block(plan, [1])
-    data = trees.row(host.data, 0)
+    data = shard(host, 0)
     batch = trees.tree_map(lambda leaf: leaf[:48] if leaf.ndim else leaf, data)
     down = algorithm.broadcast(plan.context, plan.initial_server(), [1])
     local = algorithm.begin(plan.context, trees.row(host.states, 0), down, data)

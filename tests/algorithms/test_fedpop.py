@@ -11,7 +11,7 @@ from fedray.algorithms.bayesian.fedpop import FedPop, Prior
 from fedray.arrays import trees
 from fedray.arrays.rng import Stream
 from fedray.types import FedRayError
-from tests.helpers import aggregated, block, differing, play, small_plan
+from tests.helpers import aggregated, block, differing, play, shard, small_plan
 
 # The closed case: k problems of the same kind side by side. Examples y_j ~ N(φ + z, sd²), and z ~ N(mu, s²).
 Y, SD, PHI, MU, S = torch.tensor([0.9, 1.7, -0.4, 1.1]), 0.8, 0.3, -0.5, 0.6
@@ -106,7 +106,7 @@ def test_finish_uploads_means_over_the_states_after_the_burn_in():
     plan = small_plan("fedpop", {"algorithm.burn_in": 2, "local_steps": 5})
     host = block(plan, [1])
     down = fedpop.broadcast(plan.context, plan.initial_server(), [1])
-    data = trees.row(host.data, 0)
+    data = shard(host, 0)
     local = fedpop.begin(plan.context, trees.row(host.states, 0), down, data)
     batch = trees.tree_map(lambda leaf: leaf[:48] if leaf.ndim else leaf, data)
     terms = []
@@ -134,7 +134,7 @@ def test_without_noise_a_step_is_gradient_ascent_on_the_log_posterior(sampler, p
     settings = {"algorithm.prior": prior, "algorithm.sampler": sampler, "algorithm.prior_sd": 0.3}
     plan = small_plan("fedpop", settings)
     host = block(plan, [1])
-    data, own = trees.row(host.data, 0), plan.model.part(("head",))
+    data, own = shard(host, 0), plan.model.part(("head",))
     down = fedpop.broadcast(plan.context, plan.initial_server(), [1])
     client = trees.row(host.states, 0)._replace(z=Stream(0, "z").normal([len(own)]), rounds=torch.ones(()))
     local = fedpop.begin(plan.context, client, down, data)
@@ -150,7 +150,7 @@ def test_without_noise_a_step_is_gradient_ascent_on_the_log_posterior(sampler, p
 def test_ula_takes_the_whole_shard_whatever_the_minibatch():
     plan = small_plan("fedpop", {"algorithm.sampler": "ula"})
     host = block(plan, [1])
-    data = trees.row(host.data, 0)
+    data = shard(host, 0)
     down = fedpop.broadcast(plan.context, plan.initial_server(), [1])
     local = fedpop.begin(plan.context, trees.row(host.states, 0), down, data)
     noise = Stream(0, "chain").normal(fedpop.noise_shape(plan.context))
@@ -169,9 +169,7 @@ def test_without_random_layers_it_is_one_gradient_step_on_all_data():
     server, _, _ = play(plan, [host], rounds=(everyone,))
     theta = torch.zeros(plan.model.padded).index_copy(0, plan.model.rest(()), start)
     total = sum(len(shard) for shard in plan.partition.train)
-    gradient = sum(
-        fedavg.gradient(plan.model, theta, trees.row(host.data, i))[1] * host.data.total[i] / total for i in everyone
-    )
+    gradient = sum(fedavg.gradient(plan.model, theta, shard(host, i))[1] * host.n[i] / total for i in everyone)
     assert_close(server.phi, start - 0.5 * gradient[: plan.model.size], rtol=1e-5, atol=1e-6)
 
 
@@ -226,7 +224,7 @@ def test_a_prediction_averages_the_kept_heads_on_the_published_body():
     plan = small_plan("fedpop", {"algorithm.particles": 2})
     host = block(plan)
     server, states, _ = play(plan, [host])
-    view, data = plan.view(server), trees.row(host.data, 2)
+    view, data = plan.view(server), shard(host, 2)
     client = trees.row(states, 2)
     personal = fedpop.personalize(plan.context, client, view, data, torch.zeros(0))
     log_p = fedpop.predict_personal(plan.context, personal, data.x[:5], torch.zeros(0))
@@ -242,7 +240,7 @@ def test_a_newcomer_starts_at_the_learned_mean_and_moves_its_head_alone():
     server, _, _ = play(plan, [block(plan)])
     assert server.beta.mu.any()
     host = block(plan, [1])
-    local = fedpop.begin(plan.context, trees.row(host.states, 0), plan.view(server), trees.row(host.data, 0))
+    local = fedpop.begin(plan.context, trees.row(host.states, 0), plan.view(server), shard(host, 0))
     assert torch.equal(local.theta[plan.model.part(("head",))], server.beta.mu)
     assert fedpop.ALGORITHM.adapt is fedpop.step  # which leaves φ and β as they were: see above
 

@@ -39,8 +39,8 @@ def test_the_first_client_has_all_training_examples_and_everyone_its_own_test_ex
     assert [len(part) for part in plan.partition.train[1:]] == [0] * 5
     assert all(np.array_equal(a, b) for a, b in zip(plan.partition.test, before.test, strict=True))
     host = block(plan)
-    assert len(host.data.y) == 1  # no copy for those who do not train
-    assert block(plan, [1, 2]).data is None
+    assert host.shards.sizes.tolist() == [len(plan.partition.train[0]), 0, 0, 0, 0, 0]
+    assert [len(shard.test_y) for shard in host.shards] == [len(part) for part in before.test]
     federation = LocalFederation(plan)
     floats = plan.model.size * (2 if posterior == "gaussian" else 1)
     for found in federation:

@@ -69,7 +69,8 @@ def test_only_the_union_of_the_shards_counts():
     host = block(plan)
     server = plan.initial_server()
     _, _, seen = play(plan, [host], rounds=(EVERYONE,))
-    union = Batch(*(leaf.flatten(0, 1) for leaf in host.data[:-1]), host.data.total.sum())
+    data = host.shards.padded(EVERYONE, plan.facts.shard)
+    union = Batch(*(leaf.flatten(0, 1) for leaf in data[:-1]), data.total.sum())
     _, s = network(plan.model, union)(server.x)
     assert_close(seen[0][0].s.sum(0), s, rtol=1e-4, atol=1e-4 * float(s.abs().max()))
 

@@ -45,15 +45,6 @@ def test_rows_are_copied_only_if_they_are_not_consecutive(index, shared):
     assert (taken.q.mu.data_ptr() == STACK.q.mu[index[0]].data_ptr()) is shared
 
 
-@pytest.mark.parametrize("index", [[1, 3], [4], [0, 1, 2, 3, 4]])
-def test_replacing_rows_changes_them_and_nothing_else(index):
-    kept, new = trees.tree_map(torch.clone, STACK), trees.stack([tree(10 + k) for k in index])
-    replaced = trees.replace_rows(STACK, index, new)
-    expected = trees.stack([tree(10 + k if k in index else k) for k in range(5)])
-    assert differing(replaced, expected) == []
-    assert differing(STACK, kept) == []
-
-
 def test_concatenation_undoes_cutting():
     parts = [trees.rows(STACK, index) for index in ([0, 1], [2], [3, 4])]
     assert differing(trees.concatenate(parts), STACK) == []

@@ -49,7 +49,7 @@ def test_twice_the_examples_at_twice_the_temperature_are_the_same_likelihood(nam
     down = trees.row(down, 1) if record.down_per_client else down
     for factor in (1.0, 2.0):
         ctx = context(override(plan.cfg.algorithm, {"temperature": factor}), plan.model, plan.facts)
-        data, part = (b._replace(total=factor * b.total) for b in (trees.row(host.data, 1), batch))
+        data, part = (b._replace(total=factor * b.total) for b in (shard(host, 1), batch))
         local = trees.tree_map(torch.clone, record.begin(ctx, trees.row(host.states, 1), down, data))
         ups.append(record.finish(ctx, record.step(ctx, local, part, eps)[0], data)[1])
     assert_close(*ups, rtol=1e-5, atol=1e-5)

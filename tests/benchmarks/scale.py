@@ -1,10 +1,11 @@
 """What more clients cost: pFedBayes with 79,510 parameters and 7 MNIST images per client, states on disk, two actors.
 
-    python -m tests.benchmarks.scale [--clients 10 100 1000 10000] [--rounds 4] [--memory]
+    python -m tests.benchmarks.scale [--clients 10 100 1000 10000] [--chosen 100] [--rounds 4] [--memory]
 
 Needs FEDRAY_DATA_ROOT with MNIST. Every number of clients is a run of its own, from the plan to the figures, in a
-process of its own; 100 clients (or all) train in a round, 100 are evaluated, and every round is kept. Memory is the
-largest sum, over all processes, of proportional set sizes. The last lines are straight lines through the points.
+process of its own. In a round as many clients train as are chosen (or all), as many are evaluated, and a checkpoint is
+kept. Memory is the largest sum, over all processes, of proportional set sizes. The last lines are straight lines
+through the points.
 """  # fmt: skip
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ from fedray.run.session import Request
 from tests.benchmarks.meter import Peak, cpu_seconds
 
 EXAMPLES = 7  # of each client
-CHOSEN = 100  # clients that train in a round, and that are evaluated
 COLUMNS = ("plan", "start", "first", "round", "cpu", "checkpoint", "end", "memory", "sent", "kept")
 FITTED = ("plan", "start", "checkpoint", "end", "memory")
 
@@ -66,7 +66,7 @@ class Watched:
             yield metrics
 
 
-def one(clients: int, rounds: int, folder: Path, memory: bool) -> dict[str, float]:
+def one(clients: int, chosen: int, rounds: int, folder: Path, memory: bool) -> dict[str, float]:
     """Play a whole run, and what it took: seconds, bytes."""
     mnist = loading.load(DataConfig(name="mnist"))
     order = np.random.default_rng(0).permutation(len(mnist.y))[: EXAMPLES * clients]
@@ -76,8 +76,8 @@ def one(clients: int, rounds: int, folder: Path, memory: bool) -> dict[str, floa
         data=DataConfig(name=str(folder / "images.npz"), partition="iid"),
         model=ModelConfig(name="mlp", hidden=(100,)),
         clients=clients,
-        clients_per_round=min(CHOSEN, clients),
-        eval_clients=min(CHOSEN, clients),
+        clients_per_round=min(chosen, clients),
+        eval_clients=min(chosen, clients),
         rounds=rounds,
     )
     execution = Execution(
@@ -91,9 +91,9 @@ def one(clients: int, rounds: int, folder: Path, memory: bool) -> dict[str, floa
     notes: dict[str, Any] = {"rounds": []}
     honest = session.open_federation
 
-    def watched(*args: Any) -> Watched:
+    def watched(*args: Any) -> Any:
         notes["planned"] = time.perf_counter()
-        federation = honest(*args)
+        federation: Any = honest(*args)
         federation.client_pids()  # all of them are up
         notes["ready"] = time.perf_counter()
         return Watched(federation, notes)
@@ -123,7 +123,7 @@ def measured(clients: int, args: argparse.Namespace) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         peak = Peak()
         command = [sys.executable, "-m", "tests.benchmarks.scale", "--one", folder, "--clients", str(clients)]
-        command += ["--rounds", str(args.rounds), *(["--memory"] if args.memory else [])]
+        command += ["--rounds", str(args.rounds), "--chosen", str(args.chosen), *(["--memory"] if args.memory else [])]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"})
         memory = peak.stop()
         if done.returncode:
@@ -134,12 +134,13 @@ def measured(clients: int, args: argparse.Namespace) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, nargs="+", default=[10, 100, 1000, 10_000])
+    parser.add_argument("--chosen", type=int, default=100, help="clients that train in a round, and are evaluated")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--memory", action="store_true", help="states in memory instead of on disk")
     parser.add_argument("--one", help=argparse.SUPPRESS)  # the process of a single run, and its folder
     args = parser.parse_args()
     if args.one:
-        print(json.dumps(one(args.clients[0], args.rounds, Path(args.one), args.memory)))
+        print(json.dumps(one(args.clients[0], args.chosen, args.rounds, Path(args.one), args.memory)))
         return
     print(
         "seconds: plan, start of the actors, first round, median of the others (wall, CPU), longest checkpoint,\n"
