@@ -292,13 +292,6 @@ class Block:
                 stream.fill_normal(out)
             yield noise.to(self.device)
 
-    def normals(self, purpose: str, client: int, round_number: int, shape: tuple[int, ...]) -> Tensor:
-        """Standard normals for a purpose other than training, by the run's generator."""
-        stream = self.plan.stream(purpose, client, round_number)
-        if self._philox and 0 not in shape:
-            return next(philox.steps([stream], 1, shape, self.device))[0]
-        return stream.normal(shape).to(self.device)
-
     def _batches(self, round_number: int, index: Sequence[int]) -> Iterator[Batch]:
         """The minibatches of every local step, stacked over the given rows."""
         for picked, weight in self._picked(round_number, index):

@@ -41,6 +41,9 @@ def test_compiled_words_and_normals_are_the_same():
     plain = normals(key, 7, 1000)
     with fusing():
         torch.testing.assert_close(normals(key, 7, 1000), plain, rtol=1e-5, atol=1e-6)
+    for clients, count in ((1, 1000), (2, 300), (5, 300)):  # as a GPU has it: compiled once for all of them
+        key = keys(*range(clients))
+        torch.testing.assert_close(philox._compiled()(key, torch.tensor([3]), count), normals(key, 3, count))
     compiled = torch.compile(philox.philox)
     for counter, key, answer in KNOWN:
         assert tuple(map(int, compiled(words(*counter), words(*key)))) == answer
