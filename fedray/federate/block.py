@@ -253,7 +253,9 @@ class Block:
         noise = None if on_device or not streams else self._noise(round_number, index)
         kind = len(index), self.plan.adapting(round_number)
         if kind not in self._rounds:
-            if len(self._rounds) == 2:
+            if len(index) > max((size for size, _ in self._rounds), default=0):
+                self._rounds.clear()  # the stack has grown: nobody asks for its smaller sizes again
+            elif len(self._rounds) == 2:
                 del self._rounds[next(iter(self._rounds))]
             step = torch.compile(step, dynamic=False) if self.backend == "compiled" else step
             shape = self.plan.algorithm.noise_shape(self.context)

@@ -24,7 +24,6 @@ from fedray.nets.densities import Density
 from fedray.nets.model import Model, check_memory
 from fedray.types import Algorithm, Context, Facts, FedRayError, Selection, Stats, require
 
-
 Device = torch.device | str
 
 
