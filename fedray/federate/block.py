@@ -132,7 +132,7 @@ class Block:
         """
         self._terms = ((), None)
         wanted = [self.ids.index(i) for i in ids]
-        with fusing() if self.backend == "compiled" else contextlib.nullcontext():
+        with fusing() if self.backend == "compiled" and not self._static else contextlib.nullcontext():
             parts = [
                 part for first, rows in self._chunks(wanted) for part in self._attempt(round_number, rows, down, first)
             ]
