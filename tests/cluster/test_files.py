@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -144,3 +147,11 @@ def test_the_constraints_name_every_dependency_at_one_version_that_is_allowed():
     for requirement in wanted:
         assert requirement.name in pinned
         assert pinned[requirement.name] in requirement.specifier
+
+
+@pytest.mark.parametrize("option", ["--name", "--output=else", "--resume"])
+def test_the_slurm_script_refuses_what_it_sets_itself(option):
+    script = CLUSTER / "slurm.sh"
+    job = os.environ | {"FEDRAY_ENV": sys.prefix, "SLURM_JOB_ID": "1", "SLURM_SUBMIT_DIR": str(ROOT)}
+    done = subprocess.run(["bash", script, "fedavg", option], env=job, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"{option} is set by cluster/slurm.sh\n")
