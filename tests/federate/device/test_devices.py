@@ -23,6 +23,10 @@ from tests.helpers import ALGORITHMS, federated_plan, small_plan
 IDS = (0, 1)
 HOST_ONLY = {"bnfed": "matches neurons by an assignment, which SciPy solves on the CPU"}  # their aggregate
 every_algorithm = pytest.mark.parametrize("name", ALGORITHMS)
+SLOW = {"pfedgp"}  # thousands of small operations, each of which is looked at
+quick_algorithms = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in ALGORITHMS]
+)
 
 
 class OneDevice(TorchDispatchMode):
@@ -98,10 +102,10 @@ def pretended(monkeypatch):
     monkeypatch.setattr(Block, "_picked", lambda *args: itertools.islice(picked(*args), 1))  # one step for all
 
     @contextlib.contextmanager
-    def gpu(plan):
+    def gpu(plan, ids=IDS):
         with FakeTensorMode(allow_non_fake_inputs=True), OneDevice():
-            shards = loading.shards(loading.load(plan.cfg.data), plan.partition, IDS)
-            yield Block(plan, IDS, shards, "graph", "cuda")
+            shards = loading.shards(loading.load(plan.cfg.data), plan.partition, ids)
+            yield Block(plan, ids, shards, "graph", "cuda")
 
     return gpu
 
@@ -143,11 +147,11 @@ def test_adaptation_of_newcomers(name, pretended):
     trained(pretended, plan, plan.rounds)
 
 
-@every_algorithm
+@quick_algorithms
 def test_evaluation_and_the_loss_deviation(name, pretended):
     plan = federated_plan(name, {"data.validation": 0.2})
     view = plan.view(plan.initial_server())
-    with pretended(plan) as host:
+    with pretended(plan, (0,)) as host:
         reply = evaluation.evaluate(host, 1, moved(view, "cuda"), True)
         assert {leaf.device.type for leaf in trees.leaves(reply) if isinstance(leaf, torch.Tensor)} == {"cpu"}
         if plan.personal:

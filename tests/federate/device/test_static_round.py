@@ -10,7 +10,10 @@ from fedray.federate.device import static_round
 from tests.helpers import ALGORITHMS, block, differing, federated_plan, play
 
 plan_of = functools.cache(lambda name, generator: federated_plan(name, {"noise_generator": generator}))
-every_algorithm = pytest.mark.parametrize("name", ALGORITHMS)
+SLOW = {"pfedgp"}
+every_algorithm = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in ALGORITHMS]
+)
 
 
 @every_algorithm
