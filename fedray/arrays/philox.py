@@ -51,12 +51,14 @@ def normals(keys: Tensor, step: Tensor, count: int) -> Tensor:
     return torch.stack(pairs, -2).flatten(1)[:, :count]
 
 
-def keys(streams: Sequence[Stream], device: torch.device) -> Tensor:
+def keys(streams: Sequence[Stream], device: torch.device | str) -> Tensor:
     """The keys [K, 4] of some streams, on a device."""
     return torch.from_numpy(np.stack([stream.key() for stream in streams])).to(device)
 
 
-def steps(streams: Sequence[Stream], count: int, shape: tuple[int, ...], device: torch.device) -> Iterator[Tensor]:
+def steps(
+    streams: Sequence[Stream], count: int, shape: tuple[int, ...], device: torch.device | str
+) -> Iterator[Tensor]:
     """The standard normals [K, *shape] of ``count`` steps, one row for each stream."""
     own = keys(streams, device)
     number = torch.zeros(1, dtype=torch.int64, device=device)

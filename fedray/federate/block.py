@@ -14,7 +14,7 @@ from fedray.arrays import trees
 from fedray.data.shards import Shards
 from fedray.federate import totals
 from fedray.federate.compiled.package import Backend
-from fedray.federate.device.numbers import normals, on_device
+from fedray.federate.device.numbers import on_device
 from fedray.federate.failures import StageError, out_of_memory, stage
 from fedray.federate.local_rounds import LocalRounds
 from fedray.federate.messages import Failure, TrainReply
@@ -82,10 +82,6 @@ class Block:
             total = torch.tensor(float(self.n[index[0]]), device=self.device)
             self._seen[name] = self.context.facts.shard if _looks(look, total) else 0
         return self.shards.padded(index, self._seen[name])
-
-    def normals(self, purpose: str, client: int, round_number: int, shape: tuple[int, ...]) -> Tensor:
-        """Standard normals for a purpose other than training, by the run's generator."""
-        return normals(self.plan, self.plan.stream(purpose, client, round_number), shape, self.device)
 
     def train(self, round_number: int, ids: Sequence[int], down: Any) -> TrainReply:
         """Run the local steps of the given clients and keep their new private states.

@@ -73,7 +73,7 @@ def personal_model(block: Block, k: int, round_number: int, view: Any) -> Any:
     """The personal model of the k-th hosted client after a round, under the view that the server published then."""
     plan = block.plan
     shape = plan.algorithm.personal_noise(block.context)
-    noise = block.normals("personalize", block.ids[k], round_number, shape)
+    noise = plan.normals("personalize", block.ids[k], round_number, shape, block.device)
     client = block.private.row(block.ids[k])
 
     def personalized(data: Any) -> Any:
@@ -86,7 +86,7 @@ def personal_predictor(block: Block, k: int, round_number: int, model: Any, samp
     """What the k-th hosted client's personal model predicts by so many draws."""
     function = block.plan.algorithm.predict_personal
     assert function is not None
-    noise = _noise(block, samples, "predict", block.ids[k], round_number)
+    noise = block.plan.prediction_noise(block.context, samples, "predict", block.ids[k], round_number, block.device)
     shares = block.plan.algorithm.shares
     weights = None if shares is None else shares(block.context, model)
     return Predict(_predictor(block, function, model, noise), weights)
@@ -99,14 +99,9 @@ def global_predictor(block: Block, round_number: int, view: Any) -> Predict | No
     if function is None:
         return None
     # One stream for all clients: the global model is one predictor.
-    noise = _noise(block, plan.cfg.predict_samples, "predict-global", 0, round_number)
+    samples = plan.cfg.predict_samples
+    noise = plan.prediction_noise(block.context, samples, "predict-global", 0, round_number, block.device)
     return Predict(_predictor(block, function, view, noise))
-
-
-def _noise(block: Block, samples: int, purpose: str, client: int, round_number: int) -> Tensor:
-    """Noise of a prediction by ``samples`` draws; zeros, the mean weights, where that is 0."""
-    shape = block.plan.algorithm.predict_noise(block.context, max(samples, 1))
-    return block.normals(purpose, client, round_number, shape) if samples else torch.zeros(shape, device=block.device)
 
 
 def _predictor(block: Block, function: PredictFunction, model: Any, noise: Tensor) -> Callable[[Tensor], Tensor]:

@@ -157,7 +157,9 @@ class LocalRounds:
         noise = None if on_device or not streams else self._noise(round_number, index)
         kind = len(index), self._plan.adapting(round_number)
         if kind not in self._rounds:
-            if len(self._rounds) == KEPT:
+            if len(index) > max((size for size, _ in self._rounds), default=0):
+                self._rounds.clear()  # the stack has grown: nobody asks for its smaller sizes again
+            elif len(self._rounds) == KEPT:
                 del self._rounds[next(iter(self._rounds))]
             step = torch.compile(step, dynamic=False) if self.backend == "compiled" else step
             shape = self._plan.algorithm.noise_shape(self._plan.context)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedray import registry
+from fedray.arrays import philox
 from fedray.arrays.rng import Stream
 from fedray.config import Experiment, override
 from fedray.data import loading, papers
@@ -26,6 +27,7 @@ from fedray.nets.model import Model, check_memory
 from fedray.types import Algorithm, Context, Facts, FedRayError, Selection, Stats, require
 
 SHOWN = 10  # clients in the uncertainty figure where a sample is evaluated: 100 draws of each cost as much as training
+Device = torch.device | str
 
 
 class Plan(NamedTuple):
@@ -140,10 +142,23 @@ class Plan(NamedTuple):
             return self.algorithm.broadcast(self.context, server, range(self.clients))
         return publish(self.context, server)
 
-    def prediction_noise(self, ctx: Context[Any], samples: int, purpose: str, client: int, round_number: int) -> Tensor:
+    def prediction_noise(
+        self, ctx: Context[Any], samples: int, purpose: str, client: int, round_number: int, device: Device = "cpu"
+    ) -> Tensor:
         """Noise of a prediction by ``samples`` draws; zeros, the mean weights, where that is 0."""
         shape = self.algorithm.predict_noise(ctx, max(samples, 1))
-        return self.stream(purpose, client, round_number).normal(shape) if samples else torch.zeros(shape)
+        if not samples:
+            return torch.zeros(shape, device=device)
+        return self.normals(purpose, client, round_number, shape, device)
+
+    def normals(
+        self, purpose: str, client: int, round_number: int, shape: tuple[int, ...], device: Device = "cpu"
+    ) -> Tensor:
+        """Standard normals for a client, by the run's generator."""
+        stream = self.stream(purpose, client, round_number)
+        if self.cfg.noise_generator == "philox" and 0 not in shape:
+            return next(philox.steps([stream], 1, shape, device))[0]
+        return stream.normal(shape).to(device)
 
     def stream(self, purpose: str, client: int = 0, round_number: int = 0) -> Stream:
         """The random stream of this run for a purpose, client and round."""

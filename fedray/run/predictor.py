@@ -102,7 +102,7 @@ class Predictor:
         if plan.algorithm.personalize is client_itself:  # no need of the dataset
             return state
         context = plan.context
-        noise = plan.stream("personalize", client, plan.cfg.rounds).normal(plan.algorithm.personal_noise(context))
+        noise = plan.normals("personalize", client, plan.cfg.rounds, plan.algorithm.personal_noise(context))
         shards = loading.shards(plan.dataset(), plan.partition, [client])
         data = trees.row(shards.padded([0], context.facts.shard), 0)
         view = plan.view(self.snapshot.server)

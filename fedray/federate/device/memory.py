@@ -64,17 +64,21 @@ class Stack:
 
     @contextlib.contextmanager
     def watched(self, clients: int) -> Iterator[None]:
-        """Watch a stack of so many clients; the largest one tells how many fit."""
-        if self._memory is None or clients < self._measured:
+        """Watch a stack of so many clients, if it is the largest so far, and tell by its peak how many fit.
+
+        A size that was found to fit does not shrink by it: by then buffers of that size are in use.
+        """
+        if self._memory is None or clients <= self._measured:
             yield
             return
         before = self._memory.watch()
         yield
         taken = self._memory.peak() - before
         self.per_client = -(-taken // clients)
-        self._measured = clients
         room = ROOM * (self._memory.total() - before)
-        self.size = max(1, min(self._most, int(room // max(self.per_client, 1))))
+        fitting = max(1, min(self._most, int(room // max(self.per_client, 1))))
+        self.size = max(self.size, fitting) if self._measured else fitting
+        self._measured = clients
 
     def halve(self, clients: int) -> int:
         """At most half of a stack that did not fit from now on; how many."""

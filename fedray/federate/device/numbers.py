@@ -7,10 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
-from fedray.arrays import philox
-from fedray.arrays.rng import Stream
 from fedray.config import override
 from fedray.federate.plan import Plan
 
@@ -23,13 +20,6 @@ def on_device(plan: Plan, gpu: bool) -> Plan:
     if plan.cfg.noise_generator != "auto":
         return plan
     return plan._replace(cfg=override(plan.cfg, {"noise_generator": "philox" if gpu else "sfc64"}))
-
-
-def normals(plan: Plan, stream: Stream, shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """Standard normals of a shape from one stream, by the plan's generator."""
-    if plan.cfg.noise_generator == "philox" and 0 not in shape:
-        return next(philox.steps([stream], 1, shape, device))[0]
-    return stream.normal(shape).to(device)
 
 
 def set_precision(precision: Literal["float32", "tf32"]) -> None:

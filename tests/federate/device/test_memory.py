@@ -52,6 +52,9 @@ def test_a_larger_stack_corrects_the_estimate_and_a_smaller_one_does_not():
     assert known == ROOM * 10_000 // (90 + -(-800 // 47))
     watch(stack, memory, 2)
     assert stack.size == known
+    memory.used += 5000  # buffers of that size
+    watch(stack, memory, known)
+    assert stack.size == known
 
 
 def test_never_more_than_there_are_nor_less_than_one():
@@ -69,6 +72,17 @@ def test_half_of_what_did_not_fit_is_the_most_from_then_on():
     watch(stack, memory, 3)
     assert stack.size == 3
     assert Stack(100).halve(1) == 1
+
+
+def test_buffers_that_come_to_stay_do_not_shrink_a_stack_that_fits():
+    memory = Pretended(10_100, each=90)
+    stack = Stack(50, memory)
+    watch(stack, memory, FIRST)
+    assert stack.size == 50
+    memory.used += 6000
+    watch(stack, memory, 50 - FIRST)
+    watch(stack, memory, 50)
+    assert stack.size == 50
 
 
 def test_a_stack_without_a_memory_to_watch_keeps_its_size():
