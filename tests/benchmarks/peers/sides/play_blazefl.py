@@ -89,7 +89,7 @@ def side(case: Case, meter: Meter) -> Result:
             **common, state_dir=Path(folder) / "state", epochs=case.epochs, lr=case.lr, num_parallels=PROCESSES
         )
         gradients, clients = 0, set()
-        while not handler.if_stop():
+        while not handler.is_stopped():
             if handler.round == case.warmup:
                 meter.start()
                 gradients = 0

@@ -18,7 +18,6 @@ from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
 from pfl.callback.base import TrainingProcessCallback
-from pfl.data.dataset import Dataset
 from pfl.data.federated_dataset import FederatedDataset
 from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
 from pfl.metrics import Metrics
@@ -40,7 +39,7 @@ class Network(nn.Module):
         self.examples += len(y)
         return nn.functional.cross_entropy(self.layers(x), y)
 
-    def metrics(self, x, y, **_):
+    def metrics(self, *_, **__):
         return {}
 
 
@@ -68,13 +67,16 @@ def side(case: Case, meter: Meter) -> Result:
     torch.set_num_threads(1)
     idle = case.work == "no-op"
     if idle:
-        network, users = Network(nn.Linear(NOTHING, 1, bias=False)), {i: Dataset([[0]]) for i in range(case.clients)}
+        network, users = (
+            Network(nn.Linear(NOTHING, 1, bias=False)),
+            {i: [np.zeros((1, 1))] for i in range(case.clients)},
+        )
     else:
         network = Network(nn.Sequential(nn.Flatten(), nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 10)))
         given = np.load(case.shards)
         x = (torch.from_numpy(given["x"]).float() / 255 - 0.5) / 0.5
         y = torch.from_numpy(given["y"])
-        users = {i: Dataset([x[given[f"train{i}"]], y[given[f"train{i}"]]]) for i in range(case.clients)}
+        users = {i: [x[given[f"train{i}"]], y[given[f"train{i}"]]] for i in range(case.clients)}
     asked: list[int] = []
     order = itertools.cycle(range(case.clients))  # every client once a round
 
