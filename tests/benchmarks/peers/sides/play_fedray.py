@@ -81,6 +81,7 @@ def side(case: Case, meter: Meter) -> Result:
         meter.start()
         played = [next(rounds) for _ in range(case.rounds)]
         settle()
+        assert [metrics.round for metrics in played] == list(range(case.warmup + 1, case.warmup + case.rounds + 1))
         clients = {client for metrics in played for client in metrics.participants}
         return meter.result(case, len(clients), plan.model.size, example_gradients(case, plan))
 
