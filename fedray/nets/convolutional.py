@@ -6,12 +6,14 @@ one, where rows and columns can be compared at once. The calls of torch.func are
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from fedray.nets.model import Model
+
+Halves = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def convolutional(model: Model) -> bool:
@@ -59,8 +61,7 @@ def _forward(layer: nn.Module, x: Tensor, own: tuple[Tensor, ...]) -> Tensor:
     if isinstance(layer, nn.Conv2d):
         return torch.nn.functional.conv2d(x, *own, layer.stride, layer.padding)  # type: ignore[arg-type]
     if isinstance(layer, nn.MaxPool2d):
-        higher = torch.maximum(*_rows(x))
-        return torch.maximum(higher[..., ::2], higher[..., 1::2])
+        return torch.maximum(*_columns(torch.maximum(*_rows(x))))
     return layer(x)
 
 
@@ -95,6 +96,11 @@ def _rows(x: Tensor) -> tuple[Tensor, Tensor]:
     return x[..., 0:height:2, :width], x[..., 1:height:2, :width]
 
 
+def _columns(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The left and the right numbers of pairs in the rows of x [..., W], each [..., W // 2]."""
+    return x[..., ::2], x[..., 1::2]
+
+
 def _spread(x: Tensor, out: Tensor, g: Tensor) -> Tensor:
     """g [..., h, w] to the place of the maximum of each window of x [..., H, W], zeros elsewhere.
 
@@ -103,12 +109,17 @@ def _spread(x: Tensor, out: Tensor, g: Tensor) -> Tensor:
     upper, lower = _rows(x)
     higher = torch.maximum(upper, lower)
     left = g * _is(higher[..., ::2], out)
-    columns = torch.stack([left, g - left], -1).flatten(-2)
+    columns = _placed(_columns, (left, g - left), higher)
     above = columns * _is(upper, higher)
-    spread = g.new_zeros(*g.shape[:-2], *x.shape[-2:])
-    for rows, part in zip(_rows(spread), (above, columns - above), strict=True):
-        rows.copy_(part)
-    return spread
+    return _placed(_rows, (above, columns - above), x)
+
+
+def _placed(places: Halves, parts: tuple[Tensor, Tensor], like: Tensor) -> Tensor:
+    """The two parts at their places in a tensor of the last two sizes of another, with zeros elsewhere."""
+    whole = parts[0].new_zeros(*parts[0].shape[:-2], *like.shape[-2:])
+    for place, part in zip(places(whole), parts, strict=True):
+        place.copy_(part)
+    return whole
 
 
 def _is(x: Tensor, maximum: Tensor) -> Tensor:
