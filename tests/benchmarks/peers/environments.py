@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -41,8 +42,6 @@ def python_of(peer: str, folder: Path) -> Path:
 
 def command(peer: str, case: Case, python: Path) -> list[str]:
     """What plays a side's part: a process of its own, so that nothing of one turn is left in the next."""
-    import json
-
     return [str(python), str(script(peer)), json.dumps(case._asdict())]
 
 

@@ -70,7 +70,8 @@ def federation(plan: Plan, variant: str) -> Iterator[Any]:
 
 
 def side(case: Case, meter: Meter) -> Result:
-    # One round more than is played: a run's last round is evaluated, and Ray plays one ahead.
+    # Two rounds more than are measured: a run's last one is evaluated, and Ray plays one ahead. The round ahead of the
+    # warm-up is played before the meter starts, the one ahead of the last measured round before it stops.
     plan = plan_of(case, case.warmup + case.rounds + 2)
     with federation(plan, case.variant) as running:
         rounds = iter(running)

@@ -5,7 +5,9 @@
 """The public reimplementation of pFedBayes (AllenBeau/pFedBayes), from a checkout that the user names.
 
 Its training code is used as it is. Its reader of JSON files is replaced by the shards of the case, and its evaluation,
-which it does before every round, is left out.
+which it does before every round, is left out. Five personal steps per minibatch are a constant of its code.
+
+Variants: "as published".
 """
 
 from __future__ import annotations
@@ -17,8 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 from measured import Case, Meter, Result, play
-
-PERSONAL_STEPS = 5  # on every minibatch: a constant of its code
 
 
 def users(case: Case) -> dict[str, Any]:
