@@ -56,7 +56,9 @@ MATCHES = {
         "no-op-1000": Match(IDLE_1000, ("one process",), (HERE_ALONE, ON_RAY)),
         "mnist": Match(MNIST, ("one process",), (HERE_ALONE, ON_RAY), "mnist"),
     },
-    "blazefl": {"cifar10": Match(CIFAR10, ("pictures", "tensors"), (HERE_ALONE, ON_RAY), "cifar10")},
+    "blazefl": {
+        "cifar10": Match(CIFAR10, ("pictures", "tensors", "tensors, one process"), (HERE_ALONE, ON_RAY), "cifar10")
+    },
     "pfedbayes": {"mnist-medium": Match(MEDIUM, ("as published",), (HERE_ALONE, ON_RAY), "mnist")},
 }
 
@@ -83,6 +85,7 @@ def main() -> None:
     parser.add_argument("--case", help="one of the peer's cases; by default all of them")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--rounds", type=int, help="rounds to measure in a turn, instead of the case's")
+    parser.add_argument("--clients", type=int, help="only so many of the case's clients, for a quick look")
     parser.add_argument("--fedray", help="FedRay's variants instead of the case's, with semicolons between")
     parser.add_argument("--peer", help="the peer's variants, likewise")
     parser.add_argument("--environments", type=Path, default=ENVIRONMENTS, help=f"folder; by default {ENVIRONMENTS}")
@@ -111,7 +114,12 @@ def play(args: argparse.Namespace, match: Match, python: Path) -> str:
         if match.data:
             deal(match.case, match.data, Path(shards))
         reference = "" if args.reference is None else str(args.reference.resolve())
-        case = match.case._replace(rounds=args.rounds or match.case.rounds, shards=str(shards), reference=reference)
+        case = match.case._replace(
+            clients=args.clients or match.case.clients,
+            rounds=args.rounds or match.case.rounds,
+            shards=str(shards),
+            reference=reference,
+        )
         sides = {
             f"{name}, {variant}": from_process(command(script, case._replace(variant=variant), own), settings())
             for name, script, own, variants in (

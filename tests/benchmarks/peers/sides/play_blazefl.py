@@ -5,7 +5,8 @@
 """BlazeFL's benchmark: FedAvg of the small CNN on CIFAR-10, without its random flips and crops.
 
 Variants: "pictures" normalises every picture when it is asked for, by torchvision's transforms, as BlazeFL's benchmark
-does; "tensors" has done so before. Two worker processes each.
+does; "tensors" has done so before. "..., one process" trains client after client; otherwise two worker processes do,
+which BlazeFL starts anew in every round.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from blazefl.contrib import FedAvgBaseServerHandler, FedAvgPartitionType, FedAvgProcessPoolClientTrainer
+from blazefl.contrib import (
+    FedAvgBaseClientTrainer,
+    FedAvgBaseServerHandler,
+    FedAvgPartitionType,
+    FedAvgProcessPoolClientTrainer,
+)
 from blazefl.core import FilteredDataset, PartitionedDataset
 from measured import Case, Meter, Result, play
 from torch import nn
@@ -65,7 +71,7 @@ def deal(case: Case, folder: Path) -> Shards:
     pictures, y = given["x"].transpose(0, 2, 3, 1), given["y"]
 
     def dataset(at: np.ndarray):
-        if case.variant == "pictures":
+        if case.variant.startswith("pictures"):
             return FilteredDataset(range(len(at)), pictures[at], y[at].tolist(), transform=NORMALIZED)
         x = torch.stack([NORMALIZED(picture) for picture in pictures[at]])
         return TensorDataset(x, torch.from_numpy(y[at]))
@@ -85,9 +91,14 @@ def side(case: Case, meter: Meter) -> Result:
             "device": "cpu", "batch_size": case.batch, "seed": 0,
         }  # fmt: skip
         handler = FedAvgBaseServerHandler(**common, global_round=case.warmup + case.rounds, sample_ratio=1.0)
-        trainer = FedAvgProcessPoolClientTrainer(
-            **common, state_dir=Path(folder) / "state", epochs=case.epochs, lr=case.lr, num_parallels=PROCESSES
-        )
+        common |= {"epochs": case.epochs, "lr": case.lr}
+        if case.variant.endswith("one process"):
+            torch.set_num_threads(1)
+            trainer = FedAvgBaseClientTrainer(**common)
+        else:
+            trainer = FedAvgProcessPoolClientTrainer(
+                **common, state_dir=Path(folder) / "state", num_parallels=PROCESSES
+            )
         gradients, clients = 0, set()
         while not handler.is_stopped():
             if handler.round == case.warmup:
@@ -96,7 +107,7 @@ def side(case: Case, meter: Meter) -> Result:
             chosen = handler.sample_clients()
             trainer.local_process(handler.downlink_package(), chosen)
             for package in trainer.uplink_package():
-                gradients += package.data_size
+                gradients += case.epochs * package.data_size  # the size of the shard, all of which an epoch passes over
                 clients.add(package.cid)
                 handler.load(package)
             handler.get_summary()  # its benchmark tests the global model after every round
