@@ -27,7 +27,7 @@ def convolutional(model: Model) -> bool:
 def backpropagation(model: Model, theta: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Weighted NLL [] of a batch at theta [P] in nats, and its gradient [P], of a network that is `convolutional`."""
     weights = iter(model.split(theta))
-    layers = _pooled_first(model.layers)
+    layers = _pooled_first([*model.layers])
     inputs, own = [], []
     for layer in layers:
         inputs.append(x)
@@ -44,7 +44,7 @@ def backpropagation(model: Model, theta: Tensor, x: Tensor, y: Tensor, weight: T
 
 def _pooled_first(layers: Sequence[nn.Module]) -> list[nn.Module]:
     """The same function to the bit, with every ReLU after the pooling that follows it: on a quarter of the numbers."""
-    order = list(layers)
+    order = [*layers]
     for place in range(len(order) - 1):
         if type(order[place]) is nn.ReLU and _halves(order[place + 1]):
             order[place], order[place + 1] = order[place + 1], order[place]
