@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedray.nets.convolutional import backpropagation, convolutional
 from fedray.nets.model import Model
 
 
@@ -21,8 +22,9 @@ def nll_and_grad(model: Model, theta: Tensor, x: Tensor, y: Tensor, weight: Tens
     """Weighted NLL of a batch [...] at theta [..., P] in nats and its gradient; weight is [B], or [..., B] as theta.
 
     Fully connected networks are differentiated by hand: under vmap, automatic differentiation costs these small
-    networks several times their arithmetic. Others are differentiated with respect to their layers rather than the
-    flat vector, because the backward of a slice would write P zeros for every layer.
+    networks several times their arithmetic. So are chains of convolutions (convolutional.py). Others are differentiated
+    with respect to their layers rather than the flat vector, because the backward of a slice would write P zeros for
+    every layer.
     """
     leaks = _leaks(model)
     if leaks is not None:
@@ -33,6 +35,8 @@ def nll_and_grad(model: Model, theta: Tensor, x: Tensor, y: Tensor, weight: Tens
         return model.density.nll(model.forward(layers, x), noise, y, weight)
 
     def one(theta: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        if convolutional(model):
+            return backpropagation(model, theta, x, y, weight)
         grads, value = torch.func.grad_and_value(loss)((model.split(theta), model.noise(theta)), weight)
         return value, model.join(*grads)
 

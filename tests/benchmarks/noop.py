@@ -9,11 +9,13 @@ import argparse
 import time
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedray.algorithms.averaging import fedavg
 from fedray.config import Execution, Experiment, ModelConfig
+from fedray.data.readers import Dataset
 from fedray.federate.plan import Plan, make_plan
 from fedray.types import Context
 from tests.benchmarks.meter import cpu_seconds
@@ -36,7 +38,8 @@ def noop_plan(clients: int, rounds: int) -> Plan:
         algorithm=fedavg.FedAvg(), model=ModelConfig(name="mlp", hidden=(1067,)), clients=clients, rounds=rounds,
         local_steps=1, batch_size=1, eval_every=10**6,
     )  # fmt: skip
-    plan = make_plan(_iid(cfg))
+    nothing = Dataset(np.zeros((2 * clients, 64), np.float32), np.arange(2 * clients) % 10, 10, None)
+    plan = make_plan(_iid(cfg), nothing)
     return plan._replace(algorithm=plan.algorithm._replace(step=step))
 
 

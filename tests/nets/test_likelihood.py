@@ -8,6 +8,7 @@ from torch.testing import assert_close
 
 from fedray.arrays.rng import Stream
 from fedray.nets import likelihood
+from fedray.nets.convolutional import convolutional
 from fedray.nets.densities import CATEGORICAL
 from tests.helpers import NETS, built, described
 
@@ -32,8 +33,24 @@ OTHERS = {
     "lstm": built("lstm", (2, 3), 4, lstm_hidden=2),
     "linear": described((2, 3), 4, nn.Flatten(), nn.Linear(6, 5), nn.Linear(5, 4)),
     "tanh": described((2, 3), 4, nn.Flatten(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4)),
+    "unequal windows": described(
+        (1, 7, 8), 4, nn.Conv2d(1, 2, 2), nn.ReLU(), nn.MaxPool2d(3), nn.Flatten(), nn.Linear(8, 4)
+    ),
     "late": described((2, 3), 4, nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4), nn.LeakyReLU(0.2)),
 }
+
+
+# Chains of convolutions that are differentiated by hand, with a pooling of odd sizes and one before all parameters.
+CONVOLUTIONAL = {
+    "odd": described(
+        (2, 8, 10), 4, nn.Conv2d(2, 3, 2, 1, 1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 2, (2, 1), 2), nn.Flatten(),
+        nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 4),
+    ),
+    "pooled inputs": described(
+        (1, 9, 8), 4, nn.MaxPool2d(2), nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(2, 4)
+    ),
+}  # fmt: skip
+OTHERS |= CONVOLUTIONAL
 
 
 @pytest.mark.parametrize("start", [1.0, 0.0])
@@ -48,6 +65,27 @@ def test_value_and_gradient_are_autograds(model, start):
     assert_close(grad, torch.autograd.grad(expected, theta)[0])
     assert grad[model.size :].count_nonzero() == 0
     assert grad.count_nonzero() > 0
+
+
+def test_which_networks_are_differentiated_as_chains_of_convolutions():
+    assert all(map(convolutional, CONVOLUTIONAL.values()))
+    assert convolutional(built("cnn", (3, 32, 32), 10))
+    assert convolutional(built("vgg", (3, 32, 32), 10))
+    assert not convolutional(OTHERS["unequal windows"])
+    assert not convolutional(NETS["mlp"])
+
+
+def test_of_equal_maxima_one_alone_has_the_gradient():
+    """A picture of one colour: every window of the pooling has four maxima."""
+    model = described((1, 5, 5), 4, nn.Conv2d(1, 1, 2), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, 4))
+    assert convolutional(model)
+    theta, (_, y, weight) = model.init(Stream(0, "server")).double(), batch(model)
+    x = torch.full((6, 1, 5, 5), 0.7).double()
+    theta.requires_grad_()
+    expected = (weight * functional.cross_entropy(model.apply(theta, x), y, reduction="none")).sum()
+    value, grad = likelihood.nll_and_grad(model, theta.detach(), x, y, weight)
+    assert_close(value, expected.detach())
+    assert_close(grad, torch.autograd.grad(expected, theta)[0])
 
 
 @pytest.mark.parametrize("model", (NETS | OTHERS).values(), ids=NETS | OTHERS)
