@@ -2,6 +2,7 @@
 
 from fedray.types.contracts import (
     BINS,
+    LEVELS,
     Aggregate,
     Algorithm,
     Batch,
@@ -44,6 +45,7 @@ from fedray.types.errors import FedRayError, RunError, SettingError, check_types
 
 __all__ = [
     "BINS",
+    "LEVELS",
     "Aggregate",
     "Algorithm",
     "Batch",
