@@ -37,7 +37,7 @@ TUNED: Mapping[str, Mapping[str, Any]] = {
 # The target of naval has almost no noise: it takes larger or more steps.
 NAVAL: Mapping[str, Mapping[str, Any]] = {
     "pfedbayes": {"algorithm.lr_personal": 0.01, "algorithm.lr_global": 0.01},
-    "dsvgd": {"algorithm.lr": 0.003, "local_steps": 100},
+    "dsvgd": {"algorithm.lr": 0.001, "local_steps": 100},
     "local": {"algorithm.zeta": 0.1, "algorithm.lr_posterior": 0.01},
     "pooled": {"algorithm.lr_posterior": 0.01},
 }
