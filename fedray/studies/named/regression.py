@@ -34,7 +34,7 @@ TUNED: Mapping[str, Mapping[str, Any]] = {
     "local": CONTROL | {"algorithm.zeta": 0.3, "algorithm.lr_posterior": 0.0025},
     "pooled": CONTROL | {"algorithm.zeta": 0.1, "algorithm.lr_posterior": 0.0025},
 }
-# By set, where the validation examples ask for it: the target of naval has almost no noise and takes larger or more steps.
+# By set, where validation asks for it. The target of naval has almost no noise: it takes larger or more steps.
 OWN: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "naval": {
         "pfedbayes": {"algorithm.lr_personal": 0.01, "algorithm.lr_global": 0.01},
