@@ -75,7 +75,7 @@ METHODS = {
     "fedamp": Method("fedamp", 1, 0, ALL),
     "heurfedamp": Method("heurfedamp", 1, 0, ALL),
     "fedem": Method("fedem", 3),
-    "pfedgp": Method("pfedgp", 1, besides=factors),
+    "pfedgp": Method("pfedgp", 1, 0, {"algorithm.points": 20}, factors),  # points: of evaluations, which are not timed
     "local": Method("local", 1),
     "local-q": Method("local", 1, 1, GAUSSIAN),
     "pooled": Method("pooled", 1),
