@@ -12,11 +12,12 @@ import numpy as np
 from fedray import registry
 from fedray.compare.runs import FinishedRun
 from fedray.federate import report
-from fedray.types import FedRayError
+from fedray.types import Algorithm, FedRayError
 
 ALIASES = {"algorithm": "algorithm.name", "dataset": "data.name"}
 DATA = ("data.name", "data.size")
 SIZES = ("small", "medium", "large")
+PER_ROUND = "clients_per_round"
 STABILITY = "stability"  # computed here from the accuracies of a model; runs do not log it
 # The seed is averaged over. The others say where a run was executed, which does not change its results.
 NOT_SETTINGS = {"seed", "runtime", "data.root", "data.download"}
@@ -53,10 +54,18 @@ class RunGroup(NamedTuple):
         return tuple(sorted((key, value) for key, value in self.settings.items() if key.startswith("data.")))
 
     @property
+    def record(self) -> Algorithm | None:
+        """The method's record; None for one that this installation does not have."""
+        return registry.algorithms().get(self.settings.get("algorithm.name", ""))
+
+    @property
     def control(self) -> bool:
         """Whether these runs are a control that bounds the federated methods, and not one of them."""
-        record = registry.algorithms().get(self.settings.get("algorithm.name", ""))
-        return record is not None and bool(record.control)
+        return self.record is not None and bool(self.record.control)
+
+    def chose(self, key: str) -> bool:
+        """Whether the user decided a setting: a method that pools has one client per round, whatever was asked for."""
+        return key != PER_ROUND or self.record is None or not self.record.pools
 
     def name(self, by: Sequence[str]) -> str:
         """The group's name in a legend; it leaves out the dataset, which the whole figure shares."""
@@ -101,7 +110,7 @@ def _check_keys(runs: Sequence[FinishedRun], by: Sequence[str]) -> None:
 def _label(group: RunGroup, groups: Sequence[RunGroup], by: Sequence[str]) -> str:
     """The settings outside ``by`` that distinguish a group from similar ones, as name=value."""
     named = {ALIASES.get(key, key) for key in by}
-    keys = dict.fromkeys(key for each in groups for key in each.settings if key not in named)
+    keys = dict.fromkeys(key for each in groups for key in each.settings if key not in named and group.chose(key))
     parts = []
     for key in keys:
         values = {each.settings.get(key) for each in _similar(group, groups, key)}
@@ -120,7 +129,7 @@ def _similar(group: RunGroup, groups: Sequence[RunGroup], key: str) -> list[RunG
         return same_values
     if key.startswith("algorithm."):
         return [each for each in same_values if _agree(each, group, ["algorithm.name"])]
-    return [each for each in groups if _agree(each, group, DATA)]
+    return [each for each in groups if each.chose(key) and _agree(each, group, DATA)]
 
 
 def _agree(a: RunGroup, b: RunGroup, keys: Sequence[str]) -> bool:

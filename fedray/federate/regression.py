@@ -12,9 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedray.types import RegressionStats
-
-LEVEL = 0.9  # of the central interval whose coverage is reported
+from fedray.types import LEVELS, RegressionStats
 
 
 class Mixture(NamedTuple):
@@ -28,7 +26,10 @@ class Mixture(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """Ratios of :class:`RegressionStats`; rmse and sds in the target's units, nll in nats of its density there."""
+    """Ratios of :class:`RegressionStats`; rmse and sds in the target's units, nll in nats of its density there.
+
+    ``coverage`` is that of the central 90 % interval.
+    """
 
     rmse: float
     nll: float
@@ -47,19 +48,20 @@ def mixture(predictions: Tensor, shift: float = 0.0, unit: float = 1.0) -> Mixtu
 def evaluate(predictions: Tensor, y: Tensor, unit: float = 1.0) -> RegressionStats:
     """Sums of one batch from draws [M, B, 2] and targets [B], which are in units of ``unit``.
 
-    p̄(y) is formed in log space, so that it cannot underflow. The central interval of p̄ has y in it where its
-    distribution function F(y) = (1/M) Σ_m Φ((y - μ_m)/σ_m) lies between (1 - LEVEL)/2 and (1 + LEVEL)/2.
+    p̄(y) is formed in log space, so that it cannot underflow. The central interval of p̄ of a level has y in it where its
+    distribution function F(y) = (1/M) Σ_m Φ((y - μ_m)/σ_m) lies between (1 - level)/2 and (1 + level)/2.
     """
     found = mixture(predictions, unit=unit)
     y = unit * y.double()
     z = (y - found.means) * (-found.log_variances / 2).exp()
     log_p = -(z.square() + found.log_variances + math.log(2 * math.pi)) / 2
     at = torch.special.ndtr(z).mean(0)
+    widths = torch.tensor(LEVELS, dtype=torch.float64, device=y.device) / 2
     return RegressionStats(
         examples=torch.tensor(float(len(y)), dtype=torch.float64),
         squared_error=(y - found.mean).square().sum(),
         nll=-(torch.logsumexp(log_p, 0) - math.log(len(log_p))).sum(),
-        covered=((at - 0.5).abs() <= LEVEL / 2).double().sum(),
+        covered=((at - 0.5).abs()[:, None] <= widths).double().sum(0),
         aleatoric=found.aleatoric.sum(),
         epistemic=found.epistemic.sum(),
     )
@@ -71,7 +73,7 @@ def summarize(stats: RegressionStats) -> Summary:
     return Summary(
         rmse=math.sqrt(float(stats.squared_error) / n),
         nll=float(stats.nll) / n,
-        coverage=float(stats.covered) / n,
+        coverage=float(stats.covered[-1]) / n,
         aleatoric_sd=math.sqrt(float(stats.aleatoric) / n),
         epistemic_sd=math.sqrt(float(stats.epistemic) / n),
     )

@@ -13,7 +13,7 @@ from fedray.federate import metrics
 from fedray.federate.messages import RoundMetrics, Validation
 from fedray.federate.plan import Plan
 from fedray.federate.tasks import TASKS, task_of
-from fedray.types import EvalStats, Stats, one_draw
+from fedray.types import LEVELS, EvalStats, RegressionStats, Stats, one_draw
 
 WINDOW = 10  # evaluations averaged at the end, of runs that are long enough: a tenth of the evaluations, at most ten
 KINDS = ("personal", "global")
@@ -75,6 +75,16 @@ def client_calibration_rows(played: RoundMetrics, plan: Plan) -> Iterator[dict[s
         if isinstance(stats, EvalStats):
             for i, fields in zip(_concerned(kind, played, plan), zip(*stats, strict=True), strict=True):
                 yield from ({"model": kind, "client": i} | row for row in _bins(EvalStats(*fields)))
+
+
+def coverage_rows(played: RoundMetrics) -> list[dict[str, Any]]:
+    """Share of real targets in the central interval of every level, pooled over clients."""
+    pooled = [(kind, metrics.pooled(stats)) for kind, stats in _kinds(played) if isinstance(stats, RegressionStats)]
+    return [
+        {"model": kind, "level": level, "coverage": float(covered / stats.examples)}
+        for kind, stats in pooled
+        for level, covered in zip(LEVELS, stats.covered, strict=True)
+    ]
 
 
 def _bins(stats: EvalStats) -> list[dict[str, Any]]:

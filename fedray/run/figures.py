@@ -63,6 +63,7 @@ def draw_all(folder: Path) -> list[Path]:
     paths = [
         save(folder, f"{headline.metric}.png", lambda: accuracy_figure(folder, headline)),
         save(folder, "reliability.png", lambda: reliability_figure(folder)),
+        save(folder, "coverage.png", lambda: coverage_figure(folder)),
         save(folder, "uncertainty.png", lambda: uncertainty_figure(folder)),
     ]
     return [path for path in paths if path]
@@ -154,6 +155,24 @@ def draw_reliability(top: Axes, below: Axes, model: str, rows: Rows) -> None:
     top.set(title=title, xlim=(0, 100), ylim=(0, 100))
     below.bar(left, column(filled, "count"), color=GREY, **bar)
     below.set(xlabel="Confidence (%)")
+
+
+def coverage_figure(folder: Path) -> Figure | None:
+    """Share of real targets (%) in the central interval of every level (%), by model, from coverage.csv."""
+    rows = read_csv(folder / "coverage.csv")
+    if not rows:
+        return None
+    figure = canvas(4.0, 3.6)
+    ax = figure.subplots()
+    plot_diagonal(ax, linewidth=1, label="perfectly calibrated")
+    for model in dict.fromkeys(row["model"] for row in rows):
+        own = [row for row in rows if row["model"] == model]
+        style, marker = LINES[model]
+        look: dict[str, Any] = {"color": COLOURS[model], "marker": marker, "markersize": 4, "label": NAMES[model]}
+        ax.plot(100 * column(own, "level"), 100 * column(own, "coverage"), style, clip_on=False, **look)
+    ax.set(xlabel="Level of the central interval (%)", ylabel="Test targets inside (%)", xlim=(0, 100), ylim=(0, 100))
+    ax.legend()
+    return figure
 
 
 def uncertainty_figure(folder: Path) -> Figure | None:

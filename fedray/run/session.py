@@ -243,6 +243,8 @@ def _write(run: Run, summary: dict[str, Any], played: Played) -> None:
         if run.plan.target is None:
             writer.table("calibration.csv", report.calibration_rows(evaluated))
             writer.stream("client_calibration.csv", report.client_calibration_rows(evaluated, run.plan))
+        else:
+            writer.table("coverage.csv", report.coverage_rows(evaluated))
     if played.failures:
         writer.table("failures.csv", [failure._asdict() for failure in played.failures])
     try:

@@ -6,6 +6,7 @@
     clients.csv             one row per client, last evaluation
     calibration.csv         confidence bins, last evaluation
     client_calibration.csv  the same of each client
+    coverage.csv            of real targets instead: how many lie in central intervals, last evaluation
     loss_deviation.csv      with --loss-deviation: NLL by client and class on its own (L) and all (G) test examples, and
                             how far these are from the clients' means (dL, dG)
     uncertainty.npz         predictive draws of one test image per client (round, client, label, probs [F, M, C])
@@ -13,7 +14,8 @@
     global.safetensors      the server's state
     personal.safetensors    every client's private state, stacked [N, ...]; of a run with states on disk instead:
     personal/               a file for every client that has trained, and files.json, their list
-    figures/                accuracy, or RMSE; reliability and uncertainty, pooled and by client; loss deviation
+    figures/                accuracy, or RMSE and coverage; reliability and uncertainty, pooled and by client; loss
+                            deviation
 """  # fmt: skip
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from fedray.types.contracts import (
     BINS,
+    LEVELS,
     Absorb,
     Aggregate,
     Algorithm,
@@ -51,6 +52,7 @@ from fedray.types.errors import FedRayError, RunError, SettingError, check_types
 
 __all__ = [
     "BINS",
+    "LEVELS",
     "Absorb",
     "Aggregate",
     "Algorithm",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # importing PyTorch takes seconds, and who only needs an erro
     from fedray.nets.model import Model
 
 BINS = 10  # equal confidence bins (l/10, (l+1)/10], as in BPFed's calibration tables
+LEVELS = tuple(tenths / 10 for tenths in range(1, 10))  # of the central intervals whose coverage is counted
 
 
 class Batch(NamedTuple):
@@ -49,7 +50,7 @@ class RegressionStats(NamedTuple):
     examples: Tensor  # [...] how many there are
     squared_error: Tensor  # [...] (y - μ̄)², μ̄ the mean of p̄, the average over draws
     nll: Tensor  # [...] -log p̄(y)
-    covered: Tensor  # [...] how many lie in the central 90 % interval of p̄
+    covered: Tensor  # [..., 9] how many lie in the central interval of p̄ of each level of LEVELS
     aleatoric: Tensor  # [...] mean over draws of their variance
     epistemic: Tensor  # [...] variance over draws of their mean
 

@@ -1,8 +1,9 @@
 """What a round of 100 clients, 20 of them averaged, costs by method: in process and on Ray with 2 actors.
 
 MNIST by pFedBreD's protocol: lognormal sizes, 784-100-10, 20 minibatches of 20 examples for each client. The floor is
-that of the matrix products and normals of a round; BNFed's has the products of its server's matching besides. FedAMP,
-pFedMe and pFedBreD train all clients, the others the 20 selected.
+that of the matrix products and normals of a round; BNFed's has the products of its server's matching besides, and
+pFedGP's the Cholesky factors of its Gibbs sampler. FedAMP, pFedMe and pFedBreD train all clients, pooled the one place,
+the others the 20 selected.
 
     python -m tests.benchmarks.many [--methods pfedme,mh] [--rounds 1] [--repeats 5] [--backend compiled]
 
@@ -25,6 +26,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedray import registry
+from fedray.algorithms.bayesian.pfedgp import levels
 from fedray.config import DataConfig, Execution, Experiment, override
 from fedray.federate.device.cpu import numerics
 from fedray.federate.in_process import LocalFederation
@@ -40,7 +42,7 @@ class Method(NamedTuple):
     gradients: int  # per step
     normals: int = 0  # per step, each as long as the parameter vector
     settings: Mapping[str, Any] = {}
-    server: Callable[[Plan], float] | None = None  # CPU seconds that the server of a round cannot do without
+    besides: Callable[[Plan], float] | None = None  # CPU seconds of what else a round cannot do without
 
 
 def matching(plan: Plan) -> float:
@@ -52,7 +54,17 @@ def matching(plan: Plan) -> float:
     return 2 * trained(plan) * (cfg.matching_sweeps + 1) * median_seconds(lambda: a @ b.T, 20)
 
 
+def factors(plan: Plan) -> float:
+    """CPU seconds of pFedGP's Cholesky factors: in each step, at each level of the tree, those of all chains for half
+    of the minibatch, once per Gibbs step and once for the prediction of the other half."""
+    cfg, n = plan.cfg.algorithm, plan.cfg.batch_size - plan.cfg.batch_size // 2
+    b = torch.eye(n) + torch.ones(cfg.chains, n, n)
+    each = levels(plan.model.classes) * (cfg.gibbs_steps + 1) * median_seconds(lambda: torch.linalg.cholesky_ex(b), 50)
+    return trained(plan) * plan.cfg.local_steps * each
+
+
 ALL = {"train_all": True}
+GAUSSIAN = {"algorithm.posterior": "gaussian"}
 METHODS = {
     "fedavg": Method("fedavg", 1),
     "per_fedavg": Method("per_fedavg", 2),
@@ -61,10 +73,15 @@ METHODS = {
     "mh": Method("pfedbred", 7, 0, ALL | {"algorithm.strategy": "mh"}),
     "bpfed": Method("bpfed", 5, 5),
     "fedpop": Method("fedpop", 1),
-    "bnfed": Method("bnfed", 1, server=matching),
+    "bnfed": Method("bnfed", 1, besides=matching),
     "fedamp": Method("fedamp", 1, 0, ALL),
     "heurfedamp": Method("heurfedamp", 1, 0, ALL),
     "fedem": Method("fedem", 3),
+    "pfedgp": Method("pfedgp", 1, 0, {"algorithm.points": 20}, factors),  # points: of evaluations, which are not timed
+    "local": Method("local", 1),
+    "local-q": Method("local", 1, 1, GAUSSIAN),
+    "pooled": Method("pooled", 1),
+    "pooled-q": Method("pooled", 1, 1, GAUSSIAN),
 }
 
 
@@ -132,8 +149,8 @@ def floor(plan: Plan, method: Method) -> float:
     with numerics():
         sizes = (*(shape[0] for shape in plan.model.shapes[::2]), plan.model.classes)
         products, normals = floor_seconds(plan.cfg.batch_size, sizes, plan.model.padded)
-        server = method.server(plan) if method.server else 0.0
-    return server + trained(plan) * plan.cfg.local_steps * (method.gradients * products + method.normals * normals)
+        besides = method.besides(plan) if method.besides else 0.0
+    return besides + trained(plan) * plan.cfg.local_steps * (method.gradients * products + method.normals * normals)
 
 
 if __name__ == "__main__":

@@ -102,6 +102,22 @@ def test_controls_come_after_the_federated_methods_of_their_data():
     assert [group.control for group in arranged] == [False, False, True, True] * 2
 
 
+def test_one_place_for_all_data_is_no_choice_of_the_user():
+    """Who pools has one client per round, which tells no row from another; a federated run's choice still does."""
+
+    def rows(*runs):
+        return {row.values[0]: row.label for row in groups.arrange(runs, BY)}
+
+    pooled = run("p", algorithm__name="pooled", clients_per_round=1, rounds=20)
+    every, few = run("a", clients_per_round=10), run("f", algorithm__name="fedavg", clients_per_round=2)
+    assert rows(pooled, every) == {"pfedbayes": "", "pooled": ""}
+    assert rows(pooled, every, few) == {
+        "fedavg": "clients_per_round=2", "pfedbayes": "clients_per_round=10", "pooled": ""
+    }  # fmt: skip
+    longer = run("p", algorithm__name="pooled", clients_per_round=1, rounds=50)
+    assert rows(longer, every) == {"pfedbayes": "rounds=20", "pooled": "rounds=50"}  # this one was chosen
+
+
 def test_only_the_same_data_compete():
     a, b = groups.arrange([run("a", data__layout="cluster"), run("b", data__layout="window")], BY)
     assert a.block != b.block

@@ -81,10 +81,16 @@ def test_every_line_is_complete_and_none_is_given_twice():
         assert row["source"]
         labels = "data.partition=labels" in row["settings"]
         assert row["data.size"] in (("small", "medium", "large") if labels else ("",))
-        record = algorithms().get(row["algorithm"].lower().replace("-", "_"))
-        if record is not None:  # a line whose settings nobody can have would never be shown
-            known = flatten(to_dict(Experiment(algorithm=record.config())))
-            assert {pair.split("=")[0] for pair in row["settings"].split()} <= set(known)
+
+
+def test_every_setting_of_a_line_is_one_of_its_method():
+    """A line whose method or settings nobody can have would never be shown."""
+    records = {published._plain(name): record for name, record in algorithms().items()}
+    for line in published._lines():
+        method = line.key[0]
+        assert method in records, line
+        known = flatten(to_dict(Experiment(algorithm=records[method].config())))
+        assert set(line.settings) <= set(known), line
 
 
 COLUMNS = {  # study -> global accuracy of FedAvg and mh, personal accuracy of mh (Table 2) and fo (Table 3)
@@ -153,6 +159,14 @@ def test_table_3_of_pfedbayes_gives_learning_rates():
     )
     assert printed(published.find(settings("pfedme", rates), "global/accuracy"))[0][0] == 89.17
     assert printed(published.find(settings("per_fedavg", {"algorithm.alpha": 0.1}), "personal/accuracy"))[0][0] == 19.94
+    for method, changes, model, figure in (
+        ("heurfedamp", {"lr": 0.01, "xi_own": 0.5}, "personal", 94.95),
+        ("heurfedamp", {"lr": 0.01, "xi_own": 0.1}, "personal", 88.68),
+        ("pfedgp", {"lr": 0.05}, "personal", 92.14),
+        ("bnfed", {"lr": 0.5}, "global", 80.31),
+    ):
+        run = settings(method, {f"algorithm.{name}": value for name, value in changes.items()})
+        assert printed(published.find(run, f"{model}/accuracy"))[0] == (figure, None, "pFedBayes, Table 3")
 
 
 # Columns of docs/results.md that quote a paper: heading -> column, the metric and what the row's run is.

@@ -111,6 +111,18 @@ def test_a_small_concentration_gives_clients_their_own_range_of_the_target():
     assert between(0.1) > 0.05 > 0.005 > between(1000.0)
 
 
+def test_by_default_examples_are_dealt_evenly_and_at_random():
+    """Five clients with as many examples each, a tenth of them for testing, from the whole range of the target."""
+    partition = dealt("auto")
+    assert [len(train) for train in partition.train] == [180] * 5
+    assert [len(test) for test in partition.test] == [20] * 5
+    everything = np.concatenate([*partition.train, *partition.test])
+    assert np.array_equal(np.sort(everything), np.arange(1000))
+    tenths = pooled().strata
+    for train in partition.train:
+        assert np.bincount(tenths[train], minlength=10).min() >= 8  # of 18 expected
+
+
 @pytest.mark.parametrize("partition", ["labels", "shards", "lognormal", "ratio"])
 def test_partitions_by_label_refuse_real_targets(partition):
     with pytest.raises(FedRayError, match=rf"data.partition {partition}: it deals by labels.*; choose dirichlet, iid"):

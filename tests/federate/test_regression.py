@@ -8,9 +8,10 @@ from torch.testing import assert_close
 
 from fedray.arrays import trees
 from fedray.arrays.rng import Stream
-from fedray.federate import metrics, regression
+from fedray.federate import metrics
 from fedray.federate.regression import evaluate, mixture, summarize, worst_rmse
 from fedray.federate.tasks import REGRESSION
+from fedray.types import LEVELS
 
 
 def draws(examples=200, count=5, spread=1.0):
@@ -68,17 +69,20 @@ def test_a_target_is_covered_where_the_distribution_function_says_so(spread):
 
     low, high = quantile(0.05), quantile(0.95)
     for y, covered in ((low - 1e-4, 0), (low + 1e-4, 1), (high - 1e-4, 1), (high + 1e-4, 0)):
-        assert evaluate(predictions, torch.tensor([y]).double()).covered == covered
+        assert evaluate(predictions, torch.tensor([y]).double()).covered[-1] == covered
 
 
-def test_the_truth_is_covered_nine_times_in_ten():
+def test_the_truth_is_covered_as_often_as_every_level_says():
     n = 20_000
     predictions = draws(n, 4, 2.0)
     stream = Stream(0, "truth")
     chosen = (4 * stream.uniform([n])).long()
     mean, log_variance = predictions[chosen, torch.arange(n)].unbind(-1)
     y = mean + (log_variance / 2).exp() * stream.normal([n])
-    found = summarize(evaluate(predictions, y))
+    stats = evaluate(predictions, y)
+    found = summarize(stats)
+    for level, covered in zip(LEVELS, stats.covered, strict=True):
+        assert float(covered) / n == pytest.approx(level, abs=4 * math.sqrt(level * (1 - level) / n))
     assert found.coverage == pytest.approx(0.9, abs=4 * math.sqrt(0.09 / n))
     assert found.rmse == pytest.approx(math.hypot(found.aleatoric_sd, found.epistemic_sd), rel=0.03)
 
@@ -118,4 +122,4 @@ def test_the_worst_rmse_is_the_mean_of_the_highest_tenth_rounded_up(clients, wor
     one = evaluate(PREDICTIONS, Y)
     errors = [one._replace(squared_error=one.examples * k**2) for k in range(clients)]
     assert worst_rmse(trees.stack(errors)) == pytest.approx(sum(worst) / len(worst))
-    assert regression.LEVEL == 0.9
+    assert LEVELS[-1] == 0.9  # what is called the coverage

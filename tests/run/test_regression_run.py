@@ -41,6 +41,18 @@ def test_the_result_speaks_of_errors_and_not_of_classes(finished, capsys):
     )
     assert not (run / "calibration.csv").exists()
     assert not (run / "uncertainty.npz").exists()
+    with (run / "coverage.csv").open(newline="") as file:
+        found = [(row["model"], float(row["level"]), float(row["coverage"])) for row in csv.DictReader(file)]
+    assert [(model, level) for model, level, _ in found] == [
+        (model, tenths / 10) for model in ("personal", "global") for tenths in range(1, 10)
+    ]
+    with (run / "metrics.csv").open(newline="") as file:
+        last = list(csv.DictReader(file))[-1]
+    for model in ("personal", "global"):
+        shares = [share for which, _, share in found if which == model]
+        assert shares == sorted(shares)  # a wider interval holds what a narrower one holds
+        assert shares[-1] == float(last[f"{model}/coverage"])
+    assert (run / "figures" / "coverage.png").exists()
     assert (run / "figures" / "rmse.png").exists()
     assert not (run / "figures" / "accuracy.png").exists()
     with (run / "clients.csv").open(newline="") as file:

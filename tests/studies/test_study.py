@@ -297,6 +297,23 @@ def test_selection_is_compared_by_four_policies_over_five_seeds(study: str, clie
     assert settings(resolve(STUDIES["selection"]()[0].experiment))["data.partition"] == "ratio"
 
 
+def test_the_uci_study_has_both_controls_beside_the_methods_with_the_same_data_and_budget() -> None:
+    """A control takes as many gradient steps as pFedBayes takes of a client's posterior."""
+    cells = {cell.rows: resolve(cell.experiment) for cell in STUDIES["uci"]()}
+    tables = {table for _, table in cells}
+    assert tables == set(registry.datasets()["uci"].tables)
+    for table in tables:
+        bayes = cells["pfedbayes", table]
+        assert bayes.data.partition == "iid"
+        for control in ("local", "pooled"):
+            cfg = cells[control, table]
+            assert cfg.algorithm.posterior == "gaussian"
+            assert (cfg.data, cfg.model, cfg.rounds) == (bayes.data, bayes.model, bayes.rounds)
+            assert (cfg.batch_size, cfg.predict_samples) == (bayes.batch_size, bayes.predict_samples)
+            assert cfg.local_steps == bayes.local_steps * bayes.algorithm.personal_steps
+        assert bayes.predict_samples == cells["dsvgd", table].algorithm.particles  # as many models in every mixture
+
+
 PRINTED = {"selection-printed": 30, "selection-printed-120": 120, "selection-printed-mnist": 27,
            "selection-printed-mnist-120": 120}  # fmt: skip
 
