@@ -44,14 +44,12 @@ export FEDRAY_WORKER="--address=$head:$port" FEDRAY_SCRATCH="${TMPDIR:-/tmp}/ray
 srun --kill-on-bad-exit=0 bash -c '
     ulimit -n 65536 2> /dev/null || true
     mkdir -p -m 700 "$FEDRAY_SCRATCH"
-    trap "kill -TERM \$ray; wait \$ray; rm -rf \"$FEDRAY_SCRATCH\"; exit" TERM
     [ "$SLURM_NODEID" = 0 ] && place=$FEDRAY_HEAD || place=$FEDRAY_WORKER
     for attempt in 1 2 3 4 5; do  # the head may not listen yet
         ray start $place --block --disable-usage-stats --num-cpus="$SLURM_CPUS_PER_TASK" --temp-dir="$FEDRAY_SCRATCH" \
-            --dashboard-agent-listen-port=0 > "$FEDRAY_SCRATCH/start.log" 2>&1 & ray=$!
-        wait $ray && break || sleep 3
+            --dashboard-agent-listen-port=0 > "$FEDRAY_SCRATCH/start.log" 2>&1 && break || sleep 3
     done
-    tail -n 5 "$FEDRAY_SCRATCH/start.log"; rm -rf "$FEDRAY_SCRATCH"' &
+    tail -n 5 "$FEDRAY_SCRATCH/start.log"' &
 machines=$!
 
 again() {
@@ -59,7 +57,10 @@ again() {
     kill -TERM "$run" && wait "$run" || true
     scontrol requeue "$SLURM_JOB_ID"
 }
-end() { kill -TERM "$machines" 2> /dev/null && wait "$machines" || true; }
+end() {  # the run is over: nothing is lost with Ray's processes
+    kill -TERM "$machines" 2> /dev/null && wait "$machines" || true
+    srun --overlap rm -rf "$FEDRAY_SCRATCH" || true
+}
 trap end EXIT
 
 python - "$head:$port" "$SLURM_JOB_NUM_NODES" << 'PYTHON' &
