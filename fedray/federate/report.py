@@ -112,7 +112,7 @@ def with_newcomers(evaluated: RoundMetrics, adapted: RoundMetrics) -> RoundMetri
     return evaluated._replace(
         novel=adapted.novel,
         validation=held and held._replace(novel=novel),
-        evaluated=evaluated.evaluated + adapted.evaluated,
+        evaluated=tuple(sorted({*evaluated.evaluated, *adapted.evaluated})),  # newcomers come again in every round
     )
 
 

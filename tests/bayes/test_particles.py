@@ -94,7 +94,7 @@ def test_a_prediction_averages_the_particles_whatever_the_number_of_draws(name):
 def probed(settings, score):
     """The scores by name of a federation with some history, and what they are made of at the global particles."""
     plan = small_plan("dsvgd", {"algorithm.particles": 5, "algorithm.lr": 0.02} | settings)
-    cohort, cfg, model = LocalCohort(plan, "loop"), plan.cfg.algorithm, plan.model
+    cohort, cfg, model = LocalCohort(plan, block=block(plan)), plan.cfg.algorithm, plan.model
     server, _, _ = play(plan, [cohort.block])
     message = None
     for number, stage in enumerate(plan.algorithm.scores[score]):

@@ -9,8 +9,8 @@ from fedray.algorithms.averaging import fedavg
 from fedray.arrays import trees
 from fedray.arrays.rng import Passes
 from fedray.data import loading
-from fedray.federate import block as block_module
-from fedray.federate import evaluation, metrics
+from fedray.federate import evaluation, local_rounds, metrics
+from fedray.federate.device.cpu import numerics
 from fedray.federate.plan import make_plan
 from tests.helpers import block, differing, experiment, play, small_plan
 
@@ -31,7 +31,7 @@ def recorder(plan, seen):
 @pytest.mark.parametrize(("backend", "chunk"), [("loop", 32), ("vmap", 32), ("vmap", 2), ("auto", 3)])
 def test_packing_does_not_matter(name, backend, chunk, monkeypatch):
     """Two blocks, or stacks of two, give bitwise what one block gives in a loop."""
-    monkeypatch.setattr(block_module, "CHUNK", chunk)
+    monkeypatch.setattr(local_rounds, "CHUNK", chunk)
     plan = small_plan(name)
     whole = play(plan, [block(plan)])
     parts = play(plan, [block(plan, ids, backend) for ids in ((0, 1, 2), (3, 4, 5))])
@@ -131,7 +131,7 @@ def test_a_step_may_take_several_minibatches():
 @pytest.mark.parametrize("chunk", [32, 2])
 @pytest.mark.parametrize("ids", [range(6), (0, 3, 5), (1, 2, 3, 4, 5)])
 def test_each_client_gets_its_own_row_of_a_broadcast(backend, chunk, ids, monkeypatch):
-    monkeypatch.setattr(block_module, "CHUNK", chunk)
+    monkeypatch.setattr(local_rounds, "CHUNK", chunk)
 
     def broadcast(ctx, server, ids):
         return fedavg.Point(server.theta + torch.tensor(list(ids))[:, None])
@@ -193,7 +193,7 @@ def test_numerics_is_one_thread_without_denormals_and_ends_even_in_an_error():
     tiny, threads = torch.tensor(1e-40), torch.get_num_threads()
 
     def fail():
-        with block_module.numerics():
+        with numerics():
             assert torch.get_num_threads() == 1
             assert tiny * 1 == 0
             raise KeyError
@@ -212,27 +212,27 @@ def test_auto_stacks_small_networks_and_loops_over_large_ones(monkeypatch):
     plan, particles = small_plan(), small_plan("dsvgd")
     assert plan.model.padded == particles.model.padded == 640
     assert block(plan, backend="auto").rounds.backend == "vmap"
-    monkeypatch.setattr(block_module, "SMALL", 640)
+    monkeypatch.setattr(local_rounds, "SMALL", 640)
     assert block(plan, backend="auto").rounds.backend == "vmap"
     assert block(particles, backend="auto").rounds.backend == "loop"  # several times as many numbers
-    monkeypatch.setattr(block_module, "SMALL", 639)
+    monkeypatch.setattr(local_rounds, "SMALL", 639)
     assert block(plan, backend="auto").rounds.backend == "loop"
 
 
 def test_fewer_clients_of_larger_networks_are_stacked(monkeypatch):
     plan = small_plan()
-    assert block(plan, backend="vmap").stack.size == block_module.CHUNK
-    monkeypatch.setattr(block_module, "STACK", 2 * 640)
-    assert block(plan, backend="vmap").stack.size == 2
-    monkeypatch.setattr(block_module, "STACK", 1)
-    assert block(plan, backend="vmap").stack.size == 1
-    assert block(plan, backend="loop").stack.size == 1
+    assert block(plan, backend="vmap").rounds.stack.size == local_rounds.CHUNK
+    monkeypatch.setattr(local_rounds, "STACK", 2 * 640)
+    assert block(plan, backend="vmap").rounds.stack.size == 2
+    monkeypatch.setattr(local_rounds, "STACK", 1)
+    assert block(plan, backend="vmap").rounds.stack.size == 1
+    assert block(plan, backend="loop").rounds.stack.size == 1
 
 
 @pytest.mark.parametrize(("batch_size", "stacked"), [(1, 1), (8, 0)])
 def test_auto_plays_a_client_alone_by_itself_where_the_result_is_the_same(batch_size, stacked, monkeypatch):
-    stacks, build = [], block_module._stacked
-    monkeypatch.setattr(block_module, "_stacked", lambda plan, ctx: stacks.append(1) or build(plan, ctx))
+    stacks, build = [], local_rounds._stacked
+    monkeypatch.setattr(local_rounds, "_stacked", lambda *args: stacks.append(1) or build(*args))
     plan = small_plan("pfedbayes", {"batch_size": batch_size})
     play(plan, [block(plan, (3,), "auto")], ((3,),))
     assert len(stacks) == stacked

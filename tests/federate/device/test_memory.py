@@ -99,7 +99,7 @@ def crowded(monkeypatch, most, seen):
     def play(self, functions, round_number, index, steps, client, down, data):
         seen.append(len(data.total) if data.total.ndim else 0)  # 0: a client alone
         if seen[-1] > most:
-            with stage("step", "stack", round_number):
+            with stage("step", f"client {self._ids[index[0]]}", round_number):
                 raise torch.OutOfMemoryError("CUDA out of memory.")
         return plain(self, functions, round_number, index, steps, client, down, data)
 
