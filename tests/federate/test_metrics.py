@@ -128,7 +128,9 @@ def test_sums_of_parts_are_the_sums_of_the_whole():
     whole = evaluate(LOG_P, Y)
     assert_close(metrics.pooled(trees.stack(parts)), whole)
     assert_close(summarize(metrics.pooled(trees.stack(parts))), summarize(whole))
-    assert CLASSIFICATION.by_client(trees.stack(parts)) == [summarize(part)._asdict() for part in parts]
+    assert [CLASSIFICATION.of_client(trees.stack(parts), k) for k in range(len(parts))] == [
+        summarize(part) for part in parts
+    ]
 
 
 def test_no_examples_have_no_calibration():

@@ -112,7 +112,9 @@ def test_sums_of_parts_are_the_sums_of_the_whole():
     parts = [evaluate(PREDICTIONS[:, cut], Y[cut]) for cut in (slice(0, 3), slice(3, 150), slice(150, 200))]
     whole = evaluate(PREDICTIONS, Y)
     assert_close(metrics.pooled(trees.stack(parts)), whole)
-    assert REGRESSION.by_client(trees.stack(parts)) == [summarize(part)._asdict() for part in parts]
+    assert [REGRESSION.of_client(trees.stack(parts), k) for k in range(len(parts))] == [
+        summarize(part) for part in parts
+    ]
     assert REGRESSION.measure(trees.stack(parts)).keys() == set(REGRESSION.measures)
     assert {shown.name for shown in REGRESSION.shown} <= set(REGRESSION.measures)
 

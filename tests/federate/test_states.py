@@ -46,7 +46,7 @@ def test_what_is_kept_is_what_was_last_given_whatever_becomes_of_the_process(kin
         given = fresh(len(some), number)
         states.replace(number, some, given)
         known |= {i: trees.row(given, k) for k, i in enumerate(some)}
-        pieces.append(states.piece(some))
+        pieces.append(states.piece(some)())
         if number % 5 == 0:
             states = stored(kind, where)
             states.take(pieces)
@@ -57,7 +57,7 @@ def test_what_is_kept_is_what_was_last_given_whatever_becomes_of_the_process(kin
             where = tmp_path / f"from-{number}"
             states = stored(kind, where)
             states.load(saved)
-            pieces = [states.piece(IDS)]
+            pieces = [states.piece(IDS)()]
         expected = trees.stack([known.get(i, INITIAL) for i in IDS])
         assert differing(rows(states, IDS), expected) == []
         assert states.trained == sorted(known)
@@ -71,7 +71,7 @@ def test_a_client_that_never_trained_takes_no_room(kind, tmp_path):
     (tmp_path / "c").mkdir()
     (file,) = states.save(str(tmp_path / "c"))
     assert file.clients == (4,)
-    assert states.piece(IDS).ids == (4,)
+    assert states.piece(IDS)().ids == (4,)
 
 
 @both
@@ -119,7 +119,7 @@ def test_a_successor_starts_before_the_round_in_which_its_predecessor_died(tmp_p
     """The files of a round that was never committed are ignored and removed; older ones are there for a round more."""
     states, old = stored("disk", tmp_path), fresh(2, 1)
     states.replace(1, [3, 4], old)
-    piece = states.piece([3, 4])
+    piece = states.piece([3, 4])()
     for i in (3, 5):  # one after the other, as a process without stacks trains them
         states.replace(2, [i], fresh(1, 2))  # nobody hears of it
     assert len(files(tmp_path)) == 4
@@ -138,7 +138,7 @@ def test_files_of_another_machine_are_missed(tmp_path):
     states = stored("disk", tmp_path / "here")
     states.replace(1, [3], fresh(1, 1))
     with pytest.raises(FileNotFoundError):
-        stored("disk", tmp_path / "there").take([states.piece([3])])
+        stored("disk", tmp_path / "there").take([states.piece([3])()])
 
 
 @pytest.mark.parametrize("name", ["pfedbayes", "fedavg"])

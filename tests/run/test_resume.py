@@ -18,7 +18,7 @@ import pytest
 
 import fedray
 from fedray import launch
-from fedray.federate import block, checkpoint
+from fedray.federate import checkpoint, local_rounds
 from fedray.federate.compiled import choice
 from fedray.federate.compiled.package import Package
 from fedray.federate.compiled.unit import unit
@@ -112,7 +112,7 @@ def test_a_resumed_run_keeps_its_compiled_step_or_goes_on_without_one(
 ) -> None:
     """Whatever ``auto`` would decide for a new run by then."""
     monkeypatch.setattr(choice, "obtain_unit", lambda work, tell: Package(work.key, b""))
-    monkeypatch.setattr(block, "load", lambda package, plan: eager(unit(plan)))
+    monkeypatch.setattr(local_rounds, "load", lambda package, plan: eager(unit(plan)))
     monkeypatch.setattr(choice, "WORTH", worth)
     assert cut([*FAST, "--tracking.uri", "none", "--name", "cut"], 3) == 130
     begun = runfolder.read("runs/cut").package
