@@ -193,7 +193,7 @@ def generator(bench: Bench) -> None:
     number = torch.zeros(1, dtype=torch.int64, device=bench.device)
     kinds: dict[str, Callable[[int], object]] = {
         "Philox, compiled": lambda n: philox.draw(keys[n], number, count),
-        "Philox, plain operations": lambda n: philox.normals.__wrapped__(keys[n], number, count),  # type: ignore[attr-defined]
+        "Philox, plain operations": lambda n: philox.normals(keys[n], number, count),
         "PyTorch's, all in one": lambda n: torch.randn(n, count, device=bench.device),
     }
     for name, draw in kinds.items():
@@ -228,7 +228,12 @@ def trained(bench: Bench, plan: Plan, backend: str, ids: Sequence[int] | None = 
             play(4 + len(taken))
             bench.wait()
             taken.append(time.perf_counter() - start)
-        local = plan.algorithm.begin(ctx, trees.row(host.states, 0), one_down(plan, down), trees.row(host.data, 0))
+        local = plan.algorithm.begin(
+            ctx,
+            trees.row(host.states, 0),
+            one_down(plan, down),
+            trees.row(host.shards.padded([0], host.context.facts.shard), 0),
+        )
         least = 2 * sum(leaf.nbytes for leaf in trees.leaves(local))
         return Cost(statistics.median(taken), host.stack.per_client, least)
 

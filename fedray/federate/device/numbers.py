@@ -23,23 +23,27 @@ def on_device(plan: Plan, gpu: bool) -> Plan:
 
 
 def set_precision(precision: Literal["float32", "tf32"]) -> None:
-    """How GPUs multiply from here on: matrices, and the convolutions and LSTMs, whose default in PyTorch is TF32."""
+    """How GPUs multiply from here on: matrices, and the convolutions and LSTMs, whose default in PyTorch is TF32.
+
+    PyTorch's newer switches, one for each kind of product, cannot be used: its compiler still asks for the older ones,
+    and raises where they differ.
+    """
     for products in _products():
-        products.fp32_precision = "ieee" if precision == "float32" else "tf32"
+        products.allow_tf32 = precision == "tf32"
 
 
 @contextlib.contextmanager
 def multiplying(precision: Literal["float32", "tf32"]) -> Iterator[None]:
     """The same for a while; restores what the caller had."""
-    before = [products.fp32_precision for products in _products()]
+    before = [products.allow_tf32 for products in _products()]
     set_precision(precision)
     try:
         yield
     finally:
-        for products, kind in zip(_products(), before, strict=True):
-            products.fp32_precision = kind
+        for products, allowed in zip(_products(), before, strict=True):
+            products.allow_tf32 = allowed
 
 
 def _products() -> tuple[Any, ...]:
     backends: Any = torch.backends
-    return backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn
+    return backends.cuda.matmul, backends.cudnn

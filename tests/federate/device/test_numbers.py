@@ -46,16 +46,16 @@ def test_auto_on_a_cpu_is_sfc64_to_the_bit():
 
 def products():
     backends = torch.backends
-    return [x.fp32_precision for x in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)]
+    return [x.allow_tf32 for x in (backends.cuda.matmul, backends.cudnn)]
 
 
 def test_no_product_of_a_gpu_is_rounded_unless_that_was_asked_for():
     before = products()
     with multiplying("float32"):
-        assert products() == ["ieee"] * 3
+        assert products() == [False] * 2
         with multiplying("tf32"):
-            assert products() == ["tf32"] * 3
-        assert products() == ["ieee"] * 3
+            assert products() == [True] * 2
+        assert products() == [False] * 2
     assert products() == before
     with pytest.raises(KeyError), multiplying("tf32"):
         raise KeyError
@@ -65,7 +65,14 @@ def test_no_product_of_a_gpu_is_rounded_unless_that_was_asked_for():
 def test_the_precision_of_a_process_stays():
     with multiplying("float32"):
         set_precision("tf32")
-        assert products() == ["tf32"] * 3
+        assert products() == [True] * 2
+
+
+def test_the_compiler_can_read_the_precision():
+    """It asks for the older switches, and raises where they contradict the newer ones."""
+    with multiplying("float32"):
+        assert not torch._C._get_cudnn_allow_tf32()
+        assert not torch._C._get_cublas_allow_tf32()
 
 
 def test_a_tree_that_leaves_a_cpu_is_the_tree():
