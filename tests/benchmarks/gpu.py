@@ -235,7 +235,7 @@ def trained(bench: Bench, plan: Plan, backend: str, ids: Sequence[int] | None = 
             trees.row(host.shards.padded([0], host.context.facts.shard), 0),
         )
         least = 2 * sum(leaf.nbytes for leaf in trees.leaves(local))
-        return Cost(statistics.median(taken), host.stack.per_client, least)
+        return Cost(statistics.median(taken), host.rounds.stack.per_client, least)
 
 
 def one_down(plan: Plan, down: Any) -> Any:

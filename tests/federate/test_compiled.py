@@ -308,8 +308,9 @@ def close(name: str, settings: dict) -> None:
     plan = small_plan(name, settings)
     whole, loop = (play(plan, [block(plan, backend=backend)]) for backend in ("compiled", "loop"))
     for (leaf, x), (_, y) in zip(trees.named_leaves(whole), trees.named_leaves(loop), strict=True):
-        # Adam turns the rounding of a vanishing gradient into a step of its own, so single entries may differ by lr.
-        assert (x.double() - y.double()).norm() <= 3e-3 * y.double().norm(), leaf
+        # Adam turns the rounding of a vanishing gradient into a step of its own, so single entries may differ.
+        far = (x - y).abs() > 1e-3 * y.abs().max()
+        assert far.double().mean() <= 0.01, leaf
 
 
 @pytest.mark.slow
