@@ -56,6 +56,7 @@ def test_five_plug_ins_outside_of_the_checkout_play_and_are_found_again(folder):
     assert "FedRayError" in elsewhere.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_plug_ins_reach_the_actors(folder):
     launch(folder, "my_prox", *USE.split(), "--runtime", "local", "--output", "local", "--json")

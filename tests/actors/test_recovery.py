@@ -108,6 +108,7 @@ def test_clients_that_fail_or_hang_once_are_asked_again_in_a_new_process(tmp_pat
     assert [failure.who.split()[0] for failure in failures] == ["client", "client", "actor", "actor"]
 
 
+@pytest.mark.slow
 def test_a_client_that_keeps_failing_stops_the_run_or_is_left_out() -> None:
     ill = always(plan(), len(plan().partition.train[2]), "exception")
     with (

@@ -99,6 +99,7 @@ def test_a_missing_or_torn_file_costs_one_checkpoint(file, tmp_path):
         checkpoint.newest(store, plan, lambda _: None)
 
 
+@pytest.mark.slow
 def test_a_thousand_flipped_bits_are_all_noticed(tmp_path):
     plan, store, *_ = kept(tmp_path)
     good, bad = tmp_path / "round-000001", tmp_path / "round-000002"
