@@ -309,8 +309,8 @@ def close(name: str, settings: dict) -> None:
     whole, loop = (play(plan, [block(plan, backend=backend)]) for backend in ("compiled", "loop"))
     for (leaf, x), (_, y) in zip(trees.named_leaves(whole), trees.named_leaves(loop), strict=True):
         # Adam turns the rounding of a vanishing gradient into a step of its own, so single entries may differ.
-        far = (x - y).abs() > 1e-3 * y.abs().max()
-        assert far.double().mean() <= 0.01, leaf
+        far = (x - y).abs() > 1e-3 * (y.abs().max() if y.numel() else 0)
+        assert far.sum() <= 0.01 * far.numel(), leaf
 
 
 @pytest.mark.slow
