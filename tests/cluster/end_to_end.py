@@ -196,6 +196,25 @@ def walk(work: Path, hosts: int, rounds: int, cut: bool) -> None:
         say(f"ray down; no machine has a raylet {took:.0f} s later")
 
 
+def in_a_folder(walk: Callable[[Path], None], keep: bool) -> int:
+    """The exit status of a walk, whose machines live in a folder that is removed afterwards unless it is to be kept."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # takes everything down on the way
+    # Not below /tmp/ray, which every machine covers with its own.
+    work = Path(tempfile.mkdtemp(prefix="fedray-machines-", dir="/var/tmp"))
+    try:
+        walk(work)
+    except FedRayError as error:
+        say(f"FAILED: {error}")
+        return 1
+    finally:
+        if keep:
+            say(f"kept: {work}")
+        else:
+            shutil.rmtree(work, ignore_errors=True)
+    say("passed")
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=3, help="machines, the head among them")
@@ -206,21 +225,7 @@ def main() -> int:
     if reason := why_not():
         print(f"skipped: {reason}", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # takes everything down on the way
-    # Not below /tmp/ray, which every machine covers with its own.
-    work = Path(tempfile.mkdtemp(prefix="fedray-e2e-", dir="/var/tmp"))
-    try:
-        walk(work, args.hosts, args.rounds, not args.no_cut)
-    except FedRayError as error:
-        say(f"FAILED: {error}")
-        return 1
-    finally:
-        if args.keep:
-            say(f"kept: {work}")
-        else:
-            shutil.rmtree(work, ignore_errors=True)
-    say("passed")
-    return 0
+    return in_a_folder(lambda work: walk(work, args.hosts, args.rounds, not args.no_cut), args.keep)
 
 
 if __name__ == "__main__":

@@ -10,14 +10,12 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from fedray.types import FedRayError
-from tests.cluster.end_to_end import ROOT, compare, processes, say, until
+from tests.cluster.end_to_end import ROOT, compare, in_a_folder, processes, say, until
 from tests.cluster.hosts import Host, Network, run, why_not
 
 TOOLS = ("slurmctld", "slurmd", "munged", "sbatch")
@@ -181,20 +179,7 @@ def main() -> int:
     if reason := why_not() or (f"{', '.join(missing)} missing: apt-get install -y slurm-wlm munge" if missing else ""):
         print(f"skipped: {reason}", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    work = Path(tempfile.mkdtemp(prefix="fedray-slurm-", dir="/var/tmp"))
-    try:
-        walk(work, args.rounds)
-    except FedRayError as error:
-        say(f"FAILED: {error}")
-        return 1
-    finally:
-        if args.keep:
-            say(f"kept: {work}")
-        else:
-            shutil.rmtree(work, ignore_errors=True)
-    say("passed")
-    return 0
+    return in_a_folder(lambda work: walk(work, args.rounds), args.keep)
 
 
 if __name__ == "__main__":
