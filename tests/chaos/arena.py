@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import psutil
 from ray.cluster_utils import Cluster
@@ -33,8 +34,10 @@ class Arena:
 
     def __init__(self, folder: Path, nodes: int, pace: float):
         self.folder, self.pace = folder, pace
-        # The head has room for the server and all clients: it is never taken.
-        self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 3, "_system_config": QUICK})
+        # Unnoted: a run that another test starts would join it unasked, as one of `ray start`, and lose it in its midst.
+        with patch("ray._private.utils.write_ray_address"):
+            # The head has room for the server and all clients: it is never taken.
+            self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 3, "_system_config": QUICK})
         self.workers = [self.cluster.add_node(num_cpus=2) for _ in range(nodes - 1)]
         self.process: subprocess.Popen[bytes] | None = None
         self.run, self.issued = folder, 0
