@@ -34,7 +34,7 @@ class Arena:
 
     def __init__(self, folder: Path, nodes: int, pace: float):
         self.folder, self.pace = folder, pace
-        # Unnoted: a run that another test starts would join it unasked, as one of `ray start`, and lose it in its midst.
+        # Unnoted: a run that another test starts would join it unasked, and die when it ends.
         with patch("ray._private.utils.write_ray_address"):
             # The head has room for the server and all clients: it is never taken.
             self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 3, "_system_config": QUICK})
