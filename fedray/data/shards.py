@@ -6,7 +6,7 @@ follows the number of examples, not the largest shard times the number of client
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, overload
 
 import numpy as np
@@ -117,12 +117,15 @@ class Shards(Sequence[Shard]):
         at, total = torch.from_numpy(place.copy()), torch.from_numpy(n).float()
         return Batch(x, y, real.float(), at.to(x.device), total.to(x.device))
 
-    def minibatch(self, index: Sequence[int], place: np.ndarray, weight: np.ndarray) -> Batch:
-        """The training examples at the places [K, B] of the clients in the given rows, with weights [K, B]."""
+    def minibatches(self, index: Sequence[int], place: np.ndarray, weight: np.ndarray) -> Iterator[Batch]:
+        """The training examples at the places [R, K, B] of the clients in the given rows, with weights [R, K, B]: one
+        minibatch after the other."""
         rows = np.asarray(index)
-        x, y = self._at(self._starts[0, rows][:, None] + place)
-        mask, at, total = (torch.from_numpy(array).to(x.device) for array in (weight, place, self.sizes[rows]))
-        return Batch(x, y, mask, at, total.float())
+        device = "cpu" if self._ready is None else self._ready[0].device
+        mask, at, total = (torch.from_numpy(array).to(device) for array in (weight, place, self.sizes[rows]))
+        total = total.float()
+        for positions, own, real in zip(self._starts[0, rows][:, None] + place, at, mask, strict=True):
+            yield Batch(*self._at(positions), real, own, total)
 
     def kept(self, device: torch.device | str) -> Kept:
         """All examples converted, for who picks minibatches on the device."""

@@ -190,7 +190,11 @@ class Block:
     def _sorted_out(self, round_number: int, index: Sequence[int], ups: Any, result: Any) -> _Part:
         """The rows of a result whose upload is finite, and the failures of the others."""
         up_bytes = payload_bytes(trees.row(ups, 0), self.plan)
-        bad = bad_rows(ups) or (totals.boundless(result[1]) if isinstance(result[1], Terms) else {})
+        sent = result[1]
+        # Terms that are the whole upload are looked at once.
+        bad = {} if isinstance(sent, Terms) and sent.values is ups else bad_rows(ups)
+        if isinstance(sent, Terms):
+            bad = bad or totals.boundless(sent)
         if not bad:
             return _Part(index, result, (), up_bytes)
         failures = tuple(not_finite(round_number, self.ids[index[row]], field) for row, field in sorted(bad.items()))

@@ -97,7 +97,7 @@ class LocalRounds:
         if self._compiled and not self._plan.adapting(round_number):
             functions, noise = _compiled(functions, self._compiled), self._bits
         draws = self._draws(round_number, [k], noise(round_number, [k]))
-        alone = ((trees.row(batch, 0), some[0]) for batch, some in draws)
+        alone = ((Batch(*(part[0] for part in batch)), some[0]) for batch, some in draws)
         steps = partial(_in_turn, functions.step, alone)
         result = self._play(functions, round_number, [k], steps, client, down, data)
         return trees.tree_map(lambda leaf: leaf[None], result)
@@ -146,10 +146,7 @@ class LocalRounds:
         self, step: Callable[..., Any], round_number: int, index: Sequence[int], local: Any
     ) -> tuple[Any, Any]:
         """(local, infos) after the steps of a stack on static buffers."""
-        at, mask = (
-            torch.from_numpy(np.stack(arrays)).to(self._device)
-            for arrays in zip(*self._picked(round_number, index), strict=True)
-        )
+        at, mask = (torch.from_numpy(array).to(self._device) for array in self._picked(round_number, index))
         streams = self._streams(round_number, index)
         on_device = bool(streams) and self._plan.cfg.noise_generator == "philox"
         keys = philox.keys(streams, self._device) if on_device else torch.empty(0, device=self._device)
@@ -175,8 +172,7 @@ class LocalRounds:
         self, round_number: int, index: Sequence[int], noise: Iterator[Tensor]
     ) -> Iterator[tuple[Batch, Tensor]]:
         """Minibatches and noise of every local step, stacked over the given rows."""
-        batches = (self._shards.minibatch(index, *picked) for picked in self._picked(round_number, index))
-        return zip(batches, noise, strict=True)
+        return zip(self._shards.minibatches(index, *self._picked(round_number, index)), noise, strict=True)
 
     def _streams(self, round_number: int, index: Sequence[int]) -> list[Stream]:
         """The streams of the noise of the given rows; none for a method without noise."""
@@ -201,24 +197,29 @@ class LocalRounds:
         """The random bits of every local step of one client, of which a compiled step makes normals."""
         stream = self._plan.stream("noise", self._ids[index[0]], round_number)
         count = math.prod(self._plan.algorithm.noise_shape(self._plan.context))
+        none = stream.bits(0)[None]
         for _ in range(self._plan.cfg.local_steps):
-            yield stream.bits(count)[None]
+            yield stream.bits(count)[None] if count else none
 
-    def _picked(self, round_number: int, index: Sequence[int]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Of every local step: the places [K, J B] in the shards of the given rows, J minibatches one after the other,
-        and their weights."""
+    def _picked(self, round_number: int, index: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """The places [R, K, J B] of every local step in the shards of the given rows, J minibatches one after the
+        other, and their weights."""
         cfg = self._plan.cfg
-        count = self._plan.algorithm.minibatches(cfg.algorithm)
-        for step in range(cfg.local_steps):
-            position = ((round_number - 1) * cfg.local_steps + step) * count
-            picked = np.zeros((len(index), count, cfg.batch_size), np.int64)
-            weight = np.zeros((len(index), count, cfg.batch_size), np.float32)
-            for row, k in enumerate(index):
-                for j in range(count):
-                    chosen = self._passes[k][position + j]
-                    picked[row, j, : len(chosen)] = chosen
-                    weight[row, j, : len(chosen)] = 1
-            yield picked.reshape(len(index), -1), weight.reshape(len(index), -1)
+        steps, count = cfg.local_steps, self._plan.algorithm.minibatches(cfg.algorithm)
+        first = (round_number - 1) * steps * count
+        picked = np.zeros((steps * count, len(index), cfg.batch_size), np.int64)
+        weight = np.zeros(picked.shape, np.float32)
+        for row, k in enumerate(index):
+            for place in range(steps * count):
+                chosen = self._passes[k][first + place]
+                picked[place, row, : len(chosen)] = chosen
+                weight[place, row, : len(chosen)] = 1
+
+        def by_step(array: np.ndarray) -> np.ndarray:
+            apart = array.reshape(steps, count, len(index), cfg.batch_size)
+            return apart.swapaxes(1, 2).reshape(steps, len(index), -1)
+
+        return by_step(picked), by_step(weight)
 
 
 def _compiled(functions: _Functions, step: Loaded) -> _Functions:

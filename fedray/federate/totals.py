@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedray.arrays import sums, trees
-from fedray.types import Context, Sums
+from fedray.types import Context, Sums, whole_upload
 
 
 class Terms(NamedTuple):
@@ -27,7 +27,7 @@ class Terms(NamedTuple):
 
 def terms(ctx: Context[Any], how: Sums, ups: Any, n: Tensor) -> Terms:
     """The terms of uploads stacked [K, ...] of clients that have n [K] training examples."""
-    values = torch.vmap(partial(how.terms, ctx))(ups)
+    values = ups if how.terms is whole_upload else torch.vmap(partial(how.terms, ctx))(ups)
     weights = how.weigh(ctx, n.to(torch.float64))
     return Terms(values, weights, tuple(sums.largest(leaf, weights).cpu() for leaf in trees.leaves(values)))
 

@@ -75,12 +75,12 @@ def test_examples_converted_when_used_are_those_converted_at_once(kind, monkeypa
     at_once = loading.shards(dataset, partition, [2, 0])
     monkeypatch.setattr(shards, "CONVERTED_BYTES", 0)
     when_used = loading.shards(dataset, partition, [2, 0])
-    place, weight = np.array([[1, 0, 3], [2, 2, 0]]), np.ones((2, 3), np.float32)
+    place, weight = np.array([[[1, 0, 3], [2, 2, 0]], [[0, 0, 1], [3, 2, 1]]]), np.ones((2, 2, 3), np.float32)
     for one, other in (
         (list(at_once), list(when_used)),
         (at_once.padded([1, 0], 20), when_used.padded([1, 0], 20)),
         (at_once.padded([1], 0), when_used.padded([1], 0)),
-        (at_once.minibatch([1, 0], place, weight), when_used.minibatch([1, 0], place, weight)),
+        (list(at_once.minibatches([1, 0], place, weight)), list(when_used.minibatches([1, 0], place, weight))),
     ):
         assert differing(one, other) == []
         assert schema(one) == schema(other)
@@ -95,8 +95,11 @@ def test_a_padded_shard_and_a_minibatch_are_rows_of_the_shard():
     assert batch.y.tolist() == [[1, 2, 0, 0], [0, 1, 2, 0]]
     assert batch.weight.tolist() == [[1, 1, 0, 0], [1, 1, 1, 0]]
     assert (batch.place.tolist(), batch.total.tolist()) == ([[0, 1, 2, 3]] * 2, [2, 3])
-    small = found.minibatch([1, 0], np.array([[1, 0], [2, 1]]), np.ones((2, 2), np.float32))
+    place, weight = np.array([[[1, 0], [2, 1]], [[0, 0], [0, 2]]]), np.array([[[1, 1], [1, 1]], [[1, 0], [1, 1.0]]])
+    small, other = found.minibatches([1, 0], place, weight.astype(np.float32))
     assert small.x[..., 0].tolist() == [[6, 8], [3, 2]]
+    assert other.x[..., 0].tolist() == [[8, 8], [1, 3]]
+    assert (other.place.tolist(), other.weight.tolist()) == ([[0, 0], [0, 2]], [[1, 0], [1, 1]])
     assert found.padded([0], 0).total.tolist() == [3]
     small.x.zero_()
     assert found[0].train_x.flatten().tolist() == [1, 2, 3]
