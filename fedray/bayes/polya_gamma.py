@@ -22,6 +22,7 @@ from torch import Tensor
 
 NORMALS = 7  # standard normals of an example in a step of a chain: the prior draw of f, its noise, and five for ω
 QUADRATURE = 10  # nodes of Gauss and Hermite
+NODES, SHARES = np.polynomial.hermite_e.hermegauss(QUADRATURE)
 TINY = 1e-6  # below it a variance or a probability is rounding
 
 
@@ -95,10 +96,9 @@ def probability(mean: Tensor, variance: Tensor) -> Tensor:
     σ(f) = ½ + ½ tanh(f/2): PyTorch's sigmoid, unlike its tanh, treats the last elements of a vector differently, and a
     client alone would differ from its row of a stack.
     """
-    nodes, shares = np.polynomial.hermite_e.hermegauss(QUADRATURE)
     sd = variance.clamp_min(TINY).sqrt()
     total = torch.zeros_like(mean)
-    for node, share in zip(nodes.tolist(), (shares / shares.sum()).tolist(), strict=True):
+    for node, share in zip(NODES.tolist(), (SHARES / SHARES.sum()).tolist(), strict=True):
         total = total + share * torch.tanh((mean + node * sd) / 2)
     return (1 + total) / 2
 
