@@ -118,6 +118,11 @@ def compared(actor: ClientActor, plan: Plan) -> Any:
     return actor.class_losses(1, trees.to_numpy(plan.view(plan.initial_server()))) if plan.personal else None
 
 
+def questioned(actor: ClientActor, plan: Plan) -> Any:
+    view = trees.to_numpy(plan.view(plan.initial_server()))
+    return actor.uncertainty(1, view, np.zeros((3, *plan.model.input_shape), np.float32))
+
+
 def asked(actor: ClientActor, plan: Plan) -> Any:
     server, replies = plan.initial_server(), []
     for score, stages in plan.algorithm.scores.items():
@@ -146,6 +151,7 @@ CLIENT_CASES: dict[str, Callable[[ClientActor, Plan], Any]] = {
     "restore": lambda actor, plan: actor.restore(settled(actor, plan)[1]),
     "evaluate": evaluated,
     "class_losses": compared,
+    "uncertainty": questioned,
     "probe": asked,
     "snapshot": lambda actor, plan: actor.snapshot(),
     "save": saved,
@@ -153,7 +159,7 @@ CLIENT_CASES: dict[str, Callable[[ClientActor, Plan], Any]] = {
     "hand_over": lambda actor, plan: actor.hand_over(),
     "pid": lambda actor, plan: actor.pid(),
 }
-SERVER_CASES = {"play", "snapshot", "class_losses", "history", "pid", "client_pids", "save"}
+SERVER_CASES = {"play", "snapshot", "class_losses", "uncertainty", "history", "pid", "client_pids", "save"}
 
 
 def public(actor: type) -> set[str]:
@@ -201,6 +207,7 @@ def test_no_report_of_a_federation_holds_a_private_example(algorithm: str) -> No
     plan = small_plan(algorithm)
     with LocalFederation(plan) as federation:
         reports = [*federation, federation.snapshot(), federation.class_losses() if plan.personal else None]
+        reports.append(federation.uncertainty())
         assert leaks(reports, secrets(plan)) == []
 
 
