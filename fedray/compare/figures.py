@@ -309,7 +309,7 @@ def unknown_figure(series: Sequence[Series], kind: str) -> Figure | None:
     for index, each in enumerate(values):
         _draw_clients(ax, index, 100 * each)
     ax.axvline(50, color=BOUND, linewidth=1, linestyle=":")
-    ax.set(xlabel=f"AUROC of classes that a client does not hold, {report.NAMES[kind]} (%)")
+    ax.set(xlabel=f"Unknown-class AUROC on a client, {report.NAMES[kind]} (%)")
     ax.grid(visible=False, axis="y")
     ax.set_yticks(range(len(series)), [_wrap(each.name) for each in series])
     ax.set_ylim(len(series) - 0.5, -0.5)  # the first row on top, as in the table

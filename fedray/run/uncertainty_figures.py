@@ -57,12 +57,12 @@ def risk_figure(lines: Sequence[Line]) -> Figure | None:
     """Errors among the predictions that are answered (%), against the share that is answered (%), the surest first."""
     if not lines:
         return None
-    figure = canvas(4.4, 3.5 + 0.12 * len(lines))
+    figure = canvas(4.4 if len(lines) <= 2 else 6.4, 3.5 + 0.12 * len(lines))  # names of methods are long
     ax = figure.subplots()
     for place, line in enumerate(lines):
         every = (5 * place % 9, 9)  # markers at other places than those of the next line
         ax.plot(100 * column(line.rows, "coverage"), 100 * column(line.rows, "risk"), markevery=every, **_named(line))
-    ax.axhline(100 * RISK, color=GREY, linewidth=1, linestyle=":", label=f"a risk of {RISK:.0%}")
+    ax.axhline(100 * RISK, color=GREY, linewidth=1, linestyle=":", label=f"a risk of {100 * RISK:g} %")
     ax.set(xlabel="Coverage: predictions answered (%)", ylabel="Risk: errors among them (%)", xlim=(0, 100))
     ax.set_ylim(bottom=0)
     figure.legend(loc="outside lower center", ncols=2)
@@ -139,7 +139,9 @@ def sets_figure(rows: Rows) -> Figure | None:
             look: dict[str, Any] = {"color": COLOURS[model], "alpha": 0.7, "linestyle": "none", "markersize": 4.5}
             size, coverage = column(own, f"{rule}_size"), 100 * column(own, f"{rule}_coverage")
             ax.plot(size, coverage, LINES[model][1], label=NAMES[model], **look)
-        ax.axhline(100 * (1 - ALPHA), color=GREY, linewidth=1, linestyle=":", label=f"{1 - ALPHA:.0%}, as asked for")
+        ax.axhline(
+            100 * (1 - ALPHA), color=GREY, linewidth=1, linestyle=":", label=f"{100 * (1 - ALPHA):g} %, as asked for"
+        )
         ax.set(title=title, xlabel="Classes in a set, client mean")
     axes[0].set_ylabel("Sets with the true class, by client (%)")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)

@@ -3,7 +3,7 @@
 Severity 0 is the input as it is. Every kind has the severities 1 to 5:
 
     noise      + a σ z, z standard normal, σ the standard deviation of the inputs; a = 0.25, 0.5, 0.75, 1, 1.5
-    blur       a Gaussian of standard deviation b · height; b = 0.02, 0.03, 0.045, 0.06, 0.08 (0.6 to 2.2 of 28 pixels)
+    blur       a Gaussian of standard deviation b · height; b = 0.02, 0.04, 0.06, 0.09, 0.12 (0.6 to 3.4 of 28 pixels)
     rotation   by 15, 30, 45, 60, 75 degrees about the centre; what comes in from outside repeats the border
 
 Images have all kinds, vectors of features only noise, texts none. This is not one of the published sets of corrupted
@@ -72,6 +72,6 @@ def rotation(degrees: float, x: Tensor, z: Tensor) -> Tensor:
 
 KINDS: dict[str, tuple[Callable[[float, Tensor, Tensor], Tensor], tuple[float, ...]]] = {
     "noise": (noise, (0.25, 0.5, 0.75, 1.0, 1.5)),
-    "blur": (blur, (0.02, 0.03, 0.045, 0.06, 0.08)),
+    "blur": (blur, (0.02, 0.04, 0.06, 0.09, 0.12)),
     "rotation": (rotation, (15.0, 30.0, 45.0, 60.0, 75.0)),
 }

@@ -54,7 +54,7 @@ SHOWN = (
     Shown("aurc", "area under the risk-coverage curve (%)", 100, 2),
     Shown("unknown_auroc", "AUROC of unknown classes (%)", 100, 1),
     Shown("far_auroc", "AUROC of another dataset (%)", 100, 1),
-    Shown("thr_coverage", f"coverage of the {1 - ALPHA:.0%} sets (%)", 100, 1),
+    Shown("thr_coverage", f"coverage of the {100 * (1 - ALPHA):g} % sets (%)", 100, 1),
     Shown("thr_size", "mean size of these sets", 1, 2),
 )
 
@@ -102,8 +102,8 @@ def _protocol(plan: Plan, execution: Execution) -> dict[str, str]:
         "unknown": f"at most {SAMPLE} test examples of others, of classes that the client does not train on; a "
         "simulation only",
         **({"far": f"at most {SAMPLE} examples of {execution.ood}"} if execution.ood else {}),
-        "sets": f"of {1 - ALPHA:.0%}",
-        "selective": f"coverage at a risk of {RISK:.0%}, risk at a coverage of {COVERAGE:.0%}",
+        "sets": f"of {100 * (1 - ALPHA):g} %",
+        "selective": f"coverage at a risk of {100 * RISK:g} %, risk at a coverage of {100 * COVERAGE:g} %",
         "pooling": "clients weighted by their scored examples",
     }
 
