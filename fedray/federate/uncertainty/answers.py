@@ -38,7 +38,7 @@ AGREEMENT = 1e-9  # nats; less mutual information is rounding error of draws tha
 
 
 class Predicted(NamedTuple):
-    """The predictive distribution of n examples."""
+    """The predictive distribution of n examples, on the CPU, where all measures are computed."""
 
     log_p: Tensor  # [n, C] log p̄, float64
     information: Tensor  # [n] mutual information in nats; NaN of a model without draws, which has none
@@ -80,10 +80,11 @@ def uncertainty(block: Block, round_number: int, view: Any, dataset: Dataset, fa
 
 
 def _answers(plan: Plan, client: int, model: Predict, asks: Questions, far: Tensor | None) -> Answers:
-    (x_calibration, y_calibration), (x, y) = asks.calibration, asks.scored
-    calibration, scored = predicted(model, x_calibration), predicted(model, x)
-    u = plan.stream("conformal", client).uniform([len(y_calibration) + len(y)]).to(x.device)
-    known = _scores(scored)[:, asks.known]
+    x = asks.scored[0]
+    calibration, scored = predicted(model, asks.calibration[0]), predicted(model, x)
+    y_calibration, y = asks.calibration[1].cpu(), asks.scored[1].cpu()
+    u = plan.stream("conformal", client).uniform([len(y_calibration) + len(y)])
+    known = _scores(scored)[:, asks.known.cpu()]
     return Answers(
         _number(y),
         _number(y_calibration),
@@ -92,7 +93,7 @@ def _answers(plan: Plan, client: int, model: Predict, asks: Questions, far: Tens
         conformal.sets(calibration.log_p.exp(), y_calibration, scored.log_p.exp(), y, u),
         ranked(known, _scores(predicted(model, asks.unknown))),
         ranked(known, _scores(predicted(model, x[:0] if far is None else far))),
-        _shifted(plan, client, model, (x[:SAMPLE], y[:SAMPLE])),
+        _shifted(plan, client, model, asks.scored),
     )
 
 
@@ -101,12 +102,12 @@ def predicted(model: Predict, x: Tensor) -> Predicted:
     parts = [_predicted(model.rows(piece), model.shares) for piece in x.split(ROWS) if len(piece)]
     if parts:
         return trees.concatenate(parts)
-    return Predicted(x.new_empty((0, 1), dtype=torch.float64), x.new_empty(0, dtype=torch.float64))
+    return Predicted(torch.empty((0, 1), dtype=torch.float64), torch.empty(0, dtype=torch.float64))
 
 
 def _predicted(log_probs: Tensor, shares: Tensor | None) -> Predicted:
     """Of draws log p [M, n, C]."""
-    log_probs = log_probs.double()
+    log_probs, shares = log_probs.cpu().double(), None if shares is None else shares.cpu()
     log_p = metrics.log_average(log_probs, shares)
     information = _entropy(log_p) - metrics.expected_entropy(log_probs, shares)
     information = torch.where(information < AGREEMENT, 0, information)
@@ -134,11 +135,11 @@ def _scaled(calibration: Predicted, y_calibration: Tensor, scored: Predicted, y:
 
 def _shifted(plan: Plan, client: int, model: Predict, examples: Examples) -> EvalStats | None:
     """Sums over corrupted examples, one row per corruption."""
-    x, y = examples
+    x, y = (part[:SAMPLE] for part in examples)
     z = plan.normals("shift", client, 0, tuple(x.shape), x.device)
     found = [sums(plan, model, (each.apply(x, z), y)) for each in corruptions(tuple(x.shape[1:]))]
     return trees.stack(found) if found else None
 
 
 def _number(y: Tensor) -> Tensor:
-    return torch.tensor(float(len(y)), dtype=torch.float64, device=y.device)
+    return torch.tensor(float(len(y)), dtype=torch.float64)
