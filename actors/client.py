@@ -24,6 +24,8 @@ from fedray.federate.device.numbers import set_precision
 from fedray.federate.messages import ClassLosses, EvalReply, File, Saved, TrainReply
 from fedray.federate.plan import Plan
 from fedray.federate.states import Piece, rows
+from fedray.federate.uncertainty import answers
+from fedray.federate.uncertainty.reply import Uncertainty
 
 
 class ClientActor:
@@ -120,6 +122,12 @@ class ClientActor:
         block = self._block
         view = trees.to_torch(view, self._device)
         return trees.to_numpy(loss_deviation.class_losses(block, round_number, view, self._load(block.plan)))
+
+    def uncertainty(self, round_number: int, view: Any, far: Any) -> Uncertainty:
+        """What the uncertainty of the hosted models is good for; test examples of other clients are read here."""
+        block = self._block
+        view, far = trees.to_torch((view, far), self._device)
+        return trees.to_numpy(answers.uncertainty(block, round_number, view, self._load(block.plan), far))
 
     def probe(self, score: str, number: int, view: Any, message: Any) -> list[Tensor]:
         """The replies of the hosted clients in one stage of a score."""

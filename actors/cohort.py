@@ -24,9 +24,11 @@ from fedray.federate.failures import RETRY, FailurePolicy, StageError
 from fedray.federate.messages import ClassLosses, EvalReply, Failure, File, Saved, TrainReply
 from fedray.federate.plan import Plan
 from fedray.federate.states import Piece
+from fedray.federate.uncertainty.reply import Uncertainty, together
 from fedray.terminal import say
 from fedray.types import Sums, first_line
 
+PASSES = 20.0  # evaluations that take about as long as an uncertainty report
 START_SECONDS = 180.0  # that a new process may take before the clock of --round-timeout runs
 LOST = (RayActorError, OutOfMemoryError, ObjectLostError)
 
@@ -170,6 +172,11 @@ class RayCohort:
         args = self._to_all(round_number, ray.put(trees.to_numpy(view)))
         patience = self._plan.clients  # every actor predicts the test shards of all clients
         return trees.concatenate(self._ask(Question(ClientActor.class_losses, args, round_number, patience=patience)))
+
+    def uncertainty(self, round_number: int, view: Any, far: torch.Tensor | None) -> Uncertainty:
+        args = self._to_all(round_number, ray.put(trees.to_numpy(view)), ray.put(trees.to_numpy(far)))
+        question = Question(ClientActor.uncertainty, args, round_number, patience=PASSES)
+        return together(self._ask(question))
 
     def probe(self, score: str, number: int, view: Any, message: Any) -> Iterator[torch.Tensor]:
         args = self._to_all(score, number, ray.put(trees.to_numpy(view)), ray.put(trees.to_numpy(message)))

@@ -12,6 +12,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from torch import Tensor
 
 from actors.cluster import connect, here, nodes
 from actors.cohort import ClientsLostError
@@ -27,6 +28,7 @@ from fedray.federate.failures import failure_policy
 from fedray.federate.messages import ClassLosses, Failure, File, RoundMetrics
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot, State
+from fedray.federate.uncertainty.reply import Uncertainty
 from fedray.terminal import say
 from fedray.types import FedRayError, RunError, first_line
 
@@ -105,6 +107,11 @@ class RayFederation:
     def class_losses(self) -> ClassLosses:
         """What the loss deviation is made of, of the personal models now."""
         return trees.to_torch(self._recovering(lambda: self._get(self.server.class_losses.remote())))
+
+    def uncertainty(self, far: Tensor | None = None) -> Uncertainty:
+        """What the uncertainty of the members' models now is good for; ``far`` are examples of another dataset."""
+        examples = trees.to_numpy(far)
+        return trees.to_torch(self._recovering(lambda: self._get(self.server.uncertainty.remote(examples))))
 
     def history(self) -> State:
         """The server's state with the measures of the rounds so far."""

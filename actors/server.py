@@ -19,6 +19,7 @@ from fedray.federate.in_process import play_and_keep
 from fedray.federate.messages import ClassLosses, File, RoundMetrics
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot, State, start
+from fedray.federate.uncertainty.reply import Uncertainty
 
 
 class ServerActor:
@@ -63,6 +64,11 @@ class ServerActor:
     def class_losses(self) -> ClassLosses:
         """What the loss deviation is made of, of the personal models now."""
         return trees.to_numpy(self._cohort.class_losses(self._state.round, self._plan.view(self._state.server)))
+
+    def uncertainty(self, far: Any = None) -> Uncertainty:
+        """What the uncertainty of the members' models now is good for; ``far`` are examples of another dataset."""
+        view = self._plan.view(self._state.server)
+        return trees.to_numpy(self._cohort.uncertainty(self._plan.cfg.rounds, view, trees.to_torch(far)))
 
     def history(self) -> State:
         """The server's state with the measures of the rounds so far."""

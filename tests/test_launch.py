@@ -63,6 +63,7 @@ BAD = {
         ["--loss-deviation", "leave --novel-clients"],
     ),
     "deviation of no model": (["fedavg", "--loss-deviation"], ["--loss-deviation", "fedavg has no personal models"]),
+    "another dataset without a report": (["--ood", "mnist"], ["--ood mnist", "add --uncertainty"]),
     "name": (["--name", "a/b"], ["--name a/b", "--output"]),
     "no permission": (["--output", "/proc/result"], ["--output /proc/result", "cannot be written"]),
     "store down": (["--tracking.uri", "http://127.0.0.1:9"], ["http://127.0.0.1:9", "--tracking.uri none"]),
@@ -179,7 +180,7 @@ def test_help_names_every_algorithm_and_the_documented_options(capfd: pytest.Cap
         "fedavg fedprox pfedbayes --rounds --clients --clients-per-round --seed --data.name --data.root --data.size "
         "--data.labels-per-client --data.layout --batch-size --local-steps --eval-every --predict-samples --runtime "
         "--clients-per-actor --gpus-per-client --tracking.uri --tracking.experiment --name --json --zeta --rho-init "
-        "--lr-personal --lr-global --output --loss-deviation"
+        "--lr-personal --lr-global --output --loss-deviation --uncertainty --ood"
     )
     assert not [word for word in expected.split() if word not in text]
     plug_ins = [registry.selections(), registry.partitions(), registry.networks(), registry.algorithms()]

@@ -37,6 +37,8 @@ REFUSED = {  # settings of the execution that a sweep decides itself: why, and w
     "runtime": ("a sweep runs on Ray", "leave the option out"),
     "client_states": ("the trials of a sweep keep their clients' states in memory", "leave the option out"),
     "loss_deviation": ("a sweep keeps metrics only", "launch its best configuration with the option"),
+    "uncertainty": ("a sweep keeps metrics only", "launch its best configuration with the option"),
+    "ood": ("a sweep keeps metrics only", "launch its best configuration with the option"),
     "checkpoint.every": ("a sweep keeps every trial after each evaluated round", "use --eval-every"),
     "checkpoint.keep": ("the scheduler decides which checkpoints of a trial are kept", "leave the option out"),
     "checkpoint.url": ("a sweep keeps its checkpoints in its own folder", "use --output"),

@@ -15,6 +15,7 @@ from fedray.compare import figures, html, tables
 from fedray.compare.figures import Series
 from fedray.compare.groups import DATA, History, RunGroup, arrange, measurable, with_estimates
 from fedray.compare.runs import FinishedRun, RunStore
+from fedray.federate.uncertainty import summary as uncertain
 from fedray.terminal import say
 from fedray.types import FedRayError
 
@@ -23,6 +24,7 @@ Histories = Mapping[str, History]  # by the id of a run
 FORMATS = {"md": "table.md", "latex": "table.tex", "csv": "table.csv", "html": "report.html"}
 METRICS = (
     "personal/accuracy,global/accuracy,personal/rmse,global/rmse,personal/ece,personal/nll,personal/coverage,"
+    "personal/adaptive_ece,personal/aurc,personal/unknown_auroc,personal/unknown_fpr95,personal/thr_coverage,"
     "novel/accuracy,novel/rmse"
 )
 
@@ -157,4 +159,7 @@ def _series(store: RunStore, group: RunGroup, histories: Histories, name: str) -
         calibration=[store.csv_rows(run, "calibration.csv") for run in group.runs],
         clients=clients,
         deviation=[store.csv_rows(run, "loss_deviation.csv") for run in group.runs],
+        uncertain=[store.csv_rows(run, uncertain.CLIENTS) for run in group.runs],
+        risks=[store.csv_rows(run, uncertain.RISKS) for run in group.runs],
+        shift=[store.csv_rows(run, uncertain.SHIFT) for run in group.runs],
     )

@@ -13,7 +13,7 @@ import numpy as np
 from fedray.compare.groups import Estimate, estimate
 from fedray.compare.runs import DOWN, SECONDS, UP
 from fedray.federate import report
-from fedray.run import client_figures
+from fedray.run import client_figures, uncertainty_figures
 from fedray.run.client_figures import DeviationCurve
 from fedray.run.figure_style import PALETTE, Rows, canvas, column, jitter, save
 from fedray.run.figures import draw_reliability
@@ -53,6 +53,9 @@ class Series(NamedTuple):
     calibration: Sequence[Rows]  # of calibration.csv
     clients: Sequence[Rows]  # of clients.csv
     deviation: Sequence[Rows] = ()  # of loss_deviation.csv; empty for a run without it
+    uncertain: Sequence[Rows] = ()  # of client_uncertainty.csv; empty for a run without it, as the next two are
+    risks: Sequence[Rows] = ()  # of risk_coverage.csv
+    shift: Sequence[Rows] = ()  # of shift.csv
     control: bool = False  # a bound of the others
 
 
@@ -76,6 +79,9 @@ def draw(folder: Path, suffix: str, series: Sequence[Series]) -> list[Path]:
         paths.append(
             save(folder, f"reliability-{kind}-{suffix}.png", lambda kind=kind: reliability_figure(shown, kind))
         )
+    for kind in report.KINDS:
+        for name, build in UNCERTAINTY.items():
+            paths.append(save(folder, f"{name}-{kind}-{suffix}.png", lambda kind=kind, build=build: build(shown, kind)))
     return [path for path in paths if path]
 
 
@@ -254,6 +260,63 @@ def deviation_figure(series: Sequence[Series]) -> Figure | None:
 
 def _examples(rows: Rows) -> list[tuple[str, ...]]:
     return [(row["client"], row["class"], row["test_examples"]) for row in rows]
+
+
+def risk_figure(series: Sequence[Series], kind: str) -> Figure | None:
+    """Risk-coverage curves of one kind of model, each the mean over its runs."""
+    return uncertainty_figures.risk_figure(_lines(series, [each.risks for each in series], kind, ("coverage",)))
+
+
+def shift_figure(series: Sequence[Series], kind: str) -> Figure | None:
+    """Accuracy and ECE of one kind of model under corrupted inputs, each the mean over its runs."""
+    keys = ("corruption", "severity")
+    return uncertainty_figures.shift_figure(_lines(series, [each.shift for each in series], kind, keys))
+
+
+def _lines(
+    series: Sequence[Series], tables: Sequence[Sequence[Rows]], kind: str, keys: Sequence[str]
+) -> list[uncertainty_figures.Line]:
+    """One line per row of the table, of the files ``tables`` of its runs."""
+    lines = []
+    for index, (each, files) in enumerate(zip(series, tables, strict=True)):
+        rows = mean_rows([row for file in files for row in file if row["model"] == kind], keys)
+        if rows:
+            lines.append(uncertainty_figures.Line(_wrap(each.name), rows, _look(index)))
+    return lines
+
+
+def mean_rows(rows: Rows, keys: Sequence[str]) -> list[dict[str, Any]]:
+    """Rows of several runs as one per value of the ``keys``, in the order of appearance; all other columns averaged."""
+    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
+    return [
+        dict(zip(keys, values, strict=True))
+        | {name: float(column(same, name).mean()) for name in same[0] if name not in (*keys, "model")}
+        for values, same in groups.items()
+    ]
+
+
+def unknown_figure(series: Sequence[Series], kind: str) -> Figure | None:
+    """AUROC (%) of every client's confidence, classes that it does not hold against its own, for one kind of model."""
+    name = "unknown_auroc"
+    rows = [[row for file in each.uncertain for row in file if row["model"] == kind] for each in series]
+    values = [column([row for row in each if row.get(name)], name) for each in rows]
+    if not any(len(each) for each in values):
+        return None
+    figure = canvas(6.5, 1.2 + 0.55 * len(series))
+    ax = figure.subplots()
+    for index, each in enumerate(values):
+        _draw_clients(ax, index, 100 * each)
+    ax.axvline(50, color=BOUND, linewidth=1, linestyle=":")
+    ax.set(xlabel=f"Unknown-class AUROC on a client, {report.NAMES[kind]} (%)")
+    ax.grid(visible=False, axis="y")
+    ax.set_yticks(range(len(series)), [_wrap(each.name) for each in series])
+    ax.set_ylim(len(series) - 0.5, -0.5)  # the first row on top, as in the table
+    return figure
+
+
+UNCERTAINTY = {"risk_coverage": risk_figure, "unknown": unknown_figure, "shift": shift_figure}
 
 
 def clients_figure(series: Sequence[Series]) -> Figure | None:

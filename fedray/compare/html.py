@@ -23,6 +23,11 @@ CAPTIONS = {
     "clients' models, on the test examples of all clients (ΔG) and on its own (ΔL). One run of each row that has "
     "--loss-deviation.",
     "reliability": "Accuracy per confidence bin at the last evaluation, pooled over clients and seeds.",
+    "risk_coverage": "Errors among the predictions that are answered, where every client answers the same share of its "
+    "examples, the surest first. Mean over seeds.",
+    "unknown": "AUROC of the maximum probability: test examples of classes that a client does not hold against its "
+    "own. One point per client and seed; box and line as above. Half would be chance.",
+    "shift": "Corrupted test examples, pooled over clients, mean over seeds. Severity 0 is the examples as they are.",
 }
 
 

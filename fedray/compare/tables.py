@@ -15,6 +15,7 @@ import jinja2
 from fedray.compare import published
 from fedray.compare.groups import Estimate, RunGroup
 from fedray.compare.published import Published
+from fedray.federate.uncertainty.summary import TRACKED
 
 LONG = 1e5  # larger numbers are shown in scientific notation
 MISSING = "–"
@@ -44,6 +45,20 @@ STYLES = {
     "coverage": Style("coverage of the 90 % interval (%)", 100, 1),
     "aleatoric_sd": Style("sd of the noise", digits=4),
     "epistemic_sd": Style("sd over posterior draws", digits=4),
+    "adaptive_ece": Style("adaptive ECE (%)", 100, 2, -1),
+    "nll_scaled": Style("NLL, own temperatures (nats)", better=-1),
+    "ece_scaled": Style("ECE, own temperatures (%)", 100, 2, -1),
+    "aurc": Style("AURC (%)", 100, 2, -1),
+    "coverage_at_risk": Style("coverage at 5 % risk (%)", 100, 1, +1),
+    "risk_at_coverage": Style("risk at 80 % coverage (%)", 100, 2, -1),
+    "unknown_auroc": Style("unknown-class AUROC (%)", 100, 1, +1),
+    "unknown_auroc_entropy": Style("unknown-class AUROC, entropy (%)", 100, 1, +1),
+    "unknown_auroc_mi": Style("unknown-class AUROC, mutual information (%)", 100, 1, +1),
+    "unknown_fpr95": Style("unknown-class FPR95 (%)", 100, 1, -1),
+    "far_auroc": Style("other-dataset AUROC (%)", 100, 1, +1),
+    "far_fpr95": Style("other-dataset FPR95 (%)", 100, 1, -1),
+    "thr_coverage": Style("coverage of 90 % sets (%)", 100, 1),
+    "thr_size": Style("size of 90 % sets", digits=2, better=-1),
     "stability": Style("sd over the last 10 evaluations (%)", 100, 2, -1),
 }
 OTHERS = {
@@ -161,6 +176,8 @@ def _caption(blocks: Sequence[Sequence[Sequence[Entry]]], metrics: Sequence[str]
         )
     if any(entry.text == MISSING for entry in entries):
         text += " A dash: not available."
+    if any(metric.partition("/")[2] in TRACKED for metric in metrics):
+        text += " Measures of the uncertainty report are those of the models after the last round."
     if any(metric.startswith("comm/") for metric in metrics):
         text += " Bytes are totals of the whole run."
     if any(metric.startswith("selection/") for metric in metrics):

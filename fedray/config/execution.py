@@ -71,6 +71,13 @@ class Execution:
     """After the last round, write the loss deviation of the personal models by class (pFedBreD). For simulations only:
     every process reads the test examples of all clients from the dataset's files. Costs as much as evaluating the
     personal models as many times as there are clients."""
+    uncertainty: bool = False
+    """After the last round, ask what the models' uncertainty is good for: telling classes that a client does not hold,
+    abstaining, recalibrating, conformal sets, and what becomes of them under corrupted inputs. For simulations only:
+    every process reads test examples of other clients from the dataset's files. Measures: docs/uncertainty.md."""
+    ood: str = ""
+    """Another dataset of the same shape, such as fashion_mnist for mnist, whose examples the models should find
+    strange (`uncertainty`)."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 

@@ -58,9 +58,9 @@ def evaluate(block: Block, round_number: int, view: Any, spotlight: bool) -> Eva
             if i not in asked:
                 continue
             own = personal_predictor(block, k, round_number, model, samples) if plan.personal else None
-            tested.append((_sums(plan, own, test), _sums(plan, everyone, test)))
+            tested.append((sums(plan, own, test), sums(plan, everyone, test)))
             if validation is not None:
-                validated.append((_sums(plan, own, validation), _sums(plan, everyone, validation)))
+                validated.append((sums(plan, own, validation), sums(plan, everyone, validation)))
     ids, seen = (tuple(i for i in block.ids if i in some) for some in (asked, shown))
     look = Spotlight(round_number, seen, *map(torch.stack, zip(*looks, strict=True))) if looks else None
     personal, overall = _stacked(tested)
@@ -115,7 +115,8 @@ def pieces(examples: Examples) -> Iterator[Examples]:
     return zip(x.split(ROWS), y.split(ROWS), strict=True)
 
 
-def _sums(plan: Plan, predict: Predict | None, examples: Examples) -> Stats | None:
+def sums(plan: Plan, predict: Predict | None, examples: Examples) -> Stats | None:
+    """The sums of a model over examples; None where there is no model."""
     if predict is None:
         return None
     parts = [plan.measure(predict.rows(x), y, predict.shares) for x, y in pieces(examples)]

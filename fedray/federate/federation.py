@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
+from torch import Tensor
+
 from fedray.federate.messages import ClassLosses, File, RoundMetrics
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot, State
+from fedray.federate.uncertainty.reply import Uncertainty
 
 
 class Federation(Protocol):
@@ -36,6 +39,10 @@ class Federation(Protocol):
 
     def class_losses(self) -> ClassLosses:
         """The sums by class, of the personal models now, that the loss deviation is made of."""
+        ...
+
+    def uncertainty(self, far: Tensor | None = None) -> Uncertainty:
+        """What the uncertainty of the members' models now is good for; ``far`` are examples of another dataset."""
         ...
 
     def history(self) -> State:

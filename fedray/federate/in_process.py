@@ -22,6 +22,8 @@ from fedray.federate.failures import FailurePolicy, failure_policy
 from fedray.federate.messages import ClassLosses, Cohort, EvalReply, File, RoundMetrics, TrainReply
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot, State, play_round, start
+from fedray.federate.uncertainty import answers
+from fedray.federate.uncertainty.reply import Uncertainty, together
 
 
 def play_and_keep(
@@ -59,6 +61,10 @@ class LocalCohort:
 
     def class_losses(self, round_number: int, view: Any) -> ClassLosses:
         return loss_deviation.class_losses(self.block, round_number, self._there(view), self.block.plan.dataset())
+
+    def uncertainty(self, round_number: int, view: Any, far: Tensor | None) -> Uncertainty:
+        found = answers.uncertainty(self.block, round_number, self._there(view), self.block.plan.dataset(), far)
+        return together([found])
 
     def probe(self, score: str, number: int, view: Any, message: Any) -> Iterator[Tensor]:
         return self.block.probe(score, number, *self._there((view, message)))
@@ -129,6 +135,11 @@ class LocalFederation:
         """What the loss deviation is made of, of the personal models now."""
         with numerics(), multiplying(self.plan.cfg.precision):
             return self.cohort.class_losses(self.state.round, self.plan.view(self.state.server))
+
+    def uncertainty(self, far: Tensor | None = None) -> Uncertainty:
+        """What the uncertainty of the members' models now is good for; ``far`` are examples of another dataset."""
+        with numerics(), multiplying(self.plan.cfg.precision):
+            return self.cohort.uncertainty(self.plan.cfg.rounds, self.plan.view(self.state.server), far)
 
     def history(self) -> State:
         """The server's state with the measures of the rounds so far."""

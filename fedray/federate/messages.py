@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from fedray.federate.uncertainty.reply import Uncertainty
 from fedray.types import Stats
 
 
@@ -141,6 +142,13 @@ class Cohort(Protocol):
 
     def class_losses(self, round_number: int, view: Any) -> ClassLosses:
         """The sums of every client's personal model, by class, on its own test shard and on those of all, [N, C]."""
+        ...
+
+    def uncertainty(self, round_number: int, view: Any, far: Tensor | None) -> Uncertainty:
+        """What the uncertainty of the models is good for, of the clients whom an evaluation of the round asks.
+
+        ``far`` are examples of another dataset.
+        """
         ...
 
     def probe(self, score: str, number: int, view: Any, message: Any) -> Iterator[Tensor]:

@@ -13,6 +13,7 @@ from fedray.federate import metrics
 from fedray.federate.messages import RoundMetrics, Validation
 from fedray.federate.plan import Plan
 from fedray.federate.tasks import TASKS, task_of
+from fedray.federate.uncertainty import summary as uncertain
 from fedray.types import LEVELS, EvalStats, RegressionStats, Stats, one_draw
 
 WINDOW = 10  # evaluations averaged at the end, of runs that are long enough: a tenth of the evaluations, at most ten
@@ -231,6 +232,11 @@ def table(plan: Plan, summary: Mapping[str, Any], seconds: float) -> Any:
         view.add_column(NAMES[kind], justify="right")
     for name, label, scale, digits in plan.task.shown:
         view.add_row(label, *(f"{summary[kind][name] * scale:.{digits}f}" for kind in kinds))
+    if "uncertainty" in summary:
+        for name, label, scale, digits in uncertain.SHOWN:
+            found = [(summary["uncertainty"].get(kind) or {}).get(name) for kind in kinds]
+            if any(x is not None for x in found):
+                view.add_row(label, *("" if x is None else f"{x * scale:.{digits}f}" for x in found))
     if VALIDATION in summary:
         held = [summary[VALIDATION].get(kind) for kind in kinds]
         name, label, scale, digits = plan.task.shown[0]

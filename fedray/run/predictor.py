@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import math
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +24,8 @@ from fedray.federate.checkpoint_files import as_file, read_clients
 from fedray.federate.messages import Saved
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot
+from fedray.federate.uncertainty import conformal
+from fedray.federate.uncertainty import summary as uncertain
 from fedray.nets import network
 from fedray.nets.model import FLOAT_BYTES
 from fedray.run.runfolder import experiment_of
@@ -38,6 +44,9 @@ class Prediction(NamedTuple):
     mutual_information: Tensor  # [B] epistemic part, their difference
     draws: Tensor  # [M, B, C] one distribution per posterior draw, or per component
     shares: Tensor | None = None  # [M] weights of a mixture's components; None: all the same
+    # [B, C] whether a class is in the conformal set, which holds the true class of 90 % of a client's examples; empty
+    # where no class fits. None: the run was played without --uncertainty.
+    set: Tensor | None = None
 
 
 class RealPrediction(NamedTuple):
@@ -53,8 +62,9 @@ class RealPrediction(NamedTuple):
 class Predictor:
     """The global and the personal models of a finished run."""
 
-    def __init__(self, plan: Plan, snapshot: Snapshot):
-        self.plan, self.snapshot = plan, snapshot
+    def __init__(self, plan: Plan, snapshot: Snapshot, thresholds: Mapping[int | None, float] = MappingProxyType({})):
+        """``thresholds`` are those of conformal sets, by client; of the global model by None."""
+        self.plan, self.snapshot, self.thresholds = plan, snapshot, thresholds
 
     def __repr__(self) -> str:
         plan = self.plan
@@ -87,7 +97,9 @@ class Predictor:
         with torch.no_grad():
             found = predict(ctx, model, self._inputs(x), noise)
             shares = None if client is None or algorithm.shares is None else algorithm.shares(ctx, model)
-        return _uncertainty(found, shares) if plan.target is None else _real(found, plan.target)
+        if plan.target is not None:
+            return _real(found, plan.target)
+        return _uncertainty(found, shares, self.thresholds.get(client))
 
     def _inputs(self, x: Any) -> Tensor:
         x = torch.as_tensor(np.asarray(x)).float()
@@ -118,11 +130,13 @@ class Predictor:
             return dict(read_clients(clients, {client}, initial)).get(client, initial)
 
 
-def _uncertainty(log_probs: Tensor, shares: Tensor | None) -> Prediction:
+def _uncertainty(log_probs: Tensor, shares: Tensor | None, threshold: float | None) -> Prediction:
     probs = metrics.log_average(log_probs, shares).exp()
     entropy = -torch.special.xlogy(probs, probs).sum(-1)
     expected = metrics.expected_entropy(log_probs, shares)
-    return Prediction(probs, entropy, expected, (entropy - expected).clamp_min(0), log_probs.exp(), shares)
+    information = (entropy - expected).clamp_min(0)
+    likely = None if threshold is None else conformal.thr(probs.double()) <= threshold
+    return Prediction(probs, entropy, expected, information, log_probs.exp(), shares, likely)
 
 
 def _real(predictions: Tensor, target: Scaling) -> RealPrediction:
@@ -150,7 +164,24 @@ def load(folder: str | Path) -> Predictor:
             template = trees.tree_map(lambda leaf: leaf.expand(plan.clients, *leaf.shape), client)
             clients = load_tree(folder / f"{PERSONAL}.safetensors", template)
         snapshot = Snapshot(load_tree(folder / "global.safetensors", server), clients)
-    return Predictor(plan, snapshot)
+    return Predictor(plan, snapshot, _thresholds(folder))
+
+
+def _thresholds(folder: Path) -> dict[int | None, float]:
+    """The thresholds of the conformal sets of a run; empty of one without an uncertainty report.
+
+    Of a client its own, or the federated one where it had too few examples. Raises FedRayError for damaged files.
+    """
+    if not (folder / uncertain.CLIENTS).exists():
+        return {}
+    with refuse_damage(f"{folder / uncertain.CLIENTS} cannot be read", "run it again with --uncertainty"):
+        with (folder / uncertain.CLIENTS).open(newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row["model"] == "personal"]
+        found: dict[int | None, float] = {int(row["client"]): float(row["thr_threshold"]) for row in rows}
+        measured = decode((folder / "summary.json").read_bytes())["uncertainty"]["global"]
+        if measured is not None:
+            found[None] = float(measured.get("thr_threshold_federated", math.inf))
+        return found
 
 
 def _files(folder: Path, plan: Plan) -> Saved:

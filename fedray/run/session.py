@@ -25,7 +25,10 @@ from fedray.federate.in_process import LocalFederation
 from fedray.federate.messages import Failure, RoundMetrics, Saved
 from fedray.federate.plan import Plan, make_plan
 from fedray.federate.rounds import Snapshot, State
-from fedray.run import client_figures, figures, mlflow_store, progress, runfolder, tracking
+from fedray.federate.uncertainty import questions
+from fedray.federate.uncertainty import summary as uncertain
+from fedray.federate.uncertainty.reply import Uncertainty
+from fedray.run import client_figures, figures, mlflow_store, progress, runfolder, tracking, uncertainty_figures
 from fedray.run.files import remove_leftovers
 from fedray.run.progress import Status
 from fedray.run.runfolder import Note
@@ -86,6 +89,7 @@ def run(request: Request, tags: Mapping[str, str] | None = None) -> RunResult:
     plan = make_plan(request.experiment)
     if request.execution.loss_deviation:
         loss_deviation.check(plan)
+    questions.check(plan, request.execution)
     if request.preset:
         say(f"warning: {plan.algorithm.presets[request.preset].warning}")
     for remark in plan.remarks:
@@ -124,6 +128,7 @@ class Played(NamedTuple):
     evaluated: RoundMetrics | None  # the last round with an evaluation
     failures: tuple[Failure, ...]
     seconds: float  # of all rounds, those before an interruption included
+    uncertainty: Uncertainty | None = None  # of the last round's models, where it was asked for
 
 
 def _play(run: Run) -> RunResult:
@@ -144,11 +149,23 @@ def _play(run: Run) -> RunResult:
         if run.request.execution.loss_deviation:
             say("loss deviation: every personal model predicts the test examples of all clients")
             run.writer.table(loss_deviation.TABLE, loss_deviation.rows(federation.class_losses()))
+        if run.request.execution.uncertainty:
+            played = played._replace(uncertainty=_uncertainty(run, federation))
     summary = report.summarize(run.plan, played.history.rows, run.tracker.run_id, played.seconds)
+    if played.uncertainty:
+        summary |= {"uncertainty": uncertain.summarize(run.plan, run.request.execution, played.uncertainty)}
+        run.tracker.log(run.plan.cfg.rounds, uncertain.tracked(summary))
     summary |= {"backend": "compiled" if package else run.request.execution.backend, "package": note.package}
     _write(run, summary, played)
     run.tracker.finish("FINISHED", run.folder)
     return RunResult(run.plan, summary, run.folder, run.tracker.hint(), played.failures)
+
+
+def _uncertainty(run: Run, federation: Federation) -> Uncertainty:
+    """The uncertainty report of the models after the last round."""
+    say("uncertainty: every client's models predict their test examples, corrupted ones and strange ones")
+    ood = run.request.execution.ood
+    return federation.uncertainty(questions.far(run.plan, ood) if ood else None)
 
 
 def _note(run: Run, package: Package | None) -> Note:
@@ -245,11 +262,16 @@ def _write(run: Run, summary: dict[str, Any], played: Played) -> None:
             writer.stream("client_calibration.csv", report.client_calibration_rows(evaluated, run.plan))
         else:
             writer.table("coverage.csv", report.coverage_rows(evaluated))
+    if found := played.uncertainty:
+        writer.table(uncertain.CLIENTS, uncertain.client_rows(found))
+        writer.table(uncertain.RISKS, list(uncertain.risk_rows(found)))
+        writer.table(uncertain.SHIFT, list(uncertain.shift_rows(run.plan, found)))
     if played.failures:
         writer.table("failures.csv", [failure._asdict() for failure in played.failures])
     try:
         figures.draw_all(writer.folder)
         client_figures.draw_all(writer.folder)
+        uncertainty_figures.draw_all(writer.folder)
     except Exception as error:  # a figure must not cost the result
         say(f"warning: the figures could not be drawn ({error}); the data for them are in the result")
     run.tracker.flush()
@@ -269,9 +291,10 @@ def _finish_again(run: Run) -> RunResult:
             for row in csv.DictReader(file):
                 values = {name: float(value) for name, value in row.items() if name != "round" and value}
                 run.tracker.log(int(row["round"]), values)
+        summary = decode((run.folder / "summary.json").read_bytes())
+        run.tracker.log(run.plan.cfg.rounds, uncertain.tracked(summary))
         progress.end(run.folder, "finished")
         run.tracker.finish("FINISHED", run.folder, written)
-        summary = decode((run.folder / "summary.json").read_bytes())
         return RunResult(run.plan, summary, run.folder, run.tracker.hint())
 
 

@@ -9,13 +9,16 @@
     coverage.csv            of real targets instead: how many lie in central intervals, last evaluation
     loss_deviation.csv      with --loss-deviation: NLL by client and class on its own (L) and all (G) test examples, and
                             how far these are from the clients' means (dL, dG)
+    client_uncertainty.csv  with --uncertainty: what each client's uncertainty is good for, thresholds of its sets
+    risk_coverage.csv       likewise: the share of errors among the most confident predictions
+    shift.csv               likewise: accuracy and calibration under corrupted inputs
     uncertainty.npz         predictive draws of one test image per client (round, client, label, probs [F, M, C])
     partition.npz           which examples each client trained and tested on
     global.safetensors      the server's state
     personal.safetensors    every client's private state, stacked [N, ...]; of a run with states on disk instead:
     personal/               a file for every client that has trained, and files.json, their list
     figures/                accuracy, or RMSE and coverage; reliability and uncertainty, pooled and by client; loss
-                            deviation
+                            deviation; what the uncertainty is good for
 """  # fmt: skip
 
 from __future__ import annotations

@@ -145,6 +145,22 @@ def test_the_loss_deviation_is_the_same_on_actors_even_where_one_dies() -> None:
 
 
 @pytest.mark.slow
+def test_the_uncertainty_report_is_the_same_on_actors_even_where_one_dies() -> None:
+    plan = small()
+    far = torch.rand(20, *plan.model.input_shape)
+    with LocalFederation(plan, "loop") as alone:
+        list(alone)
+        expected = alone.uncertainty(far)
+    with RayFederation(plan, Execution(clients_per_actor=5, backend="vmap")) as federation:
+        list(federation)
+        os.kill(federation.client_pids()[0], signal.SIGKILL)
+        found = federation.uncertainty(far)
+    assert found.ids == expected.ids == tuple(range(10))
+    for (name, x), (_, y) in zip(trees.named_leaves(expected[1:]), trees.named_leaves(found[1:]), strict=True):
+        assert torch.equal(x.nan_to_num(-1), y.nan_to_num(-1)), name
+
+
+@pytest.mark.slow
 def test_an_upload_with_infinities_names_the_client_and_leaves_no_actor() -> None:
     plan = make_plan(Experiment(algorithm=PFedBayes(lr_global=1e38), rounds=2, local_steps=3))
     federation = RayFederation(plan, Execution(clients_per_actor=5))

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from actors.client import ClientActor
 from actors.server import ServerActor
+from fedray import registry
 from fedray.arrays import trees
 from fedray.config import Execution
 from fedray.data import loading
@@ -28,6 +29,7 @@ from tests.helpers import ALGORITHMS, federated_plan, gathering, small_plan
 IDS = (1, 2, 4)
 ALIKE = 0.9999  # correlation from which on an array holds an example, be it scaled, shifted or rounded
 WORD = 80  # signs of a file's or metric's name
+REPORTED = ("fedavg", "fedper")  # whose uncertainty reports are searched: all methods' are made by the same functions
 LABELS_MIN = 50  # a shorter vector of labels may look like a row of counts
 
 
@@ -118,6 +120,13 @@ def compared(actor: ClientActor, plan: Plan) -> Any:
     return actor.class_losses(1, trees.to_numpy(plan.view(plan.initial_server()))) if plan.personal else None
 
 
+def questioned(actor: ClientActor, plan: Plan) -> Any:
+    if registry.algorithm_name(plan.cfg.algorithm) not in REPORTED:
+        return None
+    view = trees.to_numpy(plan.view(plan.initial_server()))
+    return actor.uncertainty(1, view, np.zeros((3, *plan.model.input_shape), np.float32))
+
+
 def asked(actor: ClientActor, plan: Plan) -> Any:
     server, replies = plan.initial_server(), []
     for score, stages in plan.algorithm.scores.items():
@@ -146,6 +155,7 @@ CLIENT_CASES: dict[str, Callable[[ClientActor, Plan], Any]] = {
     "restore": lambda actor, plan: actor.restore(settled(actor, plan)[1]),
     "evaluate": evaluated,
     "class_losses": compared,
+    "uncertainty": questioned,
     "probe": asked,
     "snapshot": lambda actor, plan: actor.snapshot(),
     "save": saved,
@@ -153,7 +163,7 @@ CLIENT_CASES: dict[str, Callable[[ClientActor, Plan], Any]] = {
     "hand_over": lambda actor, plan: actor.hand_over(),
     "pid": lambda actor, plan: actor.pid(),
 }
-SERVER_CASES = {"play", "snapshot", "class_losses", "history", "pid", "client_pids", "save"}
+SERVER_CASES = {"play", "snapshot", "class_losses", "uncertainty", "history", "pid", "client_pids", "save"}
 
 
 def public(actor: type) -> set[str]:
@@ -201,6 +211,7 @@ def test_no_report_of_a_federation_holds_a_private_example(algorithm: str) -> No
     plan = small_plan(algorithm)
     with LocalFederation(plan) as federation:
         reports = [*federation, federation.snapshot(), federation.class_losses() if plan.personal else None]
+        reports += [federation.uncertainty()] if algorithm in REPORTED else []
         assert leaks(reports, secrets(plan)) == []
 
 

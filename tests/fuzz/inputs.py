@@ -17,6 +17,7 @@ from fedray.config.decode import decode
 from fedray.federate import checkpoint, checkpoint_files
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.plan import Plan
+from fedray.federate.uncertainty import summary as uncertain
 from fedray.run import predictor, progress, runfolder
 from fedray.run.progress import Status
 from fedray.run.writer import Writer
@@ -37,6 +38,9 @@ def prepare(folder: Path) -> Plan:
     list(federation)
     writer = Writer(folder / "result")
     writer.run(plan, federation.snapshot(), federation.history().spotlights)
+    found = federation.uncertainty()
+    writer.table(uncertain.CLIENTS, uncertain.client_rows(found))
+    writer.json("summary.json", {"uncertainty": uncertain.summarize(plan, Execution(uncertainty=True), found)})
     writer.commit()
     runfolder.write(folder / "run", runfolder.Note("run", plan.cfg, Execution(), None))
     progress.write(folder / "run", Status("run", "running", 1, 2, {"personal/accuracy": 0.5}, 1.0, 0, 1, "go on"))
@@ -50,7 +54,8 @@ def readers(folder: Path, plan: Plan) -> dict[str, Callable[[], object]]:
         "run/status.json": lambda: progress.line(progress.read(folder / "run")),
         "run/run.json": lambda: runfolder.read(str(folder / "run")),
     }
-    for name in ("config.json", "partition.npz", "global.safetensors", "personal.safetensors"):
+    files = ("config.json", "partition.npz", "global.safetensors", "personal.safetensors", "summary.json")
+    for name in (*files, uncertain.CLIENTS):
         found[f"result/{name}"] = lambda: repr(predictor.load(folder / "result"))
     for path in kept.iterdir():
         found[str(path.relative_to(folder))] = lambda: checkpoint_files.read(str(kept), plan)

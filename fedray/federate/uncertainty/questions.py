@@ -1,0 +1,92 @@
+"""What the models of a client are asked: which of its examples calibrate and which score, and what is strange to it.
+
+Examples of classes that a client does not hold, and of another dataset, are there in a simulation only: each process
+reads the former from the dataset's files, as the loss deviation does. Where clients own their data, nobody has them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedray.config import Execution, override
+from fedray.data import loading, shards
+from fedray.data.readers import Dataset
+from fedray.federate.block import Block
+from fedray.federate.evaluation import Examples
+from fedray.federate.plan import Plan
+from fedray.federate.uncertainty.reply import SAMPLE
+from fedray.types import FedRayError, require
+
+
+class Questions(NamedTuple):
+    """Examples for the models of one client; no example is in two of them."""
+
+    calibration: Examples
+    scored: Examples
+    known: Tensor  # [n] of the scored examples, which are of a class that the client trains on
+    unknown: Tensor  # x [m, ...] of classes that it does not train on; m may be 0
+
+
+def check(plan: Plan, execution: Execution) -> None:
+    """Raise FedRayError for real targets, and for an --ood that cannot be what it says."""
+    ood = execution.ood
+    reason = "it is part of the uncertainty report"
+    require(execution.uncertainty or not ood, "ood", ood, reason, "add `uncertainty`")
+    if execution.uncertainty and plan.target is not None:
+        raise FedRayError("`uncertainty`: its measures are of labels, and the targets are real numbers; leave it out")
+    reason = "it is the run's own dataset, which its clients know"
+    require(not ood or ood != plan.cfg.data.name, "ood", ood, reason, "choose another of the same shape")
+    if ood:
+        far(plan, ood)
+
+
+def far(plan: Plan, name: str) -> Tensor:
+    """Examples x [n, ...] of another dataset in the run's units, drawn by the run's seed; at most SAMPLE of them.
+
+    Raises FedRayError where the dataset is missing, or has inputs of another shape.
+    """
+    settings = {"name": name, "classes": None, "embedding": None, "scaling": "auto"}
+    try:
+        dataset = loading.load(override(plan.cfg.data, settings))
+    except FedRayError as error:
+        raise FedRayError(f"`ood`: {error}") from None
+    shape, wanted = dataset.input_shape, plan.model.input_shape
+    reason = f"its inputs have the shape {list(shape)}, those of the run {list(wanted)}"
+    same = shape == wanted and dataset.vectors is None
+    require(same, "ood", name, reason, "choose a dataset of the same shape, such as fashion_mnist for mnist")
+    return shards.examples(dataset._replace(scaling=plan.scaling), _drawn(plan, "far", 0, np.arange(len(dataset.y))))[0]
+
+
+def questions(block: Block, k: int, dataset: Dataset) -> Questions:
+    """The examples that the k-th hosted client's models are asked about.
+
+    They are calibrated on its validation examples or, where none are held out, on half of its test examples, at most
+    SAMPLE, which then do not score. ``dataset`` holds everybody's examples, with the labels of the partition.
+    """
+    plan, client = block.plan, block.ids[k]
+    x, y = block.shards.test(k)
+    calibration = block.shards.validation(k)
+    scored = (x, y)
+    if calibration is None:
+        order = plan.stream("calibration", client).permutation(len(y)).to(y.device)
+        held = min(len(y) // 2, SAMPLE)
+        calibration, scored = ((x[part], y[part]) for part in (order[:held], order[held:]))
+    trained = np.zeros(plan.model.classes, dtype=bool)
+    trained[block.shards[k].train_y.cpu().numpy()] = True
+    if plan.algorithm.pools:
+        trained[:] = True  # its one model has seen them all
+    everyone = np.concatenate(plan.partition.test)
+    strange = everyone[~trained[dataset.y[everyone]]]
+    unknown, _ = shards.examples(dataset, _drawn(plan, "unknown", client, strange))
+    known = torch.from_numpy(trained).to(y.device)[scored[1]]
+    return Questions(calibration, scored, known, unknown.to(x.device))
+
+
+def _drawn(plan: Plan, purpose: str, client: int, indices: np.ndarray) -> np.ndarray:
+    """At most SAMPLE of the indices, drawn by the run's seed."""
+    order: Any = plan.stream(purpose, client).permutation(len(indices)).numpy()
+    return indices[order[:SAMPLE]]
