@@ -393,7 +393,7 @@ class RayCohort:
 
     def _start(self, seat: Seat | None, block: Sequence[int], committed: Sequence[Any]) -> Any:
         # Without a strategy the actor is captured by the placement group of the server (or of the Tune trial).
-        where = {"scheduling_strategy": seat.strategy} if seat else {}
+        where: dict[str, Any] = {"scheduling_strategy": seat.strategy} if seat else {}
         remote = ray.remote(num_cpus=self.layout.cpus, num_gpus=self.layout.gpus, max_restarts=0, **where)(ClientActor)
         return remote.remote(self._plan_ref, block, self._backend, self._dataset, self._folder, *committed)
 
