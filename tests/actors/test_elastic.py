@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import os
+import re
+import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import patch
 
+import psutil
 import pytest
 import ray
 from ray import cloudpickle
@@ -17,6 +21,7 @@ from ray.cluster_utils import Cluster
 from ray.core.generated.autoscaler_pb2 import DRAIN_NODE_REASON_PREEMPTION
 
 from actors.federation import RayFederation
+from actors.seats import LEAVE_SECONDS
 from fedray.config import Execution
 from fedray.federate.checkpoint import CheckpointStore
 from fedray.federate.in_process import LocalFederation
@@ -93,6 +98,14 @@ def federation_on(cluster: Machines, store: CheckpointStore | None = None, **exe
 def apart(cluster: Machines, federation: RayFederation):
     """A worker that hosts clients only: on one host Ray cannot tie the server to the driver's machine."""
     return next(node for node in cluster.workers if node.node_id != server_of(federation))
+
+
+def client_on(node) -> psutil.Process:
+    """The client actor of a machine that has one."""
+    (raylet,) = node.all_processes["raylet"]
+    found = psutil.Process(raylet.process.pid).children(recursive=True)
+    (actor,) = (process for process in found if "ray::ClientActor" in " ".join(process.cmdline()))
+    return actor
 
 
 def server_of(federation: RayFederation) -> str:
@@ -183,6 +196,23 @@ def test_the_server_leaves_too_and_no_round_is_played_again(
         ends_as_if_left_alone(federation)
 
 
+def test_a_round_that_does_not_end_in_time_is_begun_again_elsewhere(
+    cluster_of: Callable[..., Machines], tmp_path: Path
+) -> None:
+    cluster = cluster_of(1, 2)
+    with federation_on(cluster, CheckpointStore(str(tmp_path))) as federation:
+        rounds = iter(federation)
+        next(rounds)
+        going = apart(cluster, federation)
+        os.kill(client_on(going).pid, signal.SIGSTOP)  # the round under way will never end
+        cluster.announce(going, LEAVE_SECONDS / 2)
+        elsewhere, _ = until(rounds, lambda metrics: bool(metrics.failures))
+        (failure,) = elsewhere.failures
+        assert re.search(r"goes in \d+ s, before the round ends$", failure.reason)
+        assert sorted(elsewhere.machines.values()) == [3, 3]
+        ends_as_if_left_alone(federation)
+
+
 def test_a_federation_goes_on_without_a_machine_that_is_lost(
     cluster_of: Callable[..., Machines], tmp_path: Path
 ) -> None:
@@ -210,15 +240,12 @@ def test_told_to_keep_its_machines_it_waits_for_the_successor_of_a_lost_one(
         next(rounds)
         cluster.remove(apart(cluster, federation))
 
-        def replace() -> None:
-            while federation.server is not None:  # until it is to be built anew
+        with ThreadPoolExecutor(1) as pool:
+            playing = pool.submit(until, rounds, lambda metrics: bool(metrics.failures))
+            while federation.server is not None and not playing.done():  # until it is to be built anew
                 time.sleep(0.05)
-            cluster.add()
-
-        replacing = threading.Thread(target=replace)
-        replacing.start()
-        _, played = until(rounds, lambda metrics: bool(metrics.failures))
-        replacing.join()
+            cluster.add()  # Ray starts machines in the main thread only
+            _, played = playing.result()
         played.append(next(rounds))
         assert {tuple(metrics.machines.values()) for metrics in played} == {(2, 2, 2)}
         assert not any(metrics.moves for metrics in played)
