@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
-import psutil
 import pytest
 import ray
 from ray import cloudpickle
@@ -83,29 +83,31 @@ def cluster_of() -> Iterator[Callable[..., Machines]]:
         machines.close()
 
 
-def federation_on(cluster: Machines, store: CheckpointStore | None = None, **execution) -> RayFederation:
+def federation_on(
+    cluster: Machines, store: CheckpointStore | None = None, tickets: Path | None = None, **execution: Any
+) -> RayFederation:
+    """Six clients that stop for ever on a machine whose id is the name of a file in ``tickets``."""
     plan = small_plan("pfedbayes", NEVER)
-    select = plan.selection.select
+    select, finish = plan.selection.select, plan.algorithm.finish
 
     def slowly(*state):
         time.sleep(PAUSE)
         return select(*state)
 
-    paced = plan._replace(selection=plan.selection._replace(select=slowly))
-    return RayFederation(paced, Execution(address=cluster.address, backend="loop", **execution), store)
+    def stopping(*args):
+        if tickets is not None and (tickets / ray.get_runtime_context().get_node_id()).exists():
+            (tickets / "stopped").touch()
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return finish(*args)
+
+    algorithm, selection = plan.algorithm._replace(finish=stopping), plan.selection._replace(select=slowly)
+    plan = plan._replace(algorithm=algorithm, selection=selection)
+    return RayFederation(plan, Execution(address=cluster.address, backend="loop", **execution), store)
 
 
 def apart(cluster: Machines, federation: RayFederation):
     """A worker that hosts clients only: on one host Ray cannot tie the server to the driver's machine."""
     return next(node for node in cluster.workers if node.node_id != server_of(federation))
-
-
-def client_on(node) -> psutil.Process:
-    """The client actor of a machine that has one."""
-    (raylet,) = node.all_processes["raylet"]
-    found = psutil.Process(raylet.process.pid).children(recursive=True)
-    (actor,) = (process for process in found if "ray::ClientActor" in " ".join(process.cmdline()))
-    return actor
 
 
 def server_of(federation: RayFederation) -> str:
@@ -200,13 +202,17 @@ def test_a_round_that_does_not_end_in_time_is_begun_again_elsewhere(
     cluster_of: Callable[..., Machines], tmp_path: Path
 ) -> None:
     cluster = cluster_of(1, 2)
-    with federation_on(cluster, CheckpointStore(str(tmp_path))) as federation:
+    with federation_on(cluster, CheckpointStore(str(tmp_path / "kept")), tmp_path) as federation:
         rounds = iter(federation)
         next(rounds)
         going = apart(cluster, federation)
-        os.kill(client_on(going).pid, signal.SIGSTOP)  # the round under way will never end
-        cluster.announce(going, LEAVE_SECONDS / 2)
-        elsewhere, _ = until(rounds, lambda metrics: bool(metrics.failures))
+        (tmp_path / going.node_id).touch()
+        with ThreadPoolExecutor(1) as pool:
+            playing = pool.submit(until, rounds, lambda metrics: bool(metrics.failures))
+            while not (tmp_path / "stopped").exists() and not playing.done():
+                time.sleep(0.05)
+            cluster.announce(going, LEAVE_SECONDS / 2)  # this round will never end
+            elsewhere, _ = playing.result()
         (failure,) = elsewhere.failures
         assert re.search(r"goes in \d+ s, before the round ends$", failure.reason)
         assert sorted(elsewhere.machines.values()) == [3, 3]
