@@ -46,7 +46,8 @@ class Machines:
         # Unnoted: a run that another test starts would join it unasked, and die when it ends.
         with patch("ray._private.utils.write_ray_address"):
             self._cluster = Cluster(
-                initialize_head=True, head_node_args={"num_cpus": first_cpus, "_system_config": QUICK}
+                initialize_head=True,
+                head_node_args={"num_cpus": first_cpus, "include_dashboard": False, "_system_config": QUICK},
             )
         self.workers = [self.add() for _ in range(workers)]
         self.address = self._cluster.address
