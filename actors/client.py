@@ -74,6 +74,14 @@ class ClientActor:
         self._block.private.take(committed)
         self._reply = None
 
+    def host(self, ids: Sequence[int], *committed: Piece) -> tuple[None, Piece]:
+        """(None, committed states) of other clients, which this process hosts from now on instead of its own."""
+        if tuple(ids) != tuple(self._ids):
+            self._ids = ids
+            self.reset(self._block.plan)
+        self.restore(*committed)
+        return None, self._block.private.piece(ids)()
+
     def load(self, saved: Saved) -> tuple[bool, Piece]:
         """(True, committed states) from a checkpoint; False where this machine does not see it."""
         seen = local_path(saved.folder) is not None or "://" in saved.folder

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
+from ray._private.state import state as _state  # nothing public tells what a single machine has free, or that it goes
 from ray.exceptions import RayError
 
 from actors.placement import Node
@@ -118,10 +121,40 @@ def _plug_ins() -> list[str]:
     return [str(path) for path in registry.sources(registry.plug_ins())]
 
 
+class Machine(NamedTuple):
+    """A machine of the cluster as it is now."""
+
+    name: str
+    free: Node  # what nobody has reserved
+    stays: bool = True  # False: it has announced its end
+    leaves: float = math.inf  # when, Unix time in seconds; inf if it has not said
+
+
+def machines() -> dict[str, Machine]:
+    """The machines of the cluster, by Ray's id of each."""
+    alive = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
+    free = _state.available_resources_per_node()
+    going = _state.get_draining_nodes()
+    shared = {name for name, count in Counter(alive.values()).items() if count > 1}
+    return {
+        node: Machine(
+            f"{name}/{node[:4]}" if name in shared else name,
+            _offer(free.get(node, {})),
+            node not in going,
+            going.get(node, 0) / 1000 or math.inf,
+        )
+        for node, name in alive.items()
+    }
+
+
 def nodes() -> list[Node]:
-    """What the machines of the cluster offer."""
-    resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    return [Node(r.get("CPU", 0.0), r.get("GPU", 0.0)) for r in resources]
+    """What those machines of the cluster offer that have not announced their end."""
+    going = _state.get_draining_nodes()
+    return [_offer(node["Resources"]) for node in ray.nodes() if node["Alive"] and node["NodeID"] not in going]
+
+
+def _offer(resources: Mapping[str, float]) -> Node:
+    return Node(resources.get("CPU", 0.0), resources.get("GPU", 0.0))
 
 
 def here() -> dict[str, float]:

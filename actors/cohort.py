@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -15,8 +15,11 @@ import torch
 from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, RayTaskError
 
 from actors.client import ClientActor
-from actors.commits import Commits
+from actors.cluster import Machine, machines
+from actors.commits import Commits, inherited
 from actors.placement import Layout
+from actors.seats import Seat, doomed
+from actors.spread import even
 from fedray.arrays import trees
 from fedray.federate import checkpoint_files
 from fedray.federate.compiled.package import Backend
@@ -29,6 +32,7 @@ from fedray.terminal import say
 from fedray.types import Sums, first_line
 
 PASSES = 20.0  # evaluations that take about as long as an uncertainty report
+WATCH_SECONDS = 5.0  # between two looks at the machines of those who have not answered
 START_SECONDS = 180.0  # that a new process may take before the clock of --round-timeout runs
 LOST = (RayActorError, OutOfMemoryError, ObjectLostError)
 
@@ -66,6 +70,15 @@ class Pending(NamedTuple):
     deadline: float | None
 
 
+class Newcomer(NamedTuple):
+    """An actor that is to join a cohort once it is ready."""
+
+    actor: Any
+    seat: Seat
+    block: tuple[int, ...]  # the clients that it is to host
+    ready: Any  # reference to its first answer
+
+
 class RayCohort:
     """Client actors, one call per actor and round. It lives in the server actor, which owns them.
 
@@ -81,13 +94,21 @@ class RayCohort:
         dataset: Any = None,
         policy: FailurePolicy = RETRY,
         folder: str = "",
+        seats: Sequence[Seat] = (),
+        follows: bool = False,
     ):
-        """``folder`` keeps the clients' states on the actors' disks; without one they stay in memory."""
+        """``folder`` keeps the clients' states on the actors' disks; without one they stay in memory.
+
+        Every actor has the seat of its slot; without seats Ray places them in the reservation of who asks. A cohort
+        that ``follows`` its machines gives up at once where one of them is lost or about to go.
+        """
         if dataset is None and plan.given is not None:
             dataset = ray.put(plan.given)
         self._plan = plan._replace(given=None)  # the actors get it as a reference
         self._plan_ref = ray.put(self._plan)
-        self._layout = layout
+        self.layout = layout
+        self.seats = list(seats)
+        self._follows = follows
         self._backend = ray.put(backend)  # a package is 2 MB
         self._dataset = dataset  # reference to the loaded dataset; None: every actor loads it
         self._policy = policy
@@ -104,7 +125,7 @@ class RayCohort:
         self._plan = plan._replace(given=None)
         self._policy = policy
         self._plan_ref = ray.put(self._plan)
-        self._committed = [Commits() for _ in self._layout.blocks]
+        self._committed = [Commits() for _ in self.layout.blocks]
         self._ask(Question(ClientActor.reset, self._to_all(self._plan_ref)))
 
     def wait_until_ready(self) -> bool:
@@ -113,9 +134,47 @@ class RayCohort:
         self.pids()
         return True
 
+    def invite(self, seat: Seat, block: tuple[int, ...]) -> Newcomer:
+        """Start an actor that is to host these clients, beside those that do now."""
+        actor = self._start(seat, block, [])
+        return Newcomer(actor, seat, block, actor.pid.remote())
+
+    def settle(self, kept: Sequence[int], newcomers: Sequence[Newcomer]) -> None:
+        """Divide the clients evenly among the actors that are kept, by their slots, and newcomers; the others end.
+
+        Who hosts a client that is new to it starts from the state that was committed, and commits it on its machine.
+        """
+        before, blocks = self.layout.blocks, even(self._plan.clients, len(kept) + len(newcomers))
+        going = [actor for slot, actor in enumerate(self.actors) if slot not in kept]
+        committed = [inherited(self._committed, block) for block in blocks]
+        own = [before[slot] for slot in kept] + [()] * len(newcomers)
+        self.layout = self.layout._replace(blocks=blocks)
+        self.seats = [self.seats[slot] for slot in kept] + [newcomer.seat for newcomer in newcomers]
+        self.actors = [self.actors[slot] for slot in kept] + [newcomer.actor for newcomer in newcomers]
+        self._fresh = {new for new, slot in enumerate(kept) if slot in self._fresh}
+        self._committed = committed
+        self._trained, self.lags = {}, {}
+        moved = {slot: block for slot, block in enumerate(blocks) if block != own[slot]}
+        args = {slot: (block, *committed[slot].refs) for slot, block in moved.items()}
+        self._ask(Question(ClientActor.host, args, commits=moved))
+        for actor in going:  # until now their machines held the states
+            ray.kill(actor)
+
+    def hosted(self, there: Mapping[str, Machine]) -> dict[str, int]:
+        """How many clients each machine hosts, by its name."""
+        names = [there[seat.machine].name if seat.machine in there else "a lost one" for seat in self.seats]
+        count = dict.fromkeys(names, 0)
+        for name, block in zip(names, self.layout.blocks, strict=False):
+            count[name] += len(block)
+        return count
+
+    def report(self, failure: Failure) -> None:
+        """Note a failure that the cohort could go on after."""
+        self._failures.append(failure)
+
     def restore(self, saved: Saved) -> None:
         """Every actor reads its own clients; one that does not see the folder gets them from here."""
-        blocks = dict(enumerate(self._layout.blocks))
+        blocks = dict(enumerate(self.layout.blocks))
         seen = self._ask(Question[bool](ClientActor.load, self._to_all(saved), commits=blocks))
         initial = self._plan.algorithm.client_init(self._plan.context, self._plan.initial_server())
         for slot in [slot for slot, done in enumerate(seen) if not done]:
@@ -133,7 +192,7 @@ class RayCohort:
 
     def train(self, round_number: int, ids: Sequence[int], down: Any) -> list[TrainReply]:
         wanted = set(ids)
-        chosen = {slot: [i for i in block if i in wanted] for slot, block in enumerate(self._layout.blocks)}
+        chosen = {slot: [i for i in block if i in wanted] for slot, block in enumerate(self.layout.blocks)}
         chosen = {slot: mine for slot, mine in chosen.items() if mine}
         downs = self._downs(down, ids, list(chosen.values()))
         args = {slot: (round_number, mine, ref) for (slot, mine), ref in zip(chosen.items(), downs, strict=True)}
@@ -152,7 +211,7 @@ class RayCohort:
     def add(self, round_number: int, ids: Sequence[int], exponents: Sequence[int]) -> list[Any]:
         wanted = set(ids)
         args = {
-            slot: (*trained, [i for i in self._layout.blocks[slot] if i in wanted], exponents)
+            slot: (*trained, [i for i in self.layout.blocks[slot] if i in wanted], exponents)
             for slot, trained in self._trained.items()
         }
         trained = {slot: mine for slot, (_, mine, _) in self._trained.items()}
@@ -160,7 +219,7 @@ class RayCohort:
 
     def _committing(self, question: Question[Reply], trained: Mapping[int, Sequence[int]]) -> Question[Reply]:
         """The same question, answered together with the states of clients that have trained."""
-        commits = {slot: self._committed[slot].due(mine, self._layout.blocks[slot]) for slot, mine in trained.items()}
+        commits = {slot: self._committed[slot].due(mine, self.layout.blocks[slot]) for slot, mine in trained.items()}
         args = {slot: (*given, commits[slot]) for slot, given in question.args.items()}
         return replace(question, args=args, commits=commits)
 
@@ -273,13 +332,15 @@ class RayCohort:
 
     def _wait(self, pending: Mapping[Any, Pending]) -> list[tuple[Any, Failure | None]]:
         """The next reply that has arrived or, if none does in time, those that are overdue."""
-        deadlines = [call.deadline for call in pending.values() if call.deadline is not None]
-        limit = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
-        ready, _ = ray.wait(list(pending), num_returns=1, timeout=limit)
+        waits = [call.deadline - time.monotonic() for call in pending.values() if call.deadline is not None]
+        waits += [WATCH_SECONDS] if self._follows else []
+        ready, _ = ray.wait(list(pending), num_returns=1, timeout=max(0.0, min(waits)) if waits else None)
         if ready:
             return [(ready[0], None)]
+        if self._follows:
+            self._watch({self.seats[call.slot].machine for call in pending.values()})
         now = time.monotonic()
-        late = Failure(0, "", "late", f"no answer within {self._policy.timeout:g} s")
+        late = Failure(0, "", "late", f"no answer within {self._policy.timeout or 0:g} s")
         return [(reply, late) for reply, call in pending.items() if call.deadline is not None and call.deadline <= now]
 
     def _answer(self, reply: Any, call: Pending, attempt: int, question: Question[Any]) -> tuple[Any, Failure | None]:
@@ -313,6 +374,10 @@ class RayCohort:
             raise ClientsLostError(
                 f"the actor of {named} did not answer {attempts} times, last because: {trouble.reason}"
             )
+        if self._follows:
+            machine = machines().get(self.seats[slot].machine)
+            if machine is None or not machine.stays:  # Ray would start nothing there
+                raise ClientsLostError(f"the actor of {named} was lost, and its machine is gone or going")
         ray.kill(self.actors[slot])
         self.actors[slot] = self._spawn(slot)
         self._fresh.add(slot)
@@ -323,20 +388,24 @@ class RayCohort:
             say(f"actor of {named}: {trouble.kind} in {trouble.stage} ({trouble.reason[:200]}); replaced")
         return None
 
+    def _watch(self, used: Collection[str]) -> None:
+        """Raise ClientsLostError where one of these machines, or the server's, may not last to the end of the round."""
+        reason = doomed([*used, ray.get_runtime_context().get_node_id()], machines())
+        if reason:
+            raise ClientsLostError(reason)
+
     def _spawn(self, slot: int) -> Any:
-        # No scheduling strategy: the actor is captured by the placement group of the server (or of the Tune trial).
-        remote = ray.remote(num_cpus=self._layout.cpus, num_gpus=self._layout.gpus, max_restarts=0)(ClientActor)
-        return remote.remote(
-            self._plan_ref,
-            self._layout.blocks[slot],
-            self._backend,
-            self._dataset,
-            self._folder,
-            *self._committed[slot].refs,
-        )
+        seat = self.seats[slot] if self.seats else None
+        return self._start(seat, self.layout.blocks[slot], self._committed[slot].refs)
+
+    def _start(self, seat: Seat | None, block: Sequence[int], committed: Sequence[Any]) -> Any:
+        # Without a strategy the actor is captured by the placement group of the server (or of the Tune trial).
+        where: dict[str, Any] = {"scheduling_strategy": seat.strategy} if seat else {}
+        remote = ray.remote(num_cpus=self.layout.cpus, num_gpus=self.layout.gpus, max_restarts=0, **where)(ClientActor)
+        return remote.remote(self._plan_ref, block, self._backend, self._dataset, self._folder, *committed)
 
     def _named(self, slot: int) -> str:
-        block = self._layout.blocks[slot]
+        block = self.layout.blocks[slot]
         return f"client {block[0]}" if len(block) == 1 else f"clients {block[0]}-{block[-1]}"
 
 

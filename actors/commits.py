@@ -35,3 +35,13 @@ class Commits:
         held = sum(commit.size for commit in self._commits)
         current = sum(len(commit.clients.difference(clients)) for commit in self._commits)
         return hosted if held - current > len(clients) + current else clients
+
+
+def inherited(committed: Iterable[Commits], clients: Iterable[int]) -> Commits:
+    """What a process starts from that takes over some clients, whichever actors hosted them before."""
+    wanted = frozenset(clients)
+    found = Commits()
+    for commit in (commit for theirs in committed for commit in theirs._commits):
+        if mine := commit.clients & wanted:
+            found._commits.append(commit._replace(clients=mine))
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from torch import Tensor
 from actors.cluster import connect, here, nodes
 from actors.cohort import ClientsLostError
 from actors.placement import Layout, arrange
+from actors.seats import reserved
 from actors.server import remote_options
 from fedray.arrays import trees
 from fedray.config import Execution
@@ -92,6 +94,8 @@ class RayFederation:
             metrics = self._recovering(self._play)
             self._reached = metrics.round
             self._rebuilt = 0
+            for move in metrics.moves:
+                say(move.line)
             failures = (*self._failures, *metrics.failures)
             self._failures.clear()
             yield metrics._replace(failures=failures)
@@ -131,9 +135,9 @@ class RayFederation:
         if self._own_cluster:
             ray.shutdown()
 
-    def _build(self, begun: Checkpoint | None) -> None:
+    def _build(self, begun: Checkpoint | None, before: Layout | None = None) -> None:
         execution = self._execution
-        self.layout = arrange(self.plan.clients, nodes(), execution.clients_per_actor, execution.gpus_per_client)
+        self.layout = self._arrange(before)
         self.plan = on_device(self.plan, self.layout.gpus > 0)
         self._group = _reserve(self.layout)
         strategy = PlacementGroupSchedulingStrategy(
@@ -150,9 +154,24 @@ class RayFederation:
             begun,
             name,
             self._dataset,
+            math.ceil(self.plan.clients / (execution.clients_per_actor or 1)) if execution.elastic else 0,
         )
         self._played = begun.state.round if begun else 0
         self._ahead = None
+
+    def _arrange(self, before: Layout | None) -> Layout:
+        """The layout on the machines that are there: on GPUs if it was on GPUs before, since bits differ otherwise.
+
+        Raises FedRayError where they cannot hold it.
+        """
+        execution = self._execution
+        if before is not None and not execution.elastic:
+            return before
+        share = 0.0 if before is not None and not before.gpus else execution.gpus_per_client
+        layout = arrange(self.plan.clients, nodes(), execution.clients_per_actor, share)
+        if before is not None and before.gpus and not layout.gpus:
+            raise FedRayError("no machine with a GPU is left; start one, or go on later with --resume")
+        return layout
 
     def _play(self) -> RoundMetrics:
         """The next round of the server, while it is sent into the one after it."""
@@ -186,7 +205,7 @@ class RayFederation:
         deadline = time.monotonic() + REBUILD_SECONDS
         while True:
             try:
-                return self._build(begun)
+                return self._build(begun, self.layout)
             except (FedRayError, RayError) as error:
                 self._tear_down()
                 if time.monotonic() > deadline:
@@ -208,7 +227,7 @@ class RayFederation:
         """
         homeless = None
         while not ray.wait([ref], timeout=WATCH_SECONDS)[0]:
-            whole = placement_group_table(self._group).get("state") == "CREATED"
+            whole = self._placed()
             homeless = None if whole else homeless or time.monotonic()
             if homeless and time.monotonic() - homeless > HOMELESS_SECONDS:
                 raise LostError("a machine was lost, and its part of the reservation found no other")
@@ -224,6 +243,15 @@ class RayFederation:
             raise
         except RayError as error:
             raise LostError(f"the server actor was lost ({first_line(error)})") from None
+
+    def _placed(self) -> bool:
+        """Whether the reservation has all its machines; where clients may move, the server's alone.
+
+        The machines of clients are watched by the server then.
+        """
+        if self._execution.elastic:
+            return bool(reserved(self._group)[0].machine)
+        return placement_group_table(self._group).get("state") == "CREATED"
 
 
 class RunLostError(RunError):

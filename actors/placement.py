@@ -137,6 +137,12 @@ def _per_gpus(gpus: float, share: float) -> int:
     return math.floor(gpus) * math.floor(1 / share) if share <= 1 else math.floor(math.floor(gpus) / share)
 
 
+def seats_in(layout: Layout, node: Node) -> int:
+    """How many more actors of a layout what a machine has free can hold."""
+    by_cpus = math.floor(node.cpus / layout.cpus + 1e-9)
+    return min(by_cpus, _per_gpus(node.gpus, layout.gpus)) if layout.gpus else by_cpus
+
+
 def _room(layout: Layout, nodes: Sequence[Node], most: int) -> int:
     """How many such federations fit at once, first fit; a GPU share never spans two GPUs."""
     free = [(node.cpus, [1.0] * math.floor(node.gpus)) for node in nodes]

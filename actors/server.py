@@ -6,17 +6,24 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from actors.cohort import RayCohort
+import ray
+from ray.util.placement_group import get_current_placement_group
+
+from actors.cluster import machines
+from actors.cohort import ClientsLostError, RayCohort
 from actors.gauges import Gauges
+from actors.moves import LeaveError, Mover
 from actors.placement import Layout
+from actors.seats import reserved
 from fedray.arrays import trees
+from fedray.federate import checkpoint
 from fedray.federate.checkpoint import CheckpointStore, prepared
 from fedray.federate.checkpoint_files import Checkpoint
 from fedray.federate.compiled.package import Backend
 from fedray.federate.device.cpu import fix_numerics
 from fedray.federate.failures import RETRY, FailurePolicy
 from fedray.federate.in_process import play_and_keep
-from fedray.federate.messages import ClassLosses, File, RoundMetrics
+from fedray.federate.messages import ClassLosses, File, Move, RoundMetrics
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot, State, start
 from fedray.federate.uncertainty.reply import Uncertainty
@@ -35,23 +42,46 @@ class ServerActor:
         begun: Checkpoint | None = None,
         name: str = "fedray",
         dataset: Sequence[Any] = (),  # a reference to the caller's own examples; in a list, so that it stays one
+        most: int = 0,  # actors that it may spread over, where it follows its cluster; 0: it stays as it is
     ):
         fix_numerics()
         self._plan = plan
         self._store = store
         self._policy = policy
         self._state = begun.state if begun else start(plan)
-        self._cohort = RayCohort(plan, layout, backend, dataset[0] if dataset else None, policy, prepared(store))
+        group = get_current_placement_group()
+        seats = reserved(group)[1:] if group else []  # the first is this actor's
+        given, folder = dataset[0] if dataset else None, prepared(store)
+        self._cohort = RayCohort(plan, layout, backend, given, policy, folder, seats, follows=most > 0)
+        self._mover = Mover(self._cohort, group, most, bool(folder)) if most else None
+        self._hosted = self._cohort.hosted(machines())
         self._gauges = Gauges(name)
         if begun:
             self._cohort.restore(begun.clients)
 
     def play(self) -> RoundMetrics:
-        """Play the next round."""
+        """Play the next round, wherever its clients are to be by now."""
+        move = self._follow()
+        self._hosted = move.machines if move else self._hosted
         self._state, metrics = play_and_keep(self._plan, self._state, self._cohort, self._policy, self._store)
-        metrics = metrics._replace(failures=metrics.failures + self._cohort.take_failures())
+        metrics = metrics._replace(
+            failures=metrics.failures + self._cohort.take_failures(),
+            machines=self._hosted,
+            moves=(move,) if move else (),
+        )
         self._report(metrics)
         return trees.to_numpy(metrics)
+
+    def _follow(self) -> Move | None:
+        """What moved before the next round; raises ClientsLostError where all of it has to begin anew elsewhere."""
+        if self._mover is None:
+            return None
+        try:
+            return self._mover.follow(self._state.round + 1)
+        except LeaveError as error:
+            if self._store and self._state.round and not self._store.wants(self._plan, self._state.round):
+                checkpoint.keep(self._store, self._plan, self._state, self._cohort)
+            raise ClientsLostError(str(error)) from None
 
     def snapshot(self) -> Snapshot:
         """The server's state and every client's, on explicit request."""
@@ -92,6 +122,4 @@ class ServerActor:
 
 def remote_options(**options: Any) -> Any:
     """The actor class with its placement; its client actors land in the same placement group."""
-    import ray
-
     return ray.remote(max_restarts=0, **options)(ServerActor)

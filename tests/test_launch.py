@@ -220,3 +220,5 @@ def test_the_whole_command_on_ray_with_mlflow(tmp_path: Path) -> None:
         "personal.safetensors",
         "figures",
     } <= local
+    machines = json.loads((tmp_path / "runs/mine/status.json").read_text())["machines"]
+    assert list(machines.values()) == [10]

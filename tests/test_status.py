@@ -56,6 +56,19 @@ def test_one_line_says_how_far_how_good_and_how_long(capsys):
                                 "1 failure", "checkpoint 2", "0 s ago"]  # fmt: skip
 
 
+def test_the_line_says_where_the_clients_are_and_how_they_moved(capsys):
+    leave("runs/mine", machines={"a": 6})
+    assert main([]) == 0
+    assert "machine" not in capsys.readouterr().out  # there is only one
+    leave("runs/mine", machines={"a": 4, "b": 2}, moves=("before round 2: b joined", "before round 3: c left"))
+    assert main([]) == 0
+    text = capsys.readouterr().out
+    assert "  2 machines (a 4, b 2)  2 moves, the last before round 3: c left  " in text
+    leave("runs/mine", machines={"a": 6}, moves=("before round 3: b left",))
+    assert main([]) == 0
+    assert "  1 machine (a 6)  1 move, the last before round 3: b left  " in capsys.readouterr().out
+
+
 def test_a_run_whose_process_is_dead_is_stopped_and_can_be_resumed(dead, capsys):
     leave("runs/mine", pid=dead)
     assert main([]) == 0

@@ -78,6 +78,21 @@ class ClassLosses(NamedTuple):
     union_nll: Tensor  # [K, C] Σ -log p̄(y) of its personal model over those
 
 
+class Move(NamedTuple):
+    """Clients that changed their machines between two rounds."""
+
+    round: int  # before it
+    reason: str  # 'node-b announced the end'
+    machines: Mapping[str, int]  # clients on each from then on, by its name
+    seconds: float  # that the round had to wait
+
+    @property
+    def line(self) -> str:
+        """The move for the terminal."""
+        after = ", ".join(f"{name} {clients}" for name, clients in self.machines.items())
+        return f"before round {self.round}: {self.reason}; clients now: {after} ({self.seconds:.2g} s)"
+
+
 class RoundMetrics(NamedTuple):
     """All that one round reports. Rows of the sums are those of ``evaluated`` whom they concern."""
 
@@ -95,6 +110,8 @@ class RoundMetrics(NamedTuple):
     selection: Mapping[str, float] = {}  # what the policy reports of its choice
     validation: Validation | None = None  # None: not evaluated, or nothing is held out for it
     evaluated: tuple[int, ...] = ()  # members and newcomers, ascending
+    machines: Mapping[str, int] = {}  # clients on each, by its name; none in a single process
+    moves: tuple[Move, ...] = ()  # of clients between machines, before the round
 
 
 class File(NamedTuple):

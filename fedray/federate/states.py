@@ -57,7 +57,7 @@ class ClientStates(Protocol):
         ...
 
     def take(self, pieces: Iterable[Piece]) -> None:
-        """Take the pieces of a predecessor, later ones over earlier ones, and nothing else that it left."""
+        """Take the pieces of predecessors, later ones over earlier ones, and nothing else that they left."""
         ...
 
     def save(self, folder: str) -> list[File]:
@@ -104,6 +104,8 @@ class InMemory:
         self._own = {}
         for piece in pieces:
             for k, i in enumerate(piece.ids):
+                if i not in self._ids:  # a predecessor's clients can have been divided
+                    continue
                 self._own[i] = trees.to_torch(trees.row(piece.states, k), self._device)
 
     def save(self, folder: str) -> list[File]:

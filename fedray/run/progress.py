@@ -39,6 +39,8 @@ class Status(NamedTuple):
     pid: int = 0  # 0: the writing process
     host: str = ""
     updated: float = 0.0  # Unix time in seconds
+    machines: dict[str, int] | None = None  # clients on each, by its name; none without Ray
+    moves: tuple[str, ...] = ()  # of clients between machines, each in a line
 
 
 def write(folder: Path, status: Status) -> bool:
@@ -100,12 +102,22 @@ def line(status: Status) -> str:
     if status.state == "running":
         words.append(f"{_span(_left(status))} left")
     words.append(f"{status.failures} failure{'' if status.failures == 1 else 's'}")
+    words += _machines(status)
     words.append("no checkpoint" if status.checkpoint is None else f"checkpoint {status.checkpoint}")
     words.append(f"{_span(max(0.0, time.time() - status.updated))} ago")
     if status.state != "running":
         resume = f"resume with {status.command}" if status.command else "it cannot be resumed, start it again"
         words.append(status.state if status.state == "finished" else f"{status.state}: {resume}")
     return "  ".join(words)
+
+
+def _machines(status: Status) -> list[str]:
+    """Where the clients are, if on several machines, and how often they moved."""
+    machines = status.machines or {}
+    count, moves = len(machines), len(status.moves)
+    on = ", ".join(f"{name} {clients}" for name, clients in machines.items())
+    where = [f"{count} machine{'' if count == 1 else 's'} ({on})"] if count > 1 or moves else []
+    return where + ([f"{moves} move{'' if moves == 1 else 's'}, the last {status.moves[-1]}"] if moves else [])
 
 
 def _left(status: Status) -> float:

@@ -246,6 +246,8 @@ def _after(
         seconds=sum(recent) / len(recent),
         failures=last.failures + len(metrics.failures),
         checkpoint=metrics.round if saved else last.checkpoint,
+        machines=dict(metrics.machines),
+        moves=(*last.moves, *(move.line for move in metrics.moves)),
     )
 
 

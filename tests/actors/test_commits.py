@@ -1,8 +1,9 @@
 """Which committed pieces a successor needs, and when a store is cleared of replaced ones."""
 
+import itertools
 import random
 
-from actors.commits import Commits
+from actors.commits import Commits, inherited
 
 
 def current(commits, pieces):
@@ -28,3 +29,22 @@ def test_where_all_train_the_last_piece_is_all():
         assert commits.due((0, 1), (0, 1)) == (0, 1)
         commits.add((0, 1), number)
     assert commits.refs == [2]
+
+
+def test_clients_that_are_divided_anew_keep_their_last_states():
+    """Over and over, among more actors and fewer: what each of them would take is what its clients last had."""
+    rng, pieces, last = random.Random(1), {}, {}
+    actors = {range(0, 25): Commits(), range(25, 50): Commits()}
+    for number in range(200):
+        for hosted, commits in actors.items():
+            trained = sorted(rng.sample(hosted, rng.randint(1, len(hosted))))
+            due = commits.due(trained, hosted)
+            last |= dict.fromkeys(trained, number)
+            pieces[number, hosted] = {i: last[i] for i in due if i in last}
+            commits.add(due, (number, hosted))
+        if number % 10 == 9:
+            cuts = sorted({0, 50, *rng.sample(range(50), rng.randint(0, 5))})
+            actors = {range(a, b): inherited(actors.values(), range(a, b)) for a, b in itertools.pairwise(cuts)}
+        for hosted, commits in actors.items():
+            found = current(commits, pieces)
+            assert {i: found[i] for i in hosted if i in found} == {i: last[i] for i in hosted if i in last}

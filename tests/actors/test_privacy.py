@@ -146,6 +146,11 @@ def saved(actor: ClientActor, plan: Plan) -> Any:
         return [files, [dict(load_file(f"{folder}/{file.name}")) for file in files], again]
 
 
+def moved(actor: ClientActor, plan: Plan) -> Any:
+    piece = settled(actor, plan)[1]
+    return [actor.host(IDS[:1], piece), actor.host(IDS, piece)]
+
+
 # One case for every public method, called one after the other on the same actor.
 CLIENT_CASES: dict[str, Callable[[ClientActor, Plan], Any]] = {
     "reset": lambda actor, plan: actor.reset(plan),
@@ -153,6 +158,7 @@ CLIENT_CASES: dict[str, Callable[[ClientActor, Plan], Any]] = {
     "train_and_commit": settled,
     "add": settled,
     "restore": lambda actor, plan: actor.restore(settled(actor, plan)[1]),
+    "host": moved,
     "evaluate": evaluated,
     "class_losses": compared,
     "uncertainty": questioned,

@@ -134,6 +134,15 @@ def test_a_successor_starts_before_the_round_in_which_its_predecessor_died(tmp_p
     assert len(files(tmp_path)) == 3 + 2  # three clients, and the last files of the two that trained
 
 
+def test_of_a_predecessors_clients_only_those_that_are_hosted_are_taken():
+    states, given = stored("memory", ""), fresh(5, 1)
+    states.replace(1, IDS, given)
+    successor = InMemory(INITIAL, (4, 8), CPU)
+    successor.take([states.piece(IDS)()])
+    assert successor.trained == [4, 8]
+    assert differing(rows(successor, [4, 8]), trees.rows(given, [1, 3])) == []
+
+
 def test_files_of_another_machine_are_missed(tmp_path):
     states = stored("disk", tmp_path / "here")
     states.replace(1, [3], fresh(1, 1))

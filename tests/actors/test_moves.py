@@ -1,0 +1,188 @@
+"""When clients move, and when rather not: the decisions, with a cluster and a cohort that only exist here."""
+
+import math
+import time
+from types import SimpleNamespace
+
+import pytest
+from ray.exceptions import ActorDiedError
+
+from actors import moves
+from actors.cluster import Machine
+from actors.cohort import ClientsLostError, Newcomer
+from actors.moves import LeaveError, Mover
+from actors.placement import Layout, Node
+from actors.seats import LEAVE_SECONDS, Seat, doomed
+from actors.spread import even
+
+FULL, FREE = Node(0.0, 0.0), Node(2.0, 0.0)
+HEAD = Machine("head", FULL)
+
+
+class Cohort:
+    """Six clients on two actors of the machine ``a``; it notes what it is told."""
+
+    def __init__(self):
+        self.layout = Layout(even(6, 2), 1.0, 0.0)
+        self.seats = [Seat("a", "first", 1), Seat("a", "first", 2)]
+        self.invited, self.settled, self.failures = [], [], []
+
+    def invite(self, seat, block):
+        self.invited.append((seat.machine, block))
+        return Newcomer("actor", seat, block, "ready")
+
+    def settle(self, kept, newcomers):
+        self.settled.append((tuple(kept), [newcomer.seat.machine for newcomer in newcomers]))
+        self.seats = [self.seats[slot] for slot in kept] + [newcomer.seat for newcomer in newcomers]
+        self.layout = self.layout._replace(blocks=even(6, len(self.seats)))
+
+    def hosted(self, there):
+        return {}
+
+    def report(self, failure):
+        self.failures.append(failure)
+
+
+class Scene:
+    """A mover that sees the machines of ``there``; newcomers are ready, or not, or raise."""
+
+    def __init__(self, monkeypatch, on_disk=False, most=6):
+        self.there = {"a": Machine("a", FULL), "h": HEAD}
+        self.ready, self.error, self.groups, self.refused = True, None, {"first": ["h", "a", "a"]}, False
+        self.cohort = Cohort()
+        context = SimpleNamespace(get_node_id=lambda: "h")
+        monkeypatch.setattr(moves, "machines", lambda: self.there)
+        monkeypatch.setattr(moves, "LOOK_SECONDS", 0.0)
+        monkeypatch.setattr(moves, "reserved", lambda g: [Seat(m, g, k) for k, m in enumerate(self.groups[g])])
+        monkeypatch.setattr(moves, "placement_group", self.reserve)
+        monkeypatch.setattr(moves, "remove_placement_group", lambda group: self.groups.pop(group, None))
+        monkeypatch.setattr(moves.ray, "get_runtime_context", lambda: context)
+        monkeypatch.setattr(moves.ray, "wait", lambda refs, **_: (refs, []) if self.ready else ([], refs))
+        monkeypatch.setattr(moves.ray, "get", self.get)
+        monkeypatch.setattr(moves.ray, "kill", lambda actor: None)
+        self.mover = Mover(self.cohort, "first", most, on_disk)  # type: ignore[arg-type]
+
+    def reserve(self, bundles, strategy, bundle_label_selector):
+        class Group(str):
+            wait = lambda _, seconds: not self.refused  # noqa: E731
+
+        group = Group(f"group {len(self.groups)}")
+        self.groups[group] = [label["ray.io/node-id"] for label in bundle_label_selector]
+        return group
+
+    def get(self, refs):
+        if self.error and refs:
+            raise self.error
+
+    def announce(self, name, seconds=math.inf):
+        self.there[name] = self.there[name]._replace(stays=False, leaves=time.time() + seconds)
+
+
+@pytest.fixture
+def scene(monkeypatch):
+    return Scene(monkeypatch)
+
+
+def test_newcomers_start_beside_the_rounds_and_take_over_when_they_are_ready(scene):
+    assert scene.mover.follow(1) is None
+    scene.there["b"] = Machine("b", FREE)
+    scene.ready = False
+    assert scene.mover.follow(2) is None
+    assert scene.cohort.invited == [("b", (4,)), ("b", (5,))]
+    assert scene.mover.follow(3) is None
+    assert scene.cohort.settled == []
+    scene.ready = True
+    move = scene.mover.follow(4)
+    assert (move.round, move.reason) == (4, "spread to b")
+    assert scene.cohort.settled == [((0, 1), ["b", "b"])]
+    assert len(scene.cohort.invited) == 2  # once
+
+
+def test_nobody_waits_for_room_that_others_have(scene):
+    scene.there["b"] = Machine("b", FREE)
+    scene.refused = True
+    assert scene.mover.follow(1) is None
+    assert scene.cohort.invited == []
+    assert set(scene.groups) == {"first"}  # nothing stays reserved, or in demand
+    scene.refused = False
+    assert scene.mover.follow(2) is not None
+
+
+def test_a_machine_on_which_newcomers_fail_is_left_alone(scene):
+    scene.there["b"] = Machine("b", FREE)
+    scene.error = ActorDiedError()
+    assert scene.mover.follow(1) is None
+    (failure,) = scene.cohort.failures
+    assert (failure.who, failure.action) == ("newcomers on b", "went on without them")
+    assert set(scene.groups) == {"first"}
+    scene.error = None
+    assert scene.mover.follow(2) is None
+    assert len(scene.cohort.invited) == 2
+    scene.there["c"] = Machine("c", FREE)
+    assert scene.mover.follow(3).reason == "spread to c"
+
+
+def test_newcomers_whose_machine_is_gone_again_are_forgotten(scene):
+    scene.there["b"] = Machine("b", FREE)
+    scene.ready = False
+    scene.mover.follow(1)
+    del scene.there["b"]
+    scene.ready = True
+    assert scene.mover.follow(2) is None
+    assert scene.cohort.settled == []
+    assert set(scene.groups) == {"first"}
+
+
+def test_those_who_stay_take_over_from_those_who_go_and_free_what_these_had(scene):
+    scene.there["b"] = Machine("b", FREE)
+    scene.mover.follow(1)
+    assert len(scene.groups) == 2
+    scene.announce("b")
+    assert scene.mover.follow(2).reason == "b announced the end"
+    assert scene.cohort.settled[-1] == ((0, 1), [])
+    assert set(scene.groups) == {"first"}
+
+
+def test_where_nobody_stays_newcomers_come_wherever_there_is_room(scene):
+    scene.announce("a")
+    assert scene.mover.follow(1) is None  # no room: they go on while they can
+    scene.there["b"] = Machine("b", Node(1.0, 0.0))
+    assert scene.mover.follow(2).reason == "spread to b"
+    assert scene.cohort.settled == [((), ["b"])]
+
+
+def test_a_lost_machine_is_noticed_before_a_round(scene):
+    del scene.there["a"]
+    with pytest.raises(ClientsLostError):
+        scene.mover.follow(1)
+
+
+def test_the_server_goes_only_where_there_is_a_place_to_go_to(monkeypatch):
+    scene = Scene(monkeypatch)
+    scene.announce("h")
+    with pytest.raises(LeaveError, match="head announced the end"):
+        scene.mover.follow(1)
+    scene.announce("a")
+    assert scene.mover.follow(1) is None
+    scene.there["b"] = Machine("b", FREE)
+    with pytest.raises(LeaveError):
+        scene.mover.follow(1)
+
+
+def test_states_on_disk_stay_with_their_machine_while_it_does(monkeypatch):
+    scene = Scene(monkeypatch, on_disk=True)
+    scene.there["b"] = Machine("b", FREE)
+    assert scene.mover.follow(1) is None
+    assert scene.cohort.invited == []
+    scene.announce("a")
+    with pytest.raises(LeaveError, match="a announced the end"):
+        scene.mover.follow(2)
+
+
+def test_a_round_is_broken_off_only_if_its_machine_goes_before_it_may_end():
+    there = {"a": Machine("a", FULL), "b": Machine("b", FULL, False), "c": Machine("c", FULL, False, time.time() + 999)}
+    assert doomed("abc", there) == ""
+    assert doomed("ax", there) == "a machine was lost"
+    there["c"] = there["c"]._replace(leaves=time.time() + LEAVE_SECONDS / 2)
+    assert doomed("ab", there) == ""
+    assert doomed("abc", there).startswith("c goes in 1")
