@@ -32,7 +32,8 @@ def parse(argv: Sequence[str]) -> Command:
 
     as_json = Annotated[bool, tyro.conf.arg(help="Print one JSON object on stdout and nothing else.")]
     text = "Go on with the interrupted run of this folder, or of the checkpoints at this URL; options of the execution "
-    resume = Annotated[str, tyro.conf.arg(help=text + "may differ, others not.", metavar="DIR")]
+    text += "may differ and --rounds may grow (of a finished run, too), others not."
+    resume = Annotated[str, tyro.conf.arg(help=text, metavar="DIR")]
     place = cli.early(argv, "--resume")
     note = runfolder.read(place) if place else None
     base = (note.experiment, note.execution) if note else None

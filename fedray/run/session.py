@@ -25,7 +25,7 @@ from fedray.federate.in_process import LocalFederation
 from fedray.federate.messages import Failure, RoundMetrics, Saved
 from fedray.federate.plan import Plan, make_plan
 from fedray.federate.rounds import Snapshot, State
-from fedray.run import client_figures, figures, mlflow_store, progress, runfolder, tracking
+from fedray.run import client_figures, extension, figures, mlflow_store, progress, runfolder, tracking
 from fedray.run.files import remove_leftovers
 from fedray.run.progress import Status
 from fedray.run.runfolder import Note
@@ -91,13 +91,17 @@ def run(request: Request, tags: Mapping[str, str] | None = None) -> RunResult:
     for remark in plan.remarks:
         say(f"warning: {remark}")
     note = runfolder.read(request.resume) if request.resume else None
+    longer = note is not None and plan.cfg.rounds > note.experiment.rounds
+    if note and longer:
+        extension.check(plan, note.experiment.rounds)
     name = note.name if note else runfolder.name(plan, request.execution)
     folder = runfolder.place(request.resume, request.execution.output, name)
     with runfolder.locked(folder):
         writer = Writer(folder, note is not None and runfolder.holds(folder, note))
         try:
             store = runfolder.store(folder, request.execution)
-            tracker = open_tracker(plan, request.execution, name, tags or {}, note)
+            # The store does not change parameters: with more rounds it is another run there.
+            tracker = open_tracker(plan, request.execution, name, tags or {}, None if longer else note)
             return _guarded(Run(plan, request, name, writer, tracker, store, note))
         finally:
             writer.discard()
@@ -106,7 +110,8 @@ def run(request: Request, tags: Mapping[str, str] | None = None) -> RunResult:
 def _guarded(run: Run) -> RunResult:
     """Play; if that ends early, note it in the status and the store, and tell the user how to go on."""
     try:
-        return _finish_again(run) if (run.folder / runfolder.FINISHED).exists() else _play(run)
+        finished = runfolder.finished_rounds(run.folder) >= run.plan.cfg.rounds
+        return _finish_again(run) if finished else _play(run)
     except BaseException as error:
         stopped = isinstance(error, KeyboardInterrupt)
         progress.end(run.folder, "interrupted" if stopped else "failed")
@@ -170,6 +175,8 @@ def _checkpoint(run: Run) -> Checkpoint | None:
     if not run.request.resume:
         return None
     begun = checkpoint.newest(run.store, run.plan, lambda text: say(f"warning: {text}"))
+    if begun is None and runfolder.finished_rounds(run.folder):
+        return extension.from_result(run.folder, run.plan)
     if begun is None:
         say("no checkpoint was written to its end before the run stopped: it starts again at round 0")
     return begun
@@ -221,8 +228,7 @@ def _after(
 ) -> Status:
     """The status after one more round."""
     saved = run.store.wants(run.plan, metrics.round) and all(f.kind != checkpoint.KIND for f in metrics.failures)
-    kinds = ("personal/", "global/", "novel/", "validation/")
-    measures = {name: value for name, value in values.items() if name.startswith(kinds)}
+    measures = {name: value for name, value in values.items() if report.is_measured(name)}
     return last._replace(
         round=metrics.round,
         measures=measures or last.measures,
@@ -236,6 +242,7 @@ def _write(run: Run, summary: dict[str, Any], played: Played) -> None:
     """Write the result into the run's folder, then remove the checkpoints."""
     writer = run.writer
     writer.run(run.plan, played.snapshot, played.history.spotlights)
+    writer.selection(played.history.selection)
     writer.json("summary.json", summary)
     writer.table("metrics.csv", played.history.rows)
     if (evaluated := played.evaluated) is not None:
