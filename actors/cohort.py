@@ -14,7 +14,7 @@ import ray
 import torch
 from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, RayTaskError
 
-from actors.client import ClientActor
+from actors.client import ClientActor, named
 from actors.commits import Commits
 from actors.placement import Layout
 from fedray.arrays import trees
@@ -79,8 +79,10 @@ class RayCohort:
         dataset: Any = None,
         policy: FailurePolicy = RETRY,
         folder: str = "",
+        name: str = "",
     ):
-        """``folder`` keeps the clients' states on the actors' disks; without one they stay in memory."""
+        """``folder`` keeps the clients' states on the actors' disks; without one they stay in memory. ``name`` is the
+        run's, by which Ray's dashboard shows the actors."""
         if dataset is None and plan.given is not None:
             dataset = ray.put(plan.given)
         self._plan = plan._replace(given=None)  # the actors get it as a reference
@@ -90,6 +92,7 @@ class RayCohort:
         self._dataset = dataset  # reference to the loaded dataset; None: every actor loads it
         self._policy = policy
         self._folder = folder
+        self._name = name
         self._committed = [Commits() for _ in layout.blocks]
         self._fresh = set(range(len(layout.blocks)))  # actors that have not answered yet
         self._failures: list[Failure] = []  # since the last take_failures
@@ -326,11 +329,11 @@ class RayCohort:
             self._dataset,
             self._folder,
             *self._committed[slot].refs,
+            name=self._name,
         )
 
     def _named(self, slot: int) -> str:
-        block = self._layout.blocks[slot]
-        return f"client {block[0]}" if len(block) == 1 else f"clients {block[0]}-{block[-1]}"
+        return named(self._layout.blocks[slot])
 
 
 def _left_out(round_number: int, chosen: Mapping[int, Sequence[int]], slot: int, trouble: Failure) -> TrainReply:

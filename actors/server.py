@@ -40,10 +40,16 @@ class ServerActor:
         self._store = store
         self._policy = policy
         self._state = begun.state if begun else start(plan)
-        self._cohort = RayCohort(plan, layout, backend, dataset[0] if dataset else None, policy, prepared(store))
+        examples = dataset[0] if dataset else None
+        self._cohort = RayCohort(plan, layout, backend, examples, policy, prepared(store), name)
+        self._name = name
         self._gauges = Gauges(name)
         if begun:
             self._cohort.restore(begun.clients)
+
+    def __repr__(self) -> str:
+        """As Ray's dashboard and the run's log name this process."""
+        return f"{self._name} server"
 
     def play(self) -> RoundMetrics:
         """Play the next round."""
