@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
+import socket
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+import fedray
 from fedray import registry
 from fedray.config import Execution, Experiment, fingerprint, flatten, to_dict
 from fedray.config.decode import decode, refuse_damage
@@ -20,6 +23,7 @@ from fedray.federate.checkpoint import CheckpointStore
 from fedray.federate.checkpoint_files import Checkpoint
 from fedray.federate.compiled.choice import choose
 from fedray.federate.compiled.package import Package
+from fedray.federate.failures import described
 from fedray.federate.federation import Federation
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.messages import Failure, RoundMetrics, Saved
@@ -27,11 +31,13 @@ from fedray.federate.plan import Plan, make_plan
 from fedray.federate.rounds import Snapshot, State
 from fedray.run import client_figures, extension, figures, mlflow_store, progress, runfolder, tracking
 from fedray.run.files import remove_leftovers
+from fedray.run.log import Log
 from fedray.run.progress import Status
 from fedray.run.runfolder import Note
 from fedray.run.tracking import Tracker
 from fedray.run.writer import PERSONAL, Writer
-from fedray.terminal import bar, check_packages, headlines, same_handlers, say
+from fedray.terminal import bar, check_packages, headlines, heard, same_handlers, say
+from fedray.types import FedRayError
 
 RECENT_ROUNDS = 10  # whose mean time tells how long the rest will take
 
@@ -54,6 +60,7 @@ class Run(NamedTuple):
     writer: Writer
     tracker: Tracker
     store: CheckpointStore
+    log: Log
     begun: Note | None  # what a resumed run noted at its start
 
     @property
@@ -82,6 +89,13 @@ def run(request: Request, tags: Mapping[str, str] | None = None) -> RunResult:
 
     Raises FedRayError before any actor starts if it cannot run, and RunError if it must stop later.
     """
+    log = Log()
+    log.write(f"FedRay {fedray.__version__}, PyTorch {torch.__version__}, on {socket.gethostname()}")
+    with heard(log.write):
+        return _run(request, tags or {}, log)
+
+
+def _run(request: Request, tags: Mapping[str, str], log: Log) -> RunResult:
     check_packages()
     plan = make_plan(request.experiment)
     if request.execution.loss_deviation:
@@ -96,13 +110,15 @@ def run(request: Request, tags: Mapping[str, str] | None = None) -> RunResult:
         extension.check(plan, note.experiment.rounds)
     name = note.name if note else runfolder.name(plan, request.execution)
     folder = runfolder.place(request.resume, request.execution.output, name)
+    algorithm = registry.algorithm_name(plan.cfg.algorithm)
+    say(f"{algorithm} on {plan.cfg.data.name}: {plan.clients} clients, {plan.rounds} rounds; result in {folder}")
     with runfolder.locked(folder):
         writer = Writer(folder, note is not None and runfolder.holds(folder, note))
         try:
             store = runfolder.store(folder, request.execution)
             # The store does not change parameters: with more rounds it is another run there.
-            tracker = open_tracker(plan, request.execution, name, tags or {}, None if longer else note)
-            return _guarded(Run(plan, request, name, writer, tracker, store, note))
+            tracker = open_tracker(plan, request.execution, name, tags, None if longer else note)
+            return _guarded(Run(plan, request, name, writer, tracker, store, log, note))
         finally:
             writer.discard()
 
@@ -114,6 +130,8 @@ def _guarded(run: Run) -> RunResult:
         return _finish_again(run) if finished else _play(run)
     except BaseException as error:
         stopped = isinstance(error, KeyboardInterrupt)
+        ours = isinstance(error, FedRayError | KeyboardInterrupt)
+        run.log.write("interrupted" if stopped else str(error) if ours else traceback.format_exc())
         progress.end(run.folder, "interrupted" if stopped else "failed")
         run.tracker.finish("KILLED" if stopped else "FAILED", None)
         if (run.folder / runfolder.NOTE).exists():
@@ -145,6 +163,7 @@ def _play(run: Run) -> RunResult:
     ):
         run = run._replace(plan=federation.plan)
         runfolder.write(run.folder, _note(run, package))
+        run.log.open(run.folder)
         played = _rounds(run, federation, begun, advance)
         if run.request.execution.loss_deviation:
             say("loss deviation: every personal model predicts the test examples of all clients")
@@ -152,6 +171,7 @@ def _play(run: Run) -> RunResult:
     summary = report.summarize(run.plan, played.history.rows, run.tracker.run_id, played.seconds)
     summary |= {"backend": "compiled" if package else run.request.execution.backend, "package": note.package}
     _write(run, summary, played)
+    run.log.write(f"finished: {run.folder}")
     run.tracker.finish("FINISHED", run.folder)
     return RunResult(run.plan, summary, run.folder, run.tracker.hint(), played.failures)
 
@@ -190,6 +210,8 @@ def _rounds(
     for row in before:  # some may have been on their way to the store when the run was interrupted
         run.tracker.log(int(row["round"]), {name: value for name, value in row.items() if name != "round"})
     done = len(before)
+    if done:
+        run.log.write(f"goes on after round {done}")
     go_on = runfolder.command(run.folder)
     status = Status(run.name, "running", done, run.plan.rounds, {}, 0.0, 0, done or None, go_on)
     progress.write(run.folder, status)
@@ -206,6 +228,7 @@ def _rounds(
         if evaluated is not None and metrics.novel is not None:
             evaluated = report.with_newcomers(evaluated, metrics)
         run.tracker.log(metrics.round, values)
+        _log(run, metrics, values)
         status = _after(run, status, metrics, values, recent)
         progress.write(run.folder, status)
         advance(values)
@@ -214,6 +237,15 @@ def _rounds(
     snapshot = _saved(run, federation, history) if run.store.states else federation.snapshot()
     seconds -= sum(row.get(report.START, 0.0) for row in history.rows[done:])
     return Played(snapshot, history, evaluated, tuple(failures), seconds)
+
+
+def _log(run: Run, metrics: RoundMetrics, values: Mapping[str, float]) -> None:
+    """A line of the log for a round, and one for each of its failures, with what is known of it."""
+    for failure in metrics.failures:
+        then = f" ({failure.action})" if failure.action else ""
+        run.log.write(f"{failure.kind}: {described(failure)}{then}\n{failure.traceback}")
+    words = [f"round {metrics.round}/{run.plan.rounds}", *headlines(values), f"{metrics.seconds['round']:.2g} s"]
+    run.log.write("  ".join(words))
 
 
 def _saved(run: Run, federation: Federation, history: State) -> Snapshot:
