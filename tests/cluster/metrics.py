@@ -79,12 +79,12 @@ class Prometheus:
 
 
 @contextlib.contextmanager
-def cluster(folder: Path) -> Iterator[tuple[str, Path]]:
-    """(address, session folder) of a Ray of its own with a dashboard."""
+def cluster(folder: Path, cpus: int, dashboard: bool = False) -> Iterator[tuple[str, Path]]:
+    """(address, session folder) of a Ray of its own."""
     import ray
     from ray._private import worker
 
-    ray.init("local", num_cpus=3, include_dashboard=True, log_to_driver=False, _temp_dir=str(folder))
+    ray.init("local", num_cpus=cpus, include_dashboard=dashboard, log_to_driver=False, _temp_dir=str(folder))
     try:
         node = worker.global_worker.node
         yield node.gcs_address, Path(node.get_session_dir_path())
@@ -122,7 +122,7 @@ def watch(prometheus: Prometheus, job: subprocess.Popen[bytes]) -> dict[str, int
 def walk(work: Path, rounds: int) -> None:
     """A run that is scraped, with everything around it."""
     short = work / "r"  # the paths of Ray's sockets are limited
-    with cluster(short) as (address, session):
+    with cluster(short, 3, dashboard=True) as (address, session):
         configuration = session / "metrics" / "prometheus" / "prometheus.yml"
         until("Ray's files for Prometheus and Grafana", 120, configuration.exists)
         provisioned = session / "metrics" / "grafana" / "dashboards"
