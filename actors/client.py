@@ -45,8 +45,10 @@ class ClientActor:
         dataset: loading.Dataset | None = None,
         folder: str = "",  # of states on disk; empty: they stay in memory
         *committed: Piece,
+        name: str = "",  # of the run, for Ray's dashboard and logs
     ):
         fix_numerics()
+        self._name = name
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         if self._device == "cuda":
             limit_to(_gpu_share())
@@ -56,6 +58,10 @@ class ClientActor:
         self._folder = folder
         self.reset(plan)
         self.restore(*committed)
+
+    def __repr__(self) -> str:
+        """As Ray's dashboard and the run's log name this process."""
+        return f"{self._name} {named(self._ids)}".strip()
 
     def reset(self, plan: Plan) -> None:
         """Begin a federation, this process's first or another: fresh states, the plan's shards of the same clients."""
@@ -161,6 +167,11 @@ class ClientActor:
     def pid(self) -> int:
         """The process that hosts this actor."""
         return os.getpid()
+
+
+def named(ids: Sequence[int]) -> str:
+    """The clients of a block, in words."""
+    return f"client {ids[0]}" if len(ids) == 1 else f"clients {ids[0]}-{ids[-1]}"
 
 
 def _gpu_share() -> float:

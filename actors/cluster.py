@@ -18,6 +18,7 @@ import ray
 from ray._private.state import state as _state  # nothing public tells what a single machine has free, or that it goes
 from ray.exceptions import RayError
 
+from actors import streams, versions
 from actors.placement import Node
 from fedray import registry
 from fedray.terminal import say
@@ -26,43 +27,67 @@ from fedray.types import FedRayError, first_line
 START_SECONDS = 300.0  # for all attempts to start Ray: on a machine under load its processes miss their own limits
 SILENT_SECONDS = 10.0  # a start that takes longer is announced
 KNOCK_SECONDS = 5.0  # for a first sign of a cluster that is joined
+MISMATCH = "Version mismatch"  # as Ray says that a driver's Python or Ray is not the head's
 
 
 def connect(address: str | None) -> bool:
     """Join the cluster at the address, $RAY_ADDRESS or a running one, or start a local one; True if started here.
 
-    Raises FedRayError where a given address does not answer.
+    Raises FedRayError where a given address does not answer, and where machines have other versions than this one.
     """
     if ray.is_initialized():
         return False
     given = address or os.environ.get("RAY_ADDRESS")
     address = given or _running()
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if address != "local":
-        try:
-            _knock(address)
-            ray.init(address=address, runtime_env={"py_modules": _packages() + _plug_ins()}, **options)
-            return False
-        except (OSError, RuntimeError, ValueError, RayError) as error:
-            if given:
-                raise FedRayError(
-                    f"--address {address}: no Ray cluster answers there ({first_line(error)}); start "
-                    "one with 'ray start --head' or 'ray up', or leave the address out for a local one"
-                ) from None
-    _start(options)
+    if address != "local" and _join(address, bool(given)):
+        return False
+    say("starting Ray on this machine")
+    _start()
     return True
 
 
-def _start(options: dict[str, Any]) -> None:
+def _join(address: str, given: bool) -> bool:
+    """Join a cluster; False where one that nobody asked for does not answer."""
+    say(f"joining the Ray cluster at {address}")
+    try:
+        _knock(address)
+        _init(address, _packages() + _plug_ins())
+    except (OSError, RuntimeError, ValueError, RayError) as error:
+        if MISMATCH in str(error):
+            raise FedRayError(
+                f"--address {address}: {' '.join(str(error).split())}; start the driver with the cluster's versions, "
+                "or the cluster with the driver's"
+            ) from None
+        if given:
+            raise FedRayError(
+                f"--address {address}: no Ray cluster answers there ({first_line(error)}); start "
+                "one with 'ray start --head' or 'ray up', or leave the address out for a local one"
+            ) from None
+        return False
+    try:
+        versions.check()
+    except BaseException:
+        ray.shutdown()
+        raise
+    return True
+
+
+def _init(address: str, shipped: list[str], **options: Any) -> None:
+    """Start or join Ray, with code for its processes: each machine gets it once, and again only where it changes."""
+    # What Python leaves beside the code would make other code of it. Nothing to ship is nothing to set up.
+    code = {"py_modules": shipped, "excludes": ["__pycache__"]} if shipped else None
+    ray.init(address=address, runtime_env=code, log_to_driver=True, logging_level=logging.ERROR, **options)
+    streams.listen()
+
+
+def _start() -> None:
     """Start a local cluster; raises FedRayError where Ray does not come up within START_SECONDS."""
     deadline = time.monotonic() + START_SECONDS
     pause = 1.0
     while True:
         try:
-            # Without plug-ins there is nothing to ship, and every process starts without an environment to set up.
-            shipped = {"py_modules": _plug_ins()} if registry.plug_ins() else None
             with _announced(SILENT_SECONDS, f"waiting for Ray's processes to start (at most {START_SECONDS:g} s)"):
-                ray.init(address="local", include_dashboard=False, runtime_env=shipped, **options)
+                _init("local", _plug_ins(), include_dashboard=False)
             return
         except Exception as error:
             ray.shutdown()

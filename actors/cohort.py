@@ -14,7 +14,7 @@ import ray
 import torch
 from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, RayTaskError
 
-from actors.client import ClientActor
+from actors.client import ClientActor, named
 from actors.cluster import Machine, machines
 from actors.commits import Commits, inherited
 from actors.placement import Layout
@@ -96,8 +96,10 @@ class RayCohort:
         folder: str = "",
         seats: Sequence[Seat] = (),
         follows: bool = False,
+        name: str = "",
     ):
-        """``folder`` keeps the clients' states on the actors' disks; without one they stay in memory.
+        """``folder`` keeps the clients' states on the actors' disks; without one they stay in memory. ``name`` is the
+        run's, by which Ray's dashboard shows the actors.
 
         Every actor has the seat of its slot; without seats Ray places them in the reservation of who asks. A cohort
         that ``follows`` its machines gives up at once where one of them is lost or about to go.
@@ -113,6 +115,7 @@ class RayCohort:
         self._dataset = dataset  # reference to the loaded dataset; None: every actor loads it
         self._policy = policy
         self._folder = folder
+        self._name = name
         self._committed = [Commits() for _ in layout.blocks]
         self._fresh = set(range(len(layout.blocks)))  # actors that have not answered yet
         self._failures: list[Failure] = []  # since the last take_failures
@@ -402,11 +405,11 @@ class RayCohort:
         # Without a strategy the actor is captured by the placement group of the server (or of the Tune trial).
         where: dict[str, Any] = {"scheduling_strategy": seat.strategy} if seat else {}
         remote = ray.remote(num_cpus=self.layout.cpus, num_gpus=self.layout.gpus, max_restarts=0, **where)(ClientActor)
-        return remote.remote(self._plan_ref, block, self._backend, self._dataset, self._folder, *committed)
+        given = (self._plan_ref, block, self._backend, self._dataset, self._folder, *committed)
+        return remote.remote(*given, name=self._name)
 
     def _named(self, slot: int) -> str:
-        block = self.layout.blocks[slot]
-        return f"client {block[0]}" if len(block) == 1 else f"clients {block[0]}-{block[-1]}"
+        return named(self.layout.blocks[slot])
 
 
 def _left_out(round_number: int, chosen: Mapping[int, Sequence[int]], slot: int, trouble: Failure) -> TrainReply:

@@ -15,6 +15,7 @@ from ray.util.placement_group import placement_group, placement_group_table, rem
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch import Tensor
 
+from actors import versions
 from actors.cluster import connect, here, nodes
 from actors.cohort import ClientsLostError
 from actors.placement import Layout, arrange
@@ -140,6 +141,8 @@ class RayFederation:
         self.layout = self._arrange(before)
         self.plan = on_device(self.plan, self.layout.gpus > 0)
         self._group = _reserve(self.layout)
+        if not self._own_cluster:
+            versions.check()  # some machines may be there only since something was reserved
         strategy = PlacementGroupSchedulingStrategy(
             self._group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True
         )

@@ -52,12 +52,17 @@ class ServerActor:
         group = get_current_placement_group()
         seats = reserved(group)[1:] if group else []  # the first is this actor's
         given, folder = dataset[0] if dataset else None, prepared(store)
-        self._cohort = RayCohort(plan, layout, backend, given, policy, folder, seats, follows=most > 0)
+        self._cohort = RayCohort(plan, layout, backend, given, policy, folder, seats, follows=most > 0, name=name)
         self._mover = Mover(self._cohort, group, most, bool(folder)) if most else None
         self._hosted = self._cohort.hosted(machines())
+        self._name = name
         self._gauges = Gauges(name)
         if begun:
             self._cohort.restore(begun.clients)
+
+    def __repr__(self) -> str:
+        """As Ray's dashboard and the run's log name this process."""
+        return f"{self._name} server"
 
     def play(self) -> RoundMetrics:
         """Play the next round, wherever its clients are to be by now."""

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import tyro
 
+import fedray
 from fedray import cli
+from fedray.terminal import say
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,7 +34,8 @@ def parse(argv: Sequence[str]) -> Command:
 
     as_json = Annotated[bool, tyro.conf.arg(help="Print one JSON object on stdout and nothing else.")]
     text = "Go on with the interrupted run of this folder, or of the checkpoints at this URL; options of the execution "
-    resume = Annotated[str, tyro.conf.arg(help=text + "may differ, others not.", metavar="DIR")]
+    text += "may differ and --rounds may grow (of a finished run, too), others not."
+    resume = Annotated[str, tyro.conf.arg(help=text, metavar="DIR")]
     place = cli.early(argv, "--resume")
     note = runfolder.read(place) if place else None
     base = (note.experiment, note.execution) if note else None
@@ -90,9 +93,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; 0 done, 1 training failed, 2 the request was at fault, 130 interrupted."""
 
     def body() -> int:
+        words = sys.argv[1:] if argv is None else argv
+        if not {"-h", "--help"} & set(words):
+            say(f"FedRay {fedray.__version__} is starting: reading the request, loading PyTorch")
         from fedray.run import session
 
-        command = parse(sys.argv[1:] if argv is None else argv)
+        command = parse(words)
         outcome = session.run(command.request)
         if command.json:
             print(json.dumps(outcome.summary))

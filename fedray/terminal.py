@@ -8,17 +8,43 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from fedray.types import FedRayError
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+LINE_SECONDS = 10.0  # between two lines of progress where there is no terminal
+
+_listeners: list[Callable[[str], object]] = []
 
 
 def say(text: str) -> None:
-    """A line on stderr."""
+    """A line on stderr, for those who listen, too."""
+    _show(text)
+    record(text)
+
+
+def record(text: str) -> None:
+    """A line for those who listen, and not for the terminal."""
+    for listener in tuple(_listeners):
+        listener(text)
+
+
+@contextlib.contextmanager
+def heard(listener: Callable[[str], object]) -> Iterator[None]:
+    """Let somebody else have all that is said and recorded meanwhile, from any thread."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+
+
+def _show(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
@@ -70,12 +96,20 @@ def _restore(handlers: Mapping[signal.Signals, Any]) -> None:
 
 @contextlib.contextmanager
 def bar(unit: str, total: int, note: str) -> Iterator[Callable[[int, str], None]]:
-    """A progress bar on stderr; yields a function of how many are done and a note, which stays where it is empty."""
+    """A progress bar on stderr; yields a function of how many are done and a note, which stays where it is empty.
+
+    Where stderr is not a terminal, a line is written instead after the first, every ten seconds, and after the last.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    console = Console(stderr=True)
+    if not console.is_interactive:
+        _show(note)
+        yield _Lines(unit, total).move
+        return
     columns = (TextColumn(unit), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[note]}"))
-    with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True)) as shown:
+    with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console) as shown:
         task = shown.add_task("", total=total, note=note)
 
         def move(done: int, note: str) -> None:
@@ -84,6 +118,27 @@ def bar(unit: str, total: int, note: str) -> Iterator[Callable[[int, str], None]
                 shown.update(task, note=note)
 
         yield move
+
+
+class _Lines:
+    """Progress as lines of text."""
+
+    def __init__(self, unit: str, total: int):
+        self._unit, self._total, self._note = unit, total, ""
+        self._begun, self._since = 0, time.monotonic()
+        self._shown = (0, -LINE_SECONDS)  # how many were done when the last line was written
+
+    def move(self, done: int, note: str) -> None:
+        """So many are done; without a note, were done before."""
+        now = time.monotonic()
+        before, then = self._shown
+        if not note and before == 0:
+            self._begun, self._since = done, now
+        self._note = note or self._note
+        if done > max(before, self._begun) and (done >= self._total or now - then >= LINE_SECONDS):
+            self._shown = done, now
+            left = timedelta(seconds=round((now - self._since) / (done - self._begun) * (self._total - done)))
+            _show(f"{self._unit} {done}/{self._total}  {self._note}  {left} left")
 
 
 def check_packages() -> None:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import fsspec
 
-from fedray.config import fingerprint
 from fedray.federate.checkpoint_files import Checkpoint, CheckpointError, read, write
 from fedray.federate.messages import Cohort, Failure
 from fedray.federate.plan import Plan
@@ -88,7 +87,7 @@ def newest(store: CheckpointStore, plan: Plan, warn: Callable[[str], object]) ->
         raise CheckpointError(f"--checkpoint.url {store.url}: cannot be read ({error}); check the address") from None
     for number in reversed(found):
         try:
-            return read(_folder(store, number), plan, fingerprint(plan.cfg))
+            return read(_folder(store, number), plan, own=True)
         except CheckpointError as error:
             warn(str(error))
     if len(found) > 1 or any(_complete(store, number) for number in found):

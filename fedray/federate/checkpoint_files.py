@@ -29,7 +29,7 @@ import torch
 from fsspec.implementations.local import LocalFileSystem
 
 from fedray.arrays import tensor_files, trees
-from fedray.config import fingerprint
+from fedray.config import Experiment, fingerprint, override
 from fedray.config.decode import decode, fits, refuse_damage
 from fedray.federate.messages import File, Saved, Spotlight
 from fedray.federate.plan import Plan
@@ -123,7 +123,7 @@ def write(folder: str, plan: Plan, state: State, clients: Sequence[File]) -> Non
     ]
     body = {
         "format": FORMAT,
-        "config": fingerprint(plan.cfg),
+        "config": _identity(plan.cfg),
         "round": state.round,
         "files": [file._asdict() for file in files],
     }
@@ -133,8 +133,8 @@ def write(folder: str, plan: Plan, state: State, clients: Sequence[File]) -> Non
     fs.mv(f"{path}/manifest.part", f"{path}/manifest.json")
 
 
-def read(folder: str, plan: Plan, config: str | None = None) -> Checkpoint:
-    """The federation in a folder of :func:`write`, of the experiment with this fingerprint if one is given.
+def read(folder: str, plan: Plan, own: bool = False) -> Checkpoint:
+    """The federation in a folder of :func:`write`; with ``own`` of the plan's experiment, be it of fewer rounds.
 
     Raises CheckpointError where a file is missing or damaged, or does not fit the plan.
     """
@@ -143,12 +143,18 @@ def read(folder: str, plan: Plan, config: str | None = None) -> Checkpoint:
         body = {name: manifest[name] for name in ("format", "config", "round", "files")}
         if manifest["crc32"] != _checksum(body) or body["format"] not in READABLE:
             raise ValueError("its manifest is damaged, or of another version")
-        if config is not None and body["config"] != config:
+        # Older versions counted the number of rounds in.
+        if own and body["config"] not in (_identity(plan.cfg), fingerprint(plan.cfg)):
             raise ValueError("it belongs to another experiment")
         files = [as_file(entry) for entry in body["files"]]
         if body["format"] == 1 and sum(len(file.clients) for file in files) != plan.clients:
             raise ValueError(f"it does not hold clients 0 to {plan.clients - 1}")
         return _assemble(folder, plan, body["round"], files)
+
+
+def _identity(cfg: Experiment) -> str:
+    """What two experiments share whose rounds have the same numbers, however many there are."""
+    return fingerprint(override(cfg, {"rounds": 1}))
 
 
 def as_file(entry: Any) -> File:

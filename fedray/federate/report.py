@@ -39,6 +39,11 @@ def measures(played: RoundMetrics) -> dict[str, float]:
     return values | {"comm/bytes_up": float(played.bytes_up), "comm/bytes_down": float(played.bytes_down)}
 
 
+def is_measured(name: str) -> bool:
+    """Whether a measure of a round is one of an evaluation."""
+    return name.startswith(tuple(f"{kind}/" for kind in (*KINDS, NOVEL, VALIDATION)))
+
+
 def client_rows(played: RoundMetrics, plan: Plan) -> Iterator[dict[str, Any]]:
     """One row per client of an evaluated round: shard sizes and the metrics of its models, empty where it has none."""
     parts = {"train": plan.partition.train, "test": plan.partition.test, VALIDATION: plan.partition.validation}

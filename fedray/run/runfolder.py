@@ -2,6 +2,7 @@
 
     run.json       the experiment, where it is tracked, how it was executed
     status.json    how far it is
+    log.txt        what was said of it, its rounds and failures, what its processes printed
     checkpoints/   the federation after the last few rounds, unless --checkpoint.url says elsewhere
     (the result)   see writer.py; config.json comes last and says that the run is finished
 """  # fmt: skip
@@ -29,7 +30,7 @@ from fedray.federate.checkpoint import CheckpointStore, rounds
 from fedray.federate.plan import Plan, plug_ins_of
 from fedray.run.files import write_json
 from fedray.run.mlflow_store import shown
-from fedray.types import FedRayError, first_line
+from fedray.types import FedRayError, first_line, require
 
 NOTE, FINISHED = "run.json", "config.json"
 
@@ -125,6 +126,14 @@ def _content(note: Note) -> dict[str, Any]:
     }
 
 
+def finished_rounds(folder: Path) -> int:
+    """The rounds of the result in a folder, which a run that goes on for more keeps until its end; 0 without one."""
+    if not (folder / FINISHED).exists():
+        return 0
+    with refuse_damage(f"{folder}: the result cannot be read", "run it again in a new folder"):
+        return int(decode((folder / FINISHED).read_bytes())["experiment"]["rounds"])
+
+
 def holds(folder: Path, note: Note) -> bool:
     """Whether a folder is that of the noted run."""
     try:
@@ -141,9 +150,13 @@ def experiment_of(algorithm: str, values: Mapping[str, Any]) -> Experiment:
 
 
 def check_same(place: str, note: Note, asked: Experiment, execution: Execution) -> None:
-    """Raise FedRayError where the options beside --resume ask for another experiment (data may have moved), or where
-    the password of the tracking store is missing."""
+    """Raise FedRayError where the options beside --resume ask for another experiment (data may have moved, and rounds
+    may be added), or where the password of the tracking store is missing."""
     names = differences(flatten(decisive(note.experiment)), flatten(decisive(asked)))
+    if names == ["rounds"]:
+        reason = f"the run began with {note.experiment.rounds}, and rounds can only be added"
+        require(asked.rounds > note.experiment.rounds, "rounds", asked.rounds, reason, "give more, or leave it out")
+        names = []
     if names == ["on_failure"]:
         raise FedRayError(
             f"--on-failure {asked.on_failure}: the run began with {note.experiment.on_failure}, and skip changes the "

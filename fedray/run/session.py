@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
+import socket
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+import fedray
 from fedray import registry
 from fedray.config import Execution, Experiment, fingerprint, flatten, to_dict
 from fedray.config.decode import decode, refuse_damage
@@ -20,6 +23,7 @@ from fedray.federate.checkpoint import CheckpointStore
 from fedray.federate.checkpoint_files import Checkpoint
 from fedray.federate.compiled.choice import choose
 from fedray.federate.compiled.package import Package
+from fedray.federate.failures import described
 from fedray.federate.federation import Federation
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.messages import Failure, RoundMetrics, Saved
@@ -28,13 +32,24 @@ from fedray.federate.rounds import Snapshot, State
 from fedray.federate.uncertainty import questions
 from fedray.federate.uncertainty import summary as uncertain
 from fedray.federate.uncertainty.reply import Uncertainty
-from fedray.run import client_figures, figures, mlflow_store, progress, runfolder, tracking, uncertainty_figures
+from fedray.run import (
+    client_figures,
+    extension,
+    figures,
+    mlflow_store,
+    progress,
+    runfolder,
+    tracking,
+    uncertainty_figures,
+)
 from fedray.run.files import remove_leftovers
+from fedray.run.log import Log
 from fedray.run.progress import Status
 from fedray.run.runfolder import Note
 from fedray.run.tracking import Tracker
 from fedray.run.writer import PERSONAL, Writer
-from fedray.terminal import bar, check_packages, headlines, same_handlers, say
+from fedray.terminal import bar, check_packages, headlines, heard, same_handlers, say
+from fedray.types import FedRayError
 
 RECENT_ROUNDS = 10  # whose mean time tells how long the rest will take
 
@@ -57,6 +72,7 @@ class Run(NamedTuple):
     writer: Writer
     tracker: Tracker
     store: CheckpointStore
+    log: Log
     begun: Note | None  # what a resumed run noted at its start
 
     @property
@@ -85,6 +101,13 @@ def run(request: Request, tags: Mapping[str, str] | None = None) -> RunResult:
 
     Raises FedRayError before any actor starts if it cannot run, and RunError if it must stop later.
     """
+    log = Log()
+    log.write(f"FedRay {fedray.__version__}, PyTorch {torch.__version__}, on {socket.gethostname()}")
+    with heard(log.write):
+        return _run(request, tags or {}, log)
+
+
+def _run(request: Request, tags: Mapping[str, str], log: Log) -> RunResult:
     check_packages()
     plan = make_plan(request.experiment)
     if request.execution.loss_deviation:
@@ -95,14 +118,20 @@ def run(request: Request, tags: Mapping[str, str] | None = None) -> RunResult:
     for remark in plan.remarks:
         say(f"warning: {remark}")
     note = runfolder.read(request.resume) if request.resume else None
+    longer = note is not None and plan.cfg.rounds > note.experiment.rounds
+    if note and longer:
+        extension.check(plan, note.experiment.rounds)
     name = note.name if note else runfolder.name(plan, request.execution)
     folder = runfolder.place(request.resume, request.execution.output, name)
+    algorithm = registry.algorithm_name(plan.cfg.algorithm)
+    say(f"{algorithm} on {plan.cfg.data.name}: {plan.clients} clients, {plan.rounds} rounds; result in {folder}")
     with runfolder.locked(folder):
         writer = Writer(folder, note is not None and runfolder.holds(folder, note))
         try:
             store = runfolder.store(folder, request.execution)
-            tracker = open_tracker(plan, request.execution, name, tags or {}, note)
-            return _guarded(Run(plan, request, name, writer, tracker, store, note))
+            # The store does not change parameters: with more rounds it is another run there.
+            tracker = open_tracker(plan, request.execution, name, tags, None if longer else note)
+            return _guarded(Run(plan, request, name, writer, tracker, store, log, note))
         finally:
             writer.discard()
 
@@ -110,9 +139,12 @@ def run(request: Request, tags: Mapping[str, str] | None = None) -> RunResult:
 def _guarded(run: Run) -> RunResult:
     """Play; if that ends early, note it in the status and the store, and tell the user how to go on."""
     try:
-        return _finish_again(run) if (run.folder / runfolder.FINISHED).exists() else _play(run)
+        finished = runfolder.finished_rounds(run.folder) >= run.plan.cfg.rounds
+        return _finish_again(run) if finished else _play(run)
     except BaseException as error:
         stopped = isinstance(error, KeyboardInterrupt)
+        ours = isinstance(error, FedRayError | KeyboardInterrupt)
+        run.log.write("interrupted" if stopped else str(error) if ours else traceback.format_exc())
         progress.end(run.folder, "interrupted" if stopped else "failed")
         run.tracker.finish("KILLED" if stopped else "FAILED", None)
         if (run.folder / runfolder.NOTE).exists():
@@ -145,6 +177,7 @@ def _play(run: Run) -> RunResult:
     ):
         run = run._replace(plan=federation.plan)
         runfolder.write(run.folder, _note(run, package))
+        run.log.open(run.folder)
         played = _rounds(run, federation, begun, advance)
         if run.request.execution.loss_deviation:
             say("loss deviation: every personal model predicts the test examples of all clients")
@@ -157,6 +190,7 @@ def _play(run: Run) -> RunResult:
         run.tracker.log(run.plan.cfg.rounds, uncertain.tracked(summary))
     summary |= {"backend": "compiled" if package else run.request.execution.backend, "package": note.package}
     _write(run, summary, played)
+    run.log.write(f"finished: {run.folder}")
     run.tracker.finish("FINISHED", run.folder)
     return RunResult(run.plan, summary, run.folder, run.tracker.hint(), played.failures)
 
@@ -187,6 +221,8 @@ def _checkpoint(run: Run) -> Checkpoint | None:
     if not run.request.resume:
         return None
     begun = checkpoint.newest(run.store, run.plan, lambda text: say(f"warning: {text}"))
+    if begun is None and runfolder.finished_rounds(run.folder):
+        return extension.from_result(run.folder, run.plan)
     if begun is None:
         say("no checkpoint was written to its end before the run stopped: it starts again at round 0")
     return begun
@@ -200,6 +236,8 @@ def _rounds(
     for row in before:  # some may have been on their way to the store when the run was interrupted
         run.tracker.log(int(row["round"]), {name: value for name, value in row.items() if name != "round"})
     done = len(before)
+    if done:
+        run.log.write(f"goes on after round {done}")
     go_on = runfolder.command(run.folder)
     status = Status(run.name, "running", done, run.plan.rounds, {}, 0.0, 0, done or None, go_on)
     progress.write(run.folder, status)
@@ -216,6 +254,7 @@ def _rounds(
         if evaluated is not None and metrics.novel is not None:
             evaluated = report.with_newcomers(evaluated, metrics)
         run.tracker.log(metrics.round, values)
+        _log(run, metrics, values)
         status = _after(run, status, metrics, values, recent)
         progress.write(run.folder, status)
         advance(values)
@@ -224,6 +263,15 @@ def _rounds(
     snapshot = _saved(run, federation, history) if run.store.states else federation.snapshot()
     seconds -= sum(row.get(report.START, 0.0) for row in history.rows[done:])
     return Played(snapshot, history, evaluated, tuple(failures), seconds)
+
+
+def _log(run: Run, metrics: RoundMetrics, values: Mapping[str, float]) -> None:
+    """A line of the log for a round, and one for each of its failures, with what is known of it."""
+    for failure in metrics.failures:
+        then = f" ({failure.action})" if failure.action else ""
+        run.log.write(f"{failure.kind}: {described(failure)}{then}\n{failure.traceback}")
+    words = [f"round {metrics.round}/{run.plan.rounds}", *headlines(values), f"{metrics.seconds['round']:.2g} s"]
+    run.log.write("  ".join(words))
 
 
 def _saved(run: Run, federation: Federation, history: State) -> Snapshot:
@@ -238,8 +286,7 @@ def _after(
 ) -> Status:
     """The status after one more round."""
     saved = run.store.wants(run.plan, metrics.round) and all(f.kind != checkpoint.KIND for f in metrics.failures)
-    kinds = ("personal/", "global/", "novel/", "validation/")
-    measures = {name: value for name, value in values.items() if name.startswith(kinds)}
+    measures = {name: value for name, value in values.items() if report.is_measured(name)}
     return last._replace(
         round=metrics.round,
         measures=measures or last.measures,
@@ -255,6 +302,7 @@ def _write(run: Run, summary: dict[str, Any], played: Played) -> None:
     """Write the result into the run's folder, then remove the checkpoints."""
     writer = run.writer
     writer.run(run.plan, played.snapshot, played.history.spotlights)
+    writer.selection(played.history.selection)
     writer.json("summary.json", summary)
     writer.table("metrics.csv", played.history.rows)
     if (evaluated := played.evaluated) is not None:

@@ -15,6 +15,7 @@
     uncertainty.npz         predictive draws of one test image per client (round, client, label, probs [F, M, C])
     partition.npz           which examples each client trained and tested on
     global.safetensors      the server's state
+    selection.safetensors   the selection policy's, if it remembers anything
     personal.safetensors    every client's private state, stacked [N, ...]; of a run with states on disk instead:
     personal/               a file for every client that has trained, and files.json, their list
     figures/                accuracy, or RMSE and coverage; reliability and uncertainty, pooled and by client; loss
@@ -34,6 +35,7 @@ from typing import Any
 import numpy as np
 
 from fedray import registry
+from fedray.arrays import trees
 from fedray.arrays.tensor_files import save_tree
 from fedray.config import to_dict
 from fedray.data import partition, scaling
@@ -44,6 +46,7 @@ from fedray.run.files import leftover, remove_leftovers, write_json
 from fedray.types import FedRayError
 
 PERSONAL = "personal"
+SELECTION = "selection.safetensors"
 
 
 class Writer:
@@ -100,10 +103,16 @@ class Writer:
                 probs=np.concatenate([spot.probs.numpy() for spot in spotlights]),
             )
 
+    def selection(self, state: Any) -> None:
+        """What the selection policy remembers, for a run that is to go on."""
+        if trees.leaves(state):
+            save_tree(self.folder / SELECTION, state)
+
     def commit(self) -> Path:
         """Move everything to the destination: last what makes it a result, its config.json, and then its status."""
         self.destination.mkdir(exist_ok=True)
         remove_leftovers(self.destination)
+        (self.destination / "config.json").unlink(missing_ok=True)  # of fewer rounds: no longer a result
         last = ("config.json", "status.json")
         for path in sorted(self.folder.iterdir(), key=lambda path: last.index(path.name) if path.name in last else -1):
             target = self.destination / path.name

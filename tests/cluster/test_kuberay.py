@@ -36,9 +36,33 @@ WORKERS = {
 }
 
 
+def documents() -> list[dict[str, Any]]:
+    """The documents of the KubeRay file."""
+    return list(yaml.safe_load_all((CLUSTER / "kuberay.yaml").read_text()))
+
+
 def rayjob() -> dict[str, Any]:
-    """The documents of the KubeRay file by kind."""
-    return {document["kind"]: document for document in yaml.safe_load_all((CLUSTER / "kuberay.yaml").read_text())}
+    """The documents of the KubeRay file by kind, of which there is one."""
+    return {document["kind"]: document for document in documents()}
+
+
+def claims() -> dict[str, list[str]]:
+    """How the volumes may be mounted, by the names of their claims."""
+    found = [document for document in documents() if document["kind"] == "PersistentVolumeClaim"]
+    return {document["metadata"]["name"]: document["spec"]["accessModes"] for document in found}
+
+
+def mounts(pod: dict[str, Any]) -> dict[str, tuple[str, bool]]:
+    """(path, whether it is only read) of the volumes in a pod, by the names of their claims."""
+    claimed = {volume["name"]: volume["persistentVolumeClaim"] for volume in pod["spec"].get("volumes", ())}
+    [container] = pod["spec"]["containers"]
+    found = {}
+    for mount in container.get("volumeMounts", ()):
+        claim = claimed.pop(mount["name"])
+        assert mount.get("readOnly", False) == claim.get("readOnly", False)
+        found[claim["claimName"]] = mount["mountPath"], mount.get("readOnly", False)
+    assert not claimed, f"not mounted: {claimed}"
+    return found
 
 
 def pods() -> list[dict[str, Any]]:
@@ -94,12 +118,38 @@ def test_the_pods_of_the_rayjob_are_limited_alike_and_walled_off():
     assert ["nvidia.com/gpu" in limit for limit in limits] == [False, False, True]
 
 
-def test_the_rayjob_keeps_its_result_on_a_volume():
-    documents = rayjob()
-    head = documents["RayJob"]["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
-    [volume] = head["volumes"]
-    [mount] = head["containers"][0]["volumeMounts"]
-    assert volume["persistentVolumeClaim"]["claimName"] == documents["PersistentVolumeClaim"]["metadata"]["name"]
-    assert mount["name"] == volume["name"]
-    assert f"cd {mount['mountPath']} " in documents["RayJob"]["spec"]["entrypoint"]
-    assert f"sqlite:///{mount['mountPath']}/" in documents["RayJob"]["spec"]["entrypoint"]
+def test_the_rayjob_keeps_its_result_on_a_volume_of_the_head():
+    _, head, worker = map(mounts, pods())
+    path, read_only = head["fedray-runs"]
+    entrypoint = rayjob()["RayJob"]["spec"]["entrypoint"]
+    assert not read_only
+    assert "fedray-runs" in claims()
+    assert "fedray-runs" not in worker  # it may be mounted once
+    assert f"cd {path} " in entrypoint
+    assert f"sqlite:///{path}/" in entrypoint
+
+
+def test_head_and_workers_read_the_datasets_at_the_path_that_the_launch_names():
+    submitter, head, worker = map(mounts, pods())
+    assert submitter == {}
+    assert head["fedray-data"] == worker["fedray-data"] == ("/data", True)
+    assert claims()["fedray-data"] == ["ReadWriteMany"]
+    assert "--data.root /data " in rayjob()["RayJob"]["spec"]["entrypoint"]
+
+
+def test_the_image_is_that_of_the_tested_ray_and_holds_all_that_the_installation_needs():
+    lines = (line.split() for line in (CLUSTER / "Dockerfile").read_text().splitlines() if line and line[0] != "#")
+    steps = [(word, [name for name in rest if not name.startswith("--")]) for word, *rest in lines]
+    version = rayjob()["RayJob"]["spec"]["rayClusterSpec"]["rayVersion"]
+    assert steps[0] == ("FROM", [f"rayproject/ray:{version}-py312-gpu"])
+    copied = {source: target for word, (*sources, target) in steps if word == "COPY" for source in sources}
+    assert {source: target for source, target in copied.items() if not (CLUSTER.parent / source).exists()} == {}
+    project = (CLUSTER.parent / "pyproject.toml").read_text()
+    for line in ('readme = "README.md"', 'license-files = ["LICENSE"]', 'packages = ["fedray", "actors", "tune"]'):
+        assert line in project
+    assert copied == {
+        **dict.fromkeys(("pyproject.toml", "README.md", "LICENSE"), "./"),
+        "cluster/constraints.txt": "cluster/",
+        **{name: f"{name}/" for name in ("fedray", "actors", "tune")},
+    }
+    assert ["pip", "install", "-c", "cluster/constraints.txt", "."] in [rest for word, rest in steps if word == "RUN"]

@@ -13,7 +13,7 @@ import fedray
 from fedray import launch
 from fedray.run import runfolder
 from fedray.types import FedRayError
-from tests.run.test_resume import cut, elsewhere, rows  # noqa: F401
+from tests.run.test_resume import elsewhere, rows  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("unpainted", "elsewhere")
 FAST = ["pfedbayes", "--runtime", "local", "--rounds", "4", "--local-steps", "2", "--model.hidden", "8"]
@@ -48,7 +48,7 @@ def test_the_result_is_the_same_and_holds_a_file_for_each_client_that_trained() 
 def test_an_interrupted_run_goes_on_with_its_states_on_disk_or_in_memory(
     before: list[str],
     after: list[str],
-    cut: Callable[..., int],  # noqa: F811
+    cut: Callable[..., int],
 ) -> None:
     assert launch.main([*FAST, "--name", "whole"]) == 0
     assert cut([*FAST, *before, "--name", "cut"], 3) == 130

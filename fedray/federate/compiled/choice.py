@@ -30,6 +30,9 @@ def choose(plan: Plan, backend: str, begun: str | None, tell: Callable[[str], ob
     try:
         work = unit(plan)
         if backend == "auto" and not wanted(plan, work.operations, begun):
+            if begun == "" and wanted(plan, work.operations, None):
+                rounds = f"a new one of {plan.cfg.rounds} rounds would compile it"
+                tell(f"the run began without a compiled step and keeps to it; {rounds}, and agrees up to rounding")
             return None
         package = obtain_unit(work, tell)
     except FedRayError as error:

@@ -53,7 +53,7 @@ def unit(plan: Plan) -> Unit:
         raise FedRayError(f"backend=compiled: the network has layers of your own ({', '.join(own)}); use backend=vmap")
     if plan.cfg.noise_generator == "philox":
         raise FedRayError("backend=compiled: its steps draw by sfc64; use noise_generator=sfc64, or backend=vmap")
-    read = _Read(plan.facts)
+    read = Noted(plan.facts)
     ctx = replace(plan.context, facts=read)  # type: ignore[arg-type]
     try:
         example = _example(plan)
@@ -82,9 +82,9 @@ def _example(plan: Plan) -> tuple[Any, Batch, Tensor]:
     server = plan.initial_server()
     down = algorithm.broadcast(ctx, server, range(plan.clients))
     down = trees.row(down, 0) if algorithm.down_per_client else down
-    data = _zeros(plan, ctx.facts.shard)
+    data = zeros(plan, ctx.facts.shard)
     local = algorithm.begin(ctx, algorithm.client_init(ctx, server), down, data)
-    batch = _zeros(plan, ctx.facts.batch_size * algorithm.minibatches(ctx.cfg))
+    batch = zeros(plan, ctx.facts.batch_size * algorithm.minibatches(ctx.cfg))
     bits = Stream(0, "example").bits(math.prod(algorithm.noise_shape(ctx)))
     return own(local), batch, bits
 
@@ -94,7 +94,8 @@ def own(tree: Any) -> Any:
     return trees.tree_map(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), tree)
 
 
-def _zeros(plan: Plan, size: int) -> Batch:
+def zeros(plan: Plan, size: int) -> Batch:
+    """Examples without content, where only their shapes count."""
     y = torch.zeros(size, dtype=torch.long if plan.target is None else torch.float32)
     x = torch.zeros(size, *plan.model.input_shape)
     return Batch(x, y, torch.ones(size), torch.arange(size), torch.tensor(float(size)))
@@ -105,7 +106,7 @@ def _known(part: nn.Module) -> bool:
     return type(part).__module__.startswith(("torch.nn.", "fedray.nets."))
 
 
-class _Read:
+class Noted:
     """The facts of a federation, with a note of those that were asked for: only they can be constants of the code."""
 
     def __init__(self, facts: Facts):

@@ -1,0 +1,72 @@
+"""What is said: to the terminal, to a file, and to those who listen."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from fedray import terminal
+from fedray.terminal import bar, heard, record, say
+
+
+def test_who_listens_hears_what_is_said_and_recorded_and_the_terminal_only_what_is_said(capsys) -> None:
+    lines: list[str] = []
+    say("before")
+    with heard(lines.append):
+        say("said")
+        record("recorded")
+    record("after")
+    assert lines == ["said", "recorded"]
+    assert capsys.readouterr().err == "before\nsaid\n"
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
+    return now
+
+
+def play(clock: list[float], seconds: list[float], begun: int = 0) -> None:
+    with bar("round", begun + len(seconds), "starting the clients") as move:
+        move(begun, "")
+        for done, each in enumerate(seconds, begun + 1):
+            clock[0] += each
+            move(done, f"note {done}")
+
+
+def test_without_a_terminal_long_rounds_have_a_line_each_at_once(clock, capsys) -> None:
+    play(clock, [30.0, 30.0, 30.0])
+    assert capsys.readouterr().err.splitlines() == [
+        "starting the clients",
+        "round 1/3  note 1  0:01:00 left",
+        "round 2/3  note 2  0:00:30 left",
+        "round 3/3  note 3  0:00:00 left",
+    ]
+
+
+def test_without_a_terminal_short_rounds_have_a_line_every_ten_seconds_and_one_at_the_end(clock, capsys) -> None:
+    play(clock, [1.0] * 25)
+    shown = [line.split()[1] for line in capsys.readouterr().err.splitlines()[1:]]
+    assert shown == ["1/25", "11/25", "21/25", "25/25"]
+
+
+def test_a_resumed_run_counts_its_own_rounds_for_the_time_left(clock, capsys) -> None:
+    play(clock, [20.0, 20.0], begun=8)
+    assert capsys.readouterr().err.splitlines()[1] == "round 9/10  note 9  0:00:20 left"
+
+
+def test_a_terminal_has_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    with bar("round", 2, "starting the clients") as move:
+        move(1, "note")
+    assert "\x1b[" in screen.getvalue()
+    assert "round 1/2" not in screen.getvalue()
