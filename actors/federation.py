@@ -10,11 +10,14 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
-from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+from ray.util.placement_group import placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from actors.cluster import connect, here, nodes
+from actors import demand
+from actors.cluster import connect, nodes
 from actors.cohort import ClientsLostError
+from actors.demand import Cluster
+from actors.offer import need
 from actors.placement import Layout, arrange
 from actors.server import remote_options
 from fedray.arrays import trees
@@ -30,7 +33,6 @@ from fedray.federate.rounds import Snapshot, State
 from fedray.terminal import say
 from fedray.types import FedRayError, RunError, first_line
 
-PLACEMENT_SECONDS = 120.0  # how long a cluster in use may take to free what fits it
 WATCH_SECONDS = 5.0  # between two looks at a reservation
 HOMELESS_SECONDS = 30.0  # a reservation that lost a machine may look for another
 REBUILD_SECONDS = 900.0  # how long a cluster may take to replace what it lost
@@ -73,7 +75,8 @@ class RayFederation:
         self._own_cluster = connect(execution.address)
         try:
             self._dataset = [] if plan.given is None else [ray.put(plan.given)]
-            self._build(begun)
+            wanted = need(plan.clients, demand.wish(execution))
+            self._build(begun, demand.survey(wanted, execution.start_timeout))
         except BaseException:
             self.close()
             raise
@@ -124,11 +127,11 @@ class RayFederation:
         if self._own_cluster:
             ray.shutdown()
 
-    def _build(self, begun: Checkpoint | None) -> None:
+    def _build(self, begun: Checkpoint | None, cluster: Cluster) -> None:
         execution = self._execution
-        self.layout = arrange(self.plan.clients, nodes(), execution.clients_per_actor, execution.gpus_per_client)
+        self.layout = arrange(self.plan.clients, cluster.nodes, demand.wish(execution))
         self.plan = on_device(self.plan, self.layout.gpus > 0)
-        self._group = _reserve(self.layout)
+        self._group = demand.reserve(self.layout.bundles, cluster)
         strategy = PlacementGroupSchedulingStrategy(
             self._group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True
         )
@@ -179,7 +182,7 @@ class RayFederation:
         deadline = time.monotonic() + REBUILD_SECONDS
         while True:
             try:
-                return self._build(begun)
+                return self._build(begun, Cluster(nodes()))  # as it is now: nothing is started for what was lost
             except (FedRayError, RayError) as error:
                 self._tear_down()
                 if time.monotonic() > deadline:
@@ -221,19 +224,6 @@ class RayFederation:
 
 class RunLostError(RunError):
     """The federation cannot be kept going on this cluster."""
-
-
-def _reserve(layout: Layout) -> Any:
-    server, *clients = layout.bundles
-    group = placement_group([server | here(), *clients], strategy="PACK")
-    if not group.wait(PLACEMENT_SECONDS):
-        remove_placement_group(group)
-        free = {name: amount for name, amount in ray.available_resources().items() if name in ("CPU", "GPU")}
-        raise FedRayError(
-            f"the cluster did not free {len(layout.blocks)} x (CPU {layout.cpus:g}, GPU {layout.gpus:g}) within "
-            f"{PLACEMENT_SECONDS:g} s, it has {free} free; wait for other jobs, or raise --clients-per-actor"
-        )
-    return group
 
 
 def announce(layout: Layout, clients: int) -> None:
