@@ -21,10 +21,14 @@ from actors.placement import Node
 CLUSTER = Path(__file__).parents[2] / "cluster"
 
 
-def asked(name: str, running: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Offer | None:
-    """The offer of a cluster that was started by one of our files."""
+def asked(
+    name: str, running: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unsaid: str = ""
+) -> Offer | None:
+    """The offer of a cluster that was started by one of our files; one type may not say what its machines have."""
     file = tmp_path / "bootstrap.yaml"
     config = prepare_config(yaml.safe_load((CLUSTER / f"{name}.yaml").read_text()))
+    if unsaid:
+        config["available_node_types"][unsaid]["resources"] = {}
     file.write_text(yaml.safe_dump(config, sort_keys=False))
     monkeypatch.setattr(autoscaler, "_address", lambda: "1.2.3.4:6379")
     monkeypatch.setattr(autoscaler, "_on_the_head", lambda act, *args: act(*args))
@@ -41,10 +45,13 @@ def test_the_offer_of_our_own_file_counts_what_runs(tmp_path: Path, monkeypatch:
     assert found == Offer("fedray-gpu", (Kind("g6", machine, 1), Kind("g5_spot", machine, 0)), 1)
 
 
-def test_own_machines_do_not_say_what_they_have_so_there_is_no_offer(
+def test_machines_that_do_not_say_what_they_have_are_not_offered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert asked("onprem", {}, tmp_path, monkeypatch) is None
+    found = asked("gpu", {}, tmp_path, monkeypatch, unsaid="g6")
+    assert found is not None
+    assert [kind.name for kind in found.kinds] == ["g5_spot"]
 
 
 def test_without_an_autoscaler_or_with_one_that_cannot_be_read_there_is_no_offer(
