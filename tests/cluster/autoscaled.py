@@ -64,6 +64,7 @@ class Cloud:
         self.env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | ours
         self.offers(types)
         self._head: subprocess.Popen[bytes] | None = None
+        self._jobs: list[subprocess.Popen[bytes]] = []
 
     def offers(self, types: Mapping[str, Any]) -> None:
         """From now on the cloud has these types of machines."""
@@ -99,6 +100,9 @@ class Cloud:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        for job in self._jobs:
+            job.kill()
+            job.wait()
         for name in self.names():
             with contextlib.suppress(OSError, ValueError):
                 switch_off(json.loads((self.machines / name).read_text())["pid"])
@@ -138,34 +142,28 @@ class Cloud:
         return len(self.status().resource_demands.placement_group_demand)
 
     def launch(self, log: Path, *options: str, module: str = "fedray.launch") -> subprocess.Popen[bytes]:
-        """The user's second command, on the head."""
+        """The user's second command, on the head; it ends with the context at the latest."""
         command = [sys.executable, "-m", module, *OPTIONS.split(), *options]
         with log.open("wb") as out:
-            return subprocess.Popen(
+            job = subprocess.Popen(
                 command, cwd=self.work, env=self.env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
             )
+        self._jobs.append(job)
+        return job
 
     def actors(self) -> dict[str, int]:
-        """How many client actors have a GPU, by machine."""
+        """How many client actors each machine hosts; what they ask of a machine includes a share of its GPUs."""
         found = {}
         for name in self.names():
             with contextlib.suppress(psutil.Error, OSError, ValueError):
                 machine = psutil.Process(json.loads((self.machines / name).read_text())["pid"])
-                found[name] = sum(_on_a_gpu(process) for process in machine.children(recursive=True))
+                found[name] = sum("ray::ClientActor" in " ".join(each.cmdline()) for each in machine.children(True))
         return {name: count for name, count in found.items() if count}
-
-
-def _on_a_gpu(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return "ray::ClientActor" in " ".join(process.cmdline()) and bool(process.environ().get("CUDA_VISIBLE_DEVICES"))
-    return False
 
 
 def ended(job: subprocess.Popen[bytes], log: Path, code: int) -> str:
     """What a command said; FedRayError where it did not end as it should."""
-    with contextlib.ExitStack() as stack:
-        stack.callback(job.kill)
-        until("the end of the command", RUN_SECONDS, lambda: job.poll() is not None, 0.5)
+    until("the end of the command", RUN_SECONDS, lambda: job.poll() is not None, 0.5)
     said = log.read_text(errors="replace")
     if job.returncode != code:
         raise FedRayError(f"exit status {job.returncode}, not {code}: {said[-3000:]}")
@@ -184,18 +182,16 @@ def up_and_down(cloud: Cloud) -> None:
     """Machines come for a run, its clients use their GPUs, and the machines go when they are idle."""
     log, result = cloud.work / "up.log", cloud.work / "up"
     job = cloud.launch(log, "--output", str(result))
-    try:
-        until("clients on GPUs", START_SECONDS, lambda: job.poll() is not None or bool(cloud.actors()), 0.2)
-        actors = cloud.actors()
-    finally:
-        said = ended(job, log, 0)
+    until("clients on machines", START_SECONDS, lambda: job.poll() is not None or bool(cloud.actors()), 0.2)
+    actors = cloud.actors()
+    said = ended(job, log, 0)
     waiting = [line for line in said.splitlines() if line.startswith("asked for")]
     if not any("asked for 2 x single" in line and "starting: " in line for line in waiting):
         raise FedRayError(f"no line named the machines: {said[-3000:]}")
-    say(f"machines came: {cloud.names()}, with clients on their GPUs: {actors}")
-    say(waiting[-1])
-    if not actors:
-        raise FedRayError("no client had a GPU")
+    say(f"it said: {waiting[-1]}")
+    say(f"client actors on the machines that came: {actors}")
+    if not any("GPU per actor" in line and "0 GPU" not in line for line in said.splitlines()) or not actors:
+        raise FedRayError(f"no client had a GPU: {said[-3000:]}")
     if b'"single"' not in (cloud.work / "cache" / "machines").read_bytes():
         raise FedRayError("nobody remembers how long the machines took")
     took = until("idle machines end", START_SECONDS, lambda: not cloud.names(), 1)

@@ -97,6 +97,8 @@ class Raylets(NodeProvider):
                 name = f"{kind}-{number}"
                 command = [RAY, "start", f"--address={self._address}", "--block", *ALIKE]
                 command += [f"--num-cpus={resources.get('CPU', 0):g}", f"--num-gpus={resources.get('GPU', 0):g}"]
+                # A folder of its own: two that start at a time would choose the same names for their sockets.
+                command.append(f"--temp-dir={os.environ['RAY_TMPDIR']}/{name}")
                 line = "sleep infinity" if node_config.get("never") else " ".join(["exec", *command])
                 with (self._folder / f"{name}.log").open("wb") as log:
                     process = subprocess.Popen(
