@@ -182,8 +182,13 @@ def up_and_down(cloud: Cloud) -> None:
     """Machines come for a run, its clients use their GPUs, and the machines go when they are idle."""
     log, result = cloud.work / "up.log", cloud.work / "up"
     job = cloud.launch(log, "--output", str(result))
-    until("clients on machines", START_SECONDS, lambda: job.poll() is not None or bool(cloud.actors()), 0.2)
-    actors = cloud.actors()
+    actors: dict[str, int] = {}
+
+    def seen() -> bool:
+        actors.update(cloud.actors())
+        return job.poll() is not None or bool(actors)
+
+    until("clients on machines", START_SECONDS, seen, 0.2)
     said = ended(job, log, 0)
     waiting = [line for line in said.splitlines() if line.startswith("asked for")]
     if not any("asked for 2 x single" in line and "starting: " in line for line in waiting):
