@@ -110,7 +110,9 @@ class _Watch:
         last, self._now = self._now, autoscaler.look()
         come = [kind for kind in self._since if self._now.running.get(kind, 0) > last.running.get(kind, 0)]
         if come:
-            boots.remember(self._cluster.name, {kind: self.took - self._since.pop(kind) for kind in come})
+            boots.remember(self._cluster.name, {kind: self.took - self._since[kind] for kind in come})
+        for kind in set(come) - self._starting().keys():
+            del self._since[kind]
         for kind in self._starting():
             self._since.setdefault(kind, self.took)
         others = self._starting().keys() - self._refused().keys()

@@ -72,6 +72,13 @@ def test_every_machine_that_comes_is_remembered_by_the_time_since_its_type_was_f
     watched([*looks, Starting({"head": 1, "g6": 1}, {"g6": 1}), looks[3]], clock, monkeypatch)
     assert boots.recall("mine") == {"g6": 20.0}  # the second one has not come
     assert boots.recall("yours") == {}
+    clock[0] = 0.0
+    both = [*looks, Starting({"head": 1, "g6": 2})]
+    watched(both, clock, monkeypatch)
+    assert boots.recall("mine") == {"g6": 30.0}  # the second one came at 40 s
+    clock[0] = 0.0
+    watched([*both, Starting({"g6": 2}, {"g6": 1}), Starting({"g6": 3})], clock, monkeypatch)
+    assert boots.recall("mine") == {"g6": 10.0}  # one that was asked for later, at 50 s
 
 
 def test_a_damaged_memory_is_forgotten(tmp_path: Path) -> None:
