@@ -6,19 +6,21 @@ import contextlib
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
-from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+from ray.util.placement_group import placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch import Tensor
 
-from actors import versions
-from actors.cluster import connect, here, nodes
+from actors import demand, versions
+from actors.cluster import connect, nodes
 from actors.cohort import ClientsLostError
-from actors.placement import Layout, arrange
+from actors.demand import Cluster
+from actors.offer import need
+from actors.placement import Layout, Node, arrange
 from actors.seats import reserved
 from actors.server import remote_options
 from fedray.arrays import trees
@@ -35,7 +37,6 @@ from fedray.federate.uncertainty.reply import Uncertainty
 from fedray.terminal import say
 from fedray.types import FedRayError, RunError, first_line
 
-PLACEMENT_SECONDS = 120.0  # how long a cluster in use may take to free what fits it
 WATCH_SECONDS = 5.0  # between two looks at a reservation
 HOMELESS_SECONDS = 30.0  # a reservation that lost a machine may look for another
 REBUILD_SECONDS = 900.0  # how long a cluster may take to replace what it lost
@@ -78,7 +79,8 @@ class RayFederation:
         self._own_cluster = connect(execution.address)
         try:
             self._dataset = [] if plan.given is None else [ray.put(plan.given)]
-            self._build(begun)
+            wanted = need(plan.clients, demand.wish(execution))
+            self._build(begun, demand.survey(wanted, execution.start_timeout))
         except BaseException:
             self.close()
             raise
@@ -136,11 +138,11 @@ class RayFederation:
         if self._own_cluster:
             ray.shutdown()
 
-    def _build(self, begun: Checkpoint | None, before: Layout | None = None) -> None:
+    def _build(self, begun: Checkpoint | None, cluster: Cluster, before: Layout | None = None) -> None:
         execution = self._execution
-        self.layout = self._arrange(before)
+        self.layout = self._arrange(cluster.nodes, before)
         self.plan = on_device(self.plan, self.layout.gpus > 0)
-        self._group = _reserve(self.layout)
+        self._group = demand.reserve(self.layout.bundles, cluster)
         if not self._own_cluster:
             versions.check()  # some machines may be there only since something was reserved
         strategy = PlacementGroupSchedulingStrategy(
@@ -157,24 +159,34 @@ class RayFederation:
             begun,
             name,
             self._dataset,
-            math.ceil(self.plan.clients / (execution.clients_per_actor or 1)) if execution.elastic else 0,
+            self._most(),
         )
         self._played = begun.state.round if begun else 0
         self._ahead = None
 
-    def _arrange(self, before: Layout | None) -> Layout:
-        """The layout on the machines that are there: on GPUs if it was on GPUs before, since bits differ otherwise.
+    def _arrange(self, there: Sequence[Node], before: Layout | None) -> Layout:
+        """The layout on the given machines: on GPUs if it was on GPUs before, since bits differ otherwise.
 
         Raises FedRayError where they cannot hold it.
         """
-        execution = self._execution
-        if before is not None and not execution.elastic:
+        if before is not None and not self._execution.elastic:
             return before
-        share = 0.0 if before is not None and not before.gpus else execution.gpus_per_client
-        layout = arrange(self.plan.clients, nodes(), execution.clients_per_actor, share)
+        wish = demand.wish(self._execution)
+        if before is not None and not before.gpus:
+            wish = wish._replace(gpus=0)
+        layout = arrange(self.plan.clients, there, wish)
         if before is not None and before.gpus and not layout.gpus:
             raise FedRayError("no machine with a GPU is left; start one, or go on later with --resume")
         return layout
+
+    def _most(self) -> int:
+        """The actors that the federation may grow to; 0: it keeps its machines."""
+        if not self._execution.elastic:
+            return 0
+        wish = demand.wish(self._execution)
+        most = math.ceil(self.plan.clients / (wish.clients_per_actor or 1))
+        asked, share = (wish.gpus, self.layout.gpus) if self.layout.gpus else (wish.cpus, self.layout.cpus)
+        return min(most, max(len(self.layout.blocks), math.floor(asked / share + 1e-9))) if asked else most
 
     def _play(self) -> RoundMetrics:
         """The next round of the server, while it is sent into the one after it."""
@@ -208,7 +220,8 @@ class RayFederation:
         deadline = time.monotonic() + REBUILD_SECONDS
         while True:
             try:
-                return self._build(begun, self.layout)
+                # As the cluster is now: nothing is started for what was lost.
+                return self._build(begun, Cluster(nodes()), self.layout)
             except (FedRayError, RayError) as error:
                 self._tear_down()
                 if time.monotonic() > deadline:
@@ -259,19 +272,6 @@ class RayFederation:
 
 class RunLostError(RunError):
     """The federation cannot be kept going on this cluster."""
-
-
-def _reserve(layout: Layout) -> Any:
-    server, *clients = layout.bundles
-    group = placement_group([server | here(), *clients], strategy="PACK")
-    if not group.wait(PLACEMENT_SECONDS):
-        remove_placement_group(group)
-        free = {name: amount for name, amount in ray.available_resources().items() if name in ("CPU", "GPU")}
-        raise FedRayError(
-            f"the cluster did not free {len(layout.blocks)} x (CPU {layout.cpus:g}, GPU {layout.gpus:g}) within "
-            f"{PLACEMENT_SECONDS:g} s, it has {free} free; wait for other jobs, or raise --clients-per-actor"
-        )
-    return group
 
 
 def announce(layout: Layout, clients: int) -> None:

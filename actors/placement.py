@@ -35,19 +35,32 @@ class Node(NamedTuple):
     gpus: float
 
 
-def arrange(
-    clients: int,
-    nodes: Sequence[Node],
-    clients_per_actor: int | None = None,
-    gpus_per_client: float | None = None,
-) -> Layout:
+class Wish(NamedTuple):
+    """What was asked of a placement; None: what fits."""
+
+    clients_per_actor: int | None = None
+    gpus_per_client: float | None = None
+    gpus: int | None = None  # that all clients share; 0 for CPUs
+    cpus: int | None = None  # that all clients share, without GPUs
+
+    @property
+    def no_gpus(self) -> bool:
+        """Whether the clients are to run on CPUs, whatever else there is."""
+        return self.gpus == 0 or self.gpus_per_client == 0 or self.cpus is not None
+
+
+ANYTHING = Wish()
+
+
+def arrange(clients: int, nodes: Sequence[Node], wish: Wish = ANYTHING) -> Layout:
     """The layout of a federation on a cluster.
 
     One client per actor while every actor can have a CPU (and at most eight share a GPU); else more, evenly. A GPU is
     shared as 1/ceil(actors/GPUs): clients/GPUs itself would deadlock wherever it does not divide evenly.
     Raises FedRayError where the cluster cannot hold it.
     """
-    cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
+    clients_per_actor, gpus_per_client = wish.clients_per_actor, wish.gpus_per_client
+    cpus, gpus = _shared(nodes, wish)
     use_gpus = gpus > 0 if gpus_per_client is None else gpus_per_client > 0
     if use_gpus and gpus == 0:
         raise FedRayError(
@@ -67,7 +80,7 @@ def arrange(
         per_gpu = math.ceil(len(blocks) / gpus)
         share = 1.0 if per_gpu <= 1 else _floor(1 / per_gpu)
     _check_gpus(share, len(blocks), nodes)
-    cpu_share = _cpu_share(len(blocks), share, nodes, 1)
+    cpu_share = min(_cpu_share(len(blocks), share, nodes, 1), _floor(cpus / len(blocks)) if wish.cpus else 1.0)
     if cpu_share <= 0:
         raise FedRayError(
             f"{len(blocks)} client actors do not fit the {cpus:g} CPUs of the cluster; raise --clients-per-actor "
@@ -81,8 +94,7 @@ def arrange_trials(
     trials: int,
     nodes: Sequence[Node],
     concurrency: int | None = None,
-    clients_per_actor: int | None = None,
-    gpus_per_client: float | None = None,
+    wish: Wish = ANYTHING,
 ) -> tuple[Layout, int]:
     """The layout of every trial of a sweep, and how many of them run at a time.
 
@@ -90,7 +102,8 @@ def arrange_trials(
     cluster; with an explicit concurrency, packed so that as many fit.
     Raises FedRayError where the cluster could not hold even one such trial, or not as many as were asked for.
     """
-    cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
+    clients_per_actor, gpus_per_client = wish.clients_per_actor, wish.gpus_per_client
+    cpus, gpus = _shared(nodes, wish)
     use_gpus = gpus > 0 if gpus_per_client is None else gpus_per_client > 0
     wanted = concurrency or max(1, min(trials, math.floor(cpus), 2 * math.floor(gpus) if use_gpus and gpus else trials))
     if clients_per_actor is None:
@@ -103,7 +116,8 @@ def arrange_trials(
     elif use_gpus and gpus:
         per_gpu = math.ceil(wanted * len(blocks) / gpus)
         share = 1.0 if per_gpu <= 1 else _floor(1 / per_gpu)
-    cpu_share = _cpu_share(wanted * len(blocks), share, nodes, wanted)
+    actors = wanted * len(blocks)
+    cpu_share = min(_cpu_share(actors, share, nodes, wanted), _floor(cpus / actors) if wish.cpus else 1.0)
     layout = Layout(blocks, cpu_share, share)
     room = _room(layout, nodes, wanted) if cpu_share > 0 else 0
     if room < (concurrency or 1):
@@ -114,6 +128,20 @@ def arrange_trials(
             f"--gpus-per-client, or raise --clients-per-actor above {clients_per_actor}"
         )
     return layout, room
+
+
+def _shared(nodes: Sequence[Node], wish: Wish) -> tuple[float, float]:
+    """The CPUs and GPUs that the clients share: those of the cluster, or as many of them as were asked for.
+
+    Raises FedRayError where it has fewer.
+    """
+    cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
+    for option, asked, there in (("gpus", wish.gpus, gpus), ("cpus", wish.cpus, cpus)):
+        if asked and asked > there:
+            raise FedRayError(
+                f"--{option} {asked}: the cluster has {there:g} {option[:-1].upper()}; lower it, or start Ray with more"
+            )
+    return (wish.cpus or cpus), 0.0 if wish.no_gpus else (wish.gpus or gpus)
 
 
 def _cpu_share(actors: int, gpu_share: float, nodes: Sequence[Node], servers: int) -> float:

@@ -16,6 +16,7 @@ from typing import Any
 
 from fedray.types import FedRayError
 
+REPEAT_SECONDS = 60.0  # between two lines that say the same
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 LINE_SECONDS = 10.0  # between two lines of progress where there is no terminal
 
@@ -139,6 +140,40 @@ class _Lines:
             self._shown = done, now
             left = timedelta(seconds=round((now - self._since) / (done - self._begun) * (self._total - done)))
             _show(f"{self._unit} {done}/{self._total}  {self._note}  {left} left")
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[Callable[[str, float], None]]:
+    """A line on stderr about what takes minutes; yields a function of what is waited for and the seconds so far.
+
+    On a terminal the line is rewritten. Elsewhere there is a line for everything new, and one every minute.
+    """
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(stderr=True)
+    rewrites = console.is_terminal and not console.is_dumb_terminal
+    said, at = "", 0.0
+
+    def tell(text: str, seconds: float) -> None:
+        nonlocal said, at
+        line = f"{text}; {span(seconds)} so far"
+        if status is not None:
+            status.update(escape(line))
+        elif text != said or seconds - at >= REPEAT_SECONDS:
+            say(line)
+            said, at = text, seconds
+
+    with console.status("") if rewrites else contextlib.nullcontext() as status:
+        yield tell
+
+
+def span(seconds: float) -> str:
+    """A length of time as a person says it."""
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def check_packages() -> None:

@@ -19,6 +19,7 @@ CHANGED = [
     DataConfig(name="a.npz", root=Path("/data"), alpha=0.1, partition="iid"),
     ModelConfig(name="mlp", hidden=(5, 7)),
     Execution(output=Path("out"), gpus_per_client=0.5, tracking=TrackingConfig(uri="none")),
+    Execution(gpus=0, cpus=4, start_timeout="2h"),
 ]
 
 
@@ -131,6 +132,9 @@ REFUSED = [
     (Experiment, "seed", (-1, 2**63)),
     (Execution, "clients_per_actor", (0,)),
     (Execution, "gpus_per_client", (-0.1,)),
+    (Execution, "gpus", (-1, "all")),
+    (Execution, "cpus", (0, -1)),
+    (Execution, "start_timeout", ("soon", "-1", "1d", "m")),
 ]
 
 

@@ -12,7 +12,9 @@ import numpy as np
 import ray
 from ray import tune as ray_tune
 
-from actors.cluster import connect, nodes
+from actors import demand
+from actors.cluster import connect
+from actors.offer import need_of_trials
 from actors.placement import Layout, arrange_trials
 from fedray import cli, registry
 from fedray.config import Execution, Experiment, TrackingConfig, flatten, override, to_dict
@@ -106,14 +108,12 @@ def play(
         sweep = request.sweep
         execution = request.execution
         clients = make_plan(request.base).clients
-        layout, at_once = arrange_trials(
-            clients,
-            request.trials,
-            nodes(),
-            None if sweep.concurrency == "auto" else int(sweep.concurrency),
-            execution.clients_per_actor,
-            execution.gpus_per_client,
-        )
+        concurrency = None if sweep.concurrency == "auto" else int(sweep.concurrency)
+        wish = demand.wish(execution)
+        wanted = need_of_trials(clients, concurrency or request.trials, wish)
+        cluster = demand.survey(wanted, execution.start_timeout)
+        layout, at_once = arrange_trials(clients, request.trials, cluster.nodes, concurrency, wish)
+        demand.bring_up(layout.bundles, cluster)
         say(f"{request.trials} trials, {at_once} at a time: {clients} clients in {len(layout.blocks)} actor(s) each")
         say(results.basis(sweep.metric, request.base.data.validation))
         tracker, parent = _records(request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -59,6 +60,15 @@ class Execution:
     checkpoint links those that did not change; for more clients than fit into memory."""
     gpus_per_client: float | None = None
     """GPU share of one client; by default what fits evenly."""
+    gpus: int | Literal["auto"] = "auto"
+    """GPUs that the clients share; 0 for CPUs. auto: those of the cluster and, where it can start machines that have
+    some, one GPU for every eight actors."""
+    cpus: int | Literal["auto"] = "auto"
+    """CPUs that the clients share, without GPUs. auto: those of the cluster and, where it has no GPUs and can start
+    machines, one for every actor."""
+    start_timeout: str = ""
+    """How long to wait for machines and free room, as 90s, 20m or 2h; by default 20m where the cluster can start
+    machines, else 2m."""
     address: str | None = None
     """Ray cluster to join ('auto', or host:port); by default $RAY_ADDRESS, a running cluster, or a new local one."""
     name: str | None = None
@@ -92,3 +102,19 @@ class Execution:
         reason = "an actor hosts at least one client"
         require(per_actor is None or per_actor >= 1, "clients_per_actor", per_actor, reason, "leave it out")
         require(share is None or share >= 0, "gpus_per_client", share, "a share is not negative", "use 0 for CPUs")
+        gpus, cpus = self.gpus, self.cpus
+        require(gpus == "auto" or gpus >= 0, "gpus", gpus, "a number of GPUs is not negative", "use 0 for CPUs")
+        require(cpus == "auto" or cpus >= 1, "cpus", cpus, "clients need a CPU", "give a positive whole number")
+        reason = "clients that share GPUs get the CPUs of their machines"
+        require(cpus == "auto" or (gpus in ("auto", 0) and not share), "cpus", cpus, reason, "leave it out")
+        reason = "the share of a client says how many are needed"
+        require(gpus == "auto" or share is None, "gpus", gpus, reason, "leave it or `gpus_per_client` out")
+        seconds(self.start_timeout or "0")
+
+
+def seconds(text: str) -> float:
+    """A length of time such as 90, 90s, 20m or 2h, in seconds; raises SettingError for anything else."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    require(found is not None, "start_timeout", text, "not a length of time", "give one such as 90s, 20m or 2h")
+    assert found is not None
+    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from fedray.config.decode import decode, record, refuse_damage
 from fedray.run.files import write_whole
-from fedray.terminal import headlines
+from fedray.terminal import headlines, span
 from fedray.types import FedRayError
 
 FILE = "status.json"
@@ -100,11 +100,11 @@ def line(status: Status) -> str:
     if status.seconds > 0:
         words.append(f"{status.seconds:.2g} s/round" if status.seconds < 10 else f"{status.seconds:.0f} s/round")
     if status.state == "running":
-        words.append(f"{_span(_left(status))} left")
+        words.append(f"{span(_left(status))} left")
     words.append(f"{status.failures} failure{'' if status.failures == 1 else 's'}")
     words += _machines(status)
     words.append("no checkpoint" if status.checkpoint is None else f"checkpoint {status.checkpoint}")
-    words.append(f"{_span(max(0.0, time.time() - status.updated))} ago")
+    words.append(f"{span(max(0.0, time.time() - status.updated))} ago")
     if status.state != "running":
         resume = f"resume with {status.command}" if status.command else "it cannot be resumed, start it again"
         words.append(status.state if status.state == "finished" else f"{status.state}: {resume}")
@@ -123,14 +123,6 @@ def _machines(status: Status) -> list[str]:
 def _left(status: Status) -> float:
     """Seconds that the rounds to come will take."""
     return status.seconds * (status.rounds - status.round)
-
-
-def _span(seconds: float) -> str:
-    """A length of time as a person says it."""
-    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def unfinished(root: Path = RUNS) -> list[Path]:

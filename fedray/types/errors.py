@@ -100,7 +100,8 @@ def _plain(value: Any) -> Any:
 
 
 def _options(hint: Any) -> tuple[Any, ...]:
-    return typing.get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    # `int | Literal["auto"]` is a Union of the older kind.
+    return typing.get_args(hint) if typing.get_origin(hint) in (UnionType, typing.Union) else (hint,)
 
 
 def _fits(hint: Any, value: Any) -> bool:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from actors.placement import ACTORS_PER_GPU, SERVER_CPUS, Node, arrange, arrange_trials
+from actors.placement import ACTORS_PER_GPU, SERVER_CPUS, Node, Wish, arrange, arrange_trials
 from fedray.types import FedRayError
 
 LAPTOP = [Node(2, 0)]
@@ -44,7 +44,7 @@ def test_one_client_per_actor_while_there_is_room() -> None:
 def test_actors_and_server_fit_machine_by_machine(cpus: list[float], actors: int) -> None:
     """By the sum, 4 actors of 0.9975 and the server fit two machines of 2 CPUs; one by one they do not."""
     nodes = [Node(n, 0) for n in cpus]
-    layout = arrange(actors, nodes, clients_per_actor=1)
+    layout = arrange(actors, nodes, Wish(clients_per_actor=1))
     for home in nodes:
         room = [math.floor((node.cpus - SERVER_CPUS * (node is home)) / layout.cpus + 1e-9) for node in nodes]
         assert sum(room) >= actors
@@ -64,12 +64,12 @@ def test_one_trial_on_two_machines_fits_them_one_by_one() -> None:
 
 
 def test_packing_as_asked() -> None:
-    assert [len(b) for b in arrange(10, LAPTOP, clients_per_actor=4).blocks] == [4, 4, 2]
-    layout = arrange(10, LAPTOP, clients_per_actor=1)
+    assert [len(b) for b in arrange(10, LAPTOP, Wish(clients_per_actor=4)).blocks] == [4, 4, 2]
+    layout = arrange(10, LAPTOP, Wish(clients_per_actor=1))
     assert len(layout.blocks) == 10
     assert 10 * layout.cpus + SERVER_CPUS <= 2
-    assert arrange(4, [Node(8, 2)], clients_per_actor=2, gpus_per_client=0.25).gpus == 0.5
-    assert arrange(4, [Node(8, 2)], gpus_per_client=0).gpus == 0
+    assert arrange(4, [Node(8, 2)], Wish(clients_per_actor=2, gpus_per_client=0.25)).gpus == 0.5
+    assert arrange(4, [Node(8, 2)], Wish(gpus_per_client=0)).gpus == 0
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_packing_as_asked() -> None:
 )
 def test_what_cannot_be_placed_is_refused_with_the_numbers(kwargs: dict, nodes: list[Node], words: list[str]) -> None:
     with pytest.raises(FedRayError) as error:
-        arrange(3, nodes, **kwargs)
+        arrange(3, nodes, Wish(**kwargs))
     assert all(word in str(error.value) for word in words)
 
 
@@ -106,7 +106,7 @@ def test_trials_fill_the_cluster_by_packing(nodes: list[Node], trials: int, at_o
 
 
 def test_trials_that_do_not_divide_a_cluster_leave_room_that_is_counted() -> None:
-    layout, room = arrange_trials(10, 30, [Node(3, 0), Node(3, 0)], clients_per_actor=5)
+    layout, room = arrange_trials(10, 30, [Node(3, 0), Node(3, 0)], wish=Wish(clients_per_actor=5))
     assert layout.cpus * len(layout.blocks) * room <= 6
     assert 1 <= room <= 6
 
@@ -115,9 +115,22 @@ def test_trials_that_do_not_divide_a_cluster_leave_room_that_is_counted() -> Non
     ("options", "words"),
     [
         ({"concurrency": 300}, "--concurrency 300.*2 CPU and 0 GPU, room for"),
-        ({"gpus_per_client": 0.5, "clients_per_actor": 1}, "0.5 GPU each.*0 GPU.*--gpus-per-client"),
+        ({"wish": Wish(gpus_per_client=0.5, clients_per_actor=1)}, "0.5 GPU each.*0 GPU.*--gpus-per-client"),
     ],
 )
 def test_trials_that_cannot_be_placed_are_refused_with_the_numbers(options: dict, words: str) -> None:
     with pytest.raises(FedRayError, match=words):
         arrange_trials(10, 30, LAPTOP, **options)
+
+
+def test_clients_share_as_many_gpus_or_cpus_as_were_asked_for() -> None:
+    layout = arrange(10, [Node(16, 4)], Wish(gpus=2))
+    assert (len(layout.blocks), layout.gpus) == (10, 0.2)
+    layout = arrange(10, [Node(16, 4)], Wish(cpus=4))
+    assert (len(layout.blocks), layout.cpus, layout.gpus) == (4, 1, 0)
+    layout = arrange(10, [Node(16, 0)], Wish(cpus=4, clients_per_actor=1))
+    assert (len(layout.blocks), layout.cpus) == (10, 0.4)
+    assert arrange(10, [Node(16, 4)], Wish(gpus=0)) == arrange(10, [Node(16, 0)])
+    for wish in (Wish(gpus=5), Wish(cpus=17)):
+        with pytest.raises(FedRayError, match="the cluster has"):
+            arrange(10, [Node(16, 4)], wish)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from actors.demand import Cluster
 from actors.placement import Layout, Node
 from fedray.config import Execution, flatten, override, to_dict
 from fedray.federate.failures import ATTEMPTS, FailurePolicy
@@ -19,8 +20,8 @@ from tune.__main__ import main
 from tune.trial import Common, Trial
 
 HONOURED = {
-    "backend", "clients_per_actor", "gpus_per_client", "address", "name", "output", "round_timeout", "tracking.uri",
-    "tracking.experiment",
+    "backend", "clients_per_actor", "gpus_per_client", "gpus", "cpus", "start_timeout", "address", "name", "output",
+    "round_timeout", "tracking.uri", "tracking.experiment",
 }  # fmt: skip
 LAYOUT = Layout((tuple(range(6)),), 0.1, 0.0)
 VICTIM = 2
@@ -43,7 +44,7 @@ def test_how_failures_are_dealt_with_reaches_tune_and_its_trials(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sweep, "connect", lambda address: False)
-    monkeypatch.setattr(sweep, "nodes", lambda: [Node(4.0, 0.0)])
+    monkeypatch.setattr(sweep.demand, "survey", lambda wanted, patience: Cluster([Node(4.0, 0.0)]))
     monkeypatch.setattr(sweep.ray, "put", lambda value: value)
     monkeypatch.setattr(sweep.ray_tune, "with_parameters", lambda trial, common: seen.update(common=common))
     monkeypatch.setattr(sweep.ray_tune, "run", run)
