@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fedray
@@ -39,6 +40,8 @@ def test_a_finished_run_goes_on_to_the_bits_of_a_longer_one(options: list[str]) 
     same_result("runs/whole", "runs/short")
     summaries = [json.loads(Path(f"runs/{name}/summary.json").read_text()) for name in ("whole", "short")]
     assert summaries[0] | {"seconds": 0} == summaries[1] | {"seconds": 0}
+    whole, short = (np.load(f"runs/{name}/uncertainty.npz") for name in ("whole", "short"))
+    assert all(np.array_equal(whole[name], short[name]) for name in whole.files)
 
 
 def test_an_interrupted_run_may_get_more_rounds_again_and_again(cut: Callable[..., int]) -> None:
