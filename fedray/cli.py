@@ -70,6 +70,7 @@ DOORS = {
     "tune": Door("tune.__main__", "search the settings of a federation, with Ray Tune"),
     "compare": Door("fedray.compare.__main__", "make tables and figures of finished runs"),
     "studies": Door("fedray.studies.__main__", "run all experiments behind a table"),
+    "truth": Door("fedray.truth.__main__", "measure the methods' posteriors against exact ones"),
     "status": Door("fedray.status", "show how far the runs are"),
     "newcomers": Door("fedray.newcomers", "adapt a finished run to clients that it has never met"),
 }

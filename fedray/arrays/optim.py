@@ -33,7 +33,7 @@ class OptimizerState(NamedTuple):
 
 def initial_state(optimizer: str, like: Tensor) -> OptimizerState:
     """The state of ``sgd`` or ``adam`` before the first step on a vector [P]."""
-    return OptimizerState(zero_moments(like if optimizer == "adam" else like[:0]), torch.zeros_like(like[0]))
+    return OptimizerState(zero_moments(like if optimizer == "adam" else like[:0]), torch.zeros_like(like.sum()))
 
 
 def optimizer_step(

@@ -295,11 +295,12 @@ def make_plan(
     dataset: Dataset | None = None,
     partition: Partition | None = None,
     layers: nn.Sequential | None = None,
+    density: Density | None = None,
 ) -> Plan:
     """Check an experiment and fix its partition and network.
 
-    A given ``dataset``, ``partition`` or chain of ``layers`` takes the place of the one that the experiment names, in
-    every process.
+    A given ``dataset``, ``partition``, chain of ``layers`` or ``density`` of the targets takes the place of the one
+    that the experiment names, in every process. Real targets are standardised unless the dataset says by what to scale.
 
     Raises FedRayError for anything that could not run: an unknown dataset or policy, a split that is too large,
     unreadable files, a policy whose score the algorithm does not offer.
@@ -325,7 +326,7 @@ def make_plan(
         partition = papers.deal(cfg, dataset, Stream(cfg.seed, "partition").numpy)
     else:
         check_given(partition, cfg.clients, len(dataset.y))
-    density = network.density(cfg.model, dataset.real)
+    density = density or network.density(cfg.model, dataset.real)
     _check_likelihood(cfg, algorithm, density)
     remarks = papers.remarks(cfg.data, dataset, partition)  # of the shards as they were dealt
     if cfg.data.validation:
@@ -340,6 +341,6 @@ def make_plan(
         model = network.given(layers, dataset.input_shape, dataset.classes, density)
     members = partition.train[: len(partition.train) - cfg.novel_clients]
     scaling = loading.scaling(cfg.data, dataset, members)
-    target = standard(dataset.y[np.concatenate(members)]) if dataset.real else None
+    target = (dataset.target or standard(dataset.y[np.concatenate(members)])) if dataset.real else None
     partition = _pooled(cfg, algorithm, partition, owned) if algorithm.pools else partition
     return _accept(Plan(cfg, algorithm, selection, model, partition, scaling, target, remarks, given, plug_ins_of(cfg)))

@@ -2,6 +2,7 @@
 
 categorical  labels: p(y = c) = softmax(f)_c.
 gaussian     real targets: y ~ N(f, 1/γ). log γ, the log-precision of the noise, is the last parameter of the network.
+known noise  real targets: the same, with a γ that is given.
 one-hot      labels as vectors e_y ~ N(f, I/γ), as "Client Selection for Federated Bayesian Learning" trains classifiers
              (section V). Of all one-hot vectors e_y then has the probability softmax(γ f)_y.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -100,3 +102,33 @@ def log_share(f: Tensor, g: Tensor) -> Tensor:
 CATEGORICAL = Density(0, categorical_nll, categorical_slopes, categorical_predict, categorical_fisher)
 GAUSSIAN = Density(1, gaussian_nll, gaussian_slopes, mean_and_log_variance, gaussian_fisher)
 ONE_HOT = Density(1, gaussian_nll, gaussian_slopes, log_share, gaussian_fisher)
+
+
+def known_noise(sd: float) -> Density:
+    """y ~ N(f, sd²), sd in units of the target: a Gaussian density that has no parameters of its own."""
+    g = -2 * math.log(sd)
+    return Density(
+        0, partial(_known_nll, g), partial(_known_slopes, g), partial(_known_predict, g), partial(_known_fisher, g)
+    )
+
+
+def _log_gamma(g: float, f: Tensor) -> Tensor:
+    """log γ [..., 1] for outputs f [..., B, C]."""
+    return f.new_full((*f.shape[:-2], 1), g)
+
+
+def _known_nll(g: float, f: Tensor, _: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    return gaussian_nll(f, _log_gamma(g, f), y, weight)
+
+
+def _known_slopes(g: float, f: Tensor, none: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    value, slope, _ = gaussian_slopes(f, _log_gamma(g, f), y, weight)
+    return value, slope, none
+
+
+def _known_predict(g: float, f: Tensor, _: Tensor) -> Tensor:
+    return mean_and_log_variance(f, _log_gamma(g, f))
+
+
+def _known_fisher(g: float, f: Tensor, none: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    return gaussian_fisher(f, _log_gamma(g, f), weight)[0], none

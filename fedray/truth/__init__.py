@@ -1,0 +1,1 @@
+"""How far the posteriors of the methods are from the exact ones, on models whose exact posteriors are known."""

@@ -1,0 +1,89 @@
+"""python -m fedray.truth [options]: how far the methods' posteriors are from the exact ones."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from fedray import cli, registry
+from fedray.run.files import write_json
+from fedray.run.writer import write_table
+from fedray.terminal import bar, check_packages, say
+from fedray.truth import meter, report
+from fedray.truth.problem import PROBLEMS
+from fedray.types import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Measure the posteriors of all Bayesian methods on small models whose exact posteriors are known."""
+
+    problems: tuple[str, ...] = tuple(PROBLEMS)
+    """Which problems, of the list above."""
+    sets: int = 50
+    """Simulated data sets per method with a global posterior, in which the true parameters are ranked; 1: none are."""
+    quick: bool = False
+    """Only the problem orthogonal, and one data set: a minute."""
+    processes: int = 2
+    """Processes that share the work."""
+    output: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("runs/truth")
+    """Folder for table.csv, ranks.csv, truth.json, table.md and figures/ranks.png, which are replaced."""
+    json: bool = False
+    """Print truth.json instead of the tables."""
+
+
+def measure(options: Options) -> list[meter.Row]:
+    """All rows; raises FedRayError for options that cannot be."""
+    for name in options.problems:
+        registry.pick(PROBLEMS, "`problems`", name)
+    for name in ("sets", "processes"):
+        require(getattr(options, name) >= 1, name, getattr(options, name), "at least one is needed", "leave it out")
+    problems = (report.EXACT,) if options.quick else options.problems
+    sets = 1 if options.quick else options.sets
+    with bar("federations", meter.count(problems, sets), "starting") as moved:
+        return meter.play(problems, sets, options.processes, moved)
+
+
+def keep(options: Options, rows: Sequence[meter.Row]) -> None:
+    """Write the files."""
+    folder = options.output
+    folder.mkdir(parents=True, exist_ok=True)
+    write_table(folder / "table.csv", [report.record(row) for row in rows])
+    write_table(folder / "ranks.csv", report.histogram(rows))
+    write_json(folder / "truth.json", report.summary(rows, {"sets": options.sets, "quick": options.quick}))
+    (folder / "table.md").write_text(report.markdown(rows) + "\n", encoding="utf-8")
+    report.save_figure(folder, rows)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line. Exit codes: 0 done, 1 a method that must be exact is not, 2 invalid request."""
+
+    def body() -> int:
+        check_packages()
+        described = "\n".join(f"  {name:<12}{problem.summary}" for name, problem in PROBLEMS.items())
+        options = cli.read_options(
+            Options,
+            sys.argv[1:] if argv is None else argv,
+            "python -m fedray.truth",
+            f"How far the methods' posteriors are from the exact ones. Problems are\n\n{described}",
+        )
+        rows = measure(options)
+        keep(options, rows)
+        print(json.dumps(report.summary(rows, {})) if options.json else report.markdown(rows))
+        found = report.bars(rows)
+        for method, passed in found.items():
+            say(f"{report.EXACT}: {method}: KL below {report.BAR:g} nats: {'yes' if passed else 'NO'}")
+        say(f"result   {options.output}")
+        return cli.DONE if all(found.values()) else cli.FAILED
+
+    return cli.run_command(body, "interrupted: nothing was written")
+
+
+if __name__ == "__main__":
+    cli.leave(main)
