@@ -18,7 +18,7 @@ import tyro
 import fedray
 from fedray.config import Execution, Experiment, override
 from fedray.terminal import INTERRUPTS, interruptible, say
-from fedray.types import FedRayError, RunError, for_command_line
+from fedray.types import FedRayError, RunError, for_command_line, suggestion
 
 if TYPE_CHECKING:
     from fedray.types import Algorithm
@@ -88,7 +88,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def body() -> int:
         if name not in DOORS:
-            raise FedRayError(f"{name}: not a command; choose from {', '.join(DOORS)}, --help or --version")
+            raise FedRayError(
+                f"{name}: not a command; {suggestion(name, DOORS)}choose from {', '.join(DOORS)}, --help or --version"
+            )
         return import_module(DOORS[name].module).main(words[1:])
 
     return run_command(body)

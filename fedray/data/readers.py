@@ -19,6 +19,13 @@ from fedray.types import FedRayError
 REPLACE = "delete it and add `data.download`, or choose another `data.root`"
 
 
+class Names(NamedTuple):
+    """What data of the user's own call their classes and users; empty where these have numbers only."""
+
+    classes: tuple[str, ...] = ()  # of the labels 0..C-1
+    users: tuple[str, ...] = ()  # of the users 0..U-1
+
+
 class Dataset(NamedTuple):
     """Pooled examples, raw as stored."""
 
@@ -29,6 +36,8 @@ class Dataset(NamedTuple):
     users: np.ndarray | None = None  # [N] whose example it is, 0..U-1, where the dataset says so
     vectors: np.ndarray | None = None  # [V + 1, E] float32, those of the words
     target: Scaling | None = None  # of real targets to a network's units; None: labels, or not known yet
+    names: Names = Names()
+    notes: tuple[str, ...] = ()  # how a file of the user's own was read, where that is not obvious
 
     @property
     def real(self) -> bool:
@@ -76,7 +85,9 @@ def checked_targets(values: Any, count: int) -> np.ndarray:
 
 def checked_dataset(dataset: Dataset) -> Dataset:
     """The caller's own examples, labels as int64; raises FedRayError where they do not fit together."""
-    remedy = "give a fedray.data.readers.Dataset(x [N, ...], y [N], classes, scaling)"
+    remedy = (
+        "give a fedray.data.readers.Dataset(x [N, ...], y [N], classes, scaling), a DataFrame or a datasets.Dataset"
+    )
     if not isinstance(dataset, Dataset):
         raise FedRayError(f"dataset={type(dataset).__name__}: is not a Dataset; {remedy}")
     x, users, vectors = dataset.x, dataset.users, dataset.vectors

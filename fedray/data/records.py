@@ -86,3 +86,4 @@ class PartitionRecord(NamedTuple):
     remarks: Callable[[Dataset, Partition], tuple[str, ...]] = no_remarks  # what to know before quoting a number
     real: bool = False  # whether it deals examples with real targets, too
     mislabels: bool = False  # whether it takes --data.label-bug
+    by_class: bool = False  # whether every client holds --data.labels-per-client classes

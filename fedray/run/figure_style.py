@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from fedray.data.readers import Names
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,6 +21,7 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 COLOURS = {"personal": PALETTE[0], "global": PALETTE[1], "novel": PALETTE[2]}
 LINES: dict[str, tuple[Any, str]] = {"personal": ("-", "o"), "global": ("--", "s"), "novel": ("-.", "^")}
 GREY = "#8C8C8C"
+NAME_MAX = 14  # letters
 STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.titlesize": 10,
@@ -60,6 +64,18 @@ def read_csv(path: Path) -> list[dict[str, str]]:
         return []
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def read_names(folder: Path) -> Names:
+    """What the data of a run call its classes and clients, from its config.json; nothing of older runs."""
+    path = folder / "config.json"
+    found = json.loads(path.read_text()).get("data", {}).get("names", {}) if path.exists() else {}
+    return Names(**{kind: tuple(names) for kind, names in found.items()})
+
+
+def shortened(name: str) -> str:
+    """A name that fits beside an axis."""
+    return name if len(name) <= NAME_MAX else f"{name[: NAME_MAX - 1]}…"
 
 
 def column(rows: Rows, name: str) -> np.ndarray:

@@ -21,7 +21,9 @@ from fedray.run.figure_style import (
     evenly_spaced,
     plot_diagonal,
     read_csv,
+    read_names,
     save,
+    shortened,
 )
 
 if TYPE_CHECKING:
@@ -187,6 +189,7 @@ def uncertainty_figure(folder: Path) -> Figure | None:
         predictions = dict(arrays)
     if not len(predictions["round"]):
         return None
+    names = read_names(folder)
     rounds = _thinned(predictions["round"])
     clients = _thinned(predictions["client"])
     figure = canvas(max(4.6, 1.0 + 2.0 * len(clients)), 1.1 + 1.7 * len(rounds))
@@ -195,7 +198,7 @@ def uncertainty_figure(folder: Path) -> Figure | None:
         for ax, client in zip(row, clients, strict=True):
             (found,) = np.nonzero((predictions["round"] == step) & (predictions["client"] == client))
             if len(found):
-                _draw_boxes(ax, predictions["probs"][found[0]], int(predictions["label"][found[0]]))
+                _draw_boxes(ax, predictions["probs"][found[0]], int(predictions["label"][found[0]]), names.classes)
             else:
                 ax.set_title("not evaluated", fontsize=8)
     for ax, client in zip(axes[0], clients, strict=True):
@@ -212,8 +215,8 @@ def _thinned(values: np.ndarray) -> Sequence[int]:
     return distinct[evenly_spaced(len(distinct), GRID_MAX)].tolist()
 
 
-def _draw_boxes(ax: Axes, probs: np.ndarray, label: int) -> None:
-    """A box per class over the draws [M, C] of p(class); the true class is coloured.
+def _draw_boxes(ax: Axes, probs: np.ndarray, label: int, names: tuple[str, ...]) -> None:
+    """A box per class over the draws [M, C] of p(class); the true class is coloured. Classes may have names.
 
     Matplotlib's own box plots, with seven artists per class, take far longer.
     """
@@ -225,7 +228,8 @@ def _draw_boxes(ax: Axes, probs: np.ndarray, label: int) -> None:
     ax.hlines(median, classes - 0.35, classes + 0.35, color="black", linewidth=1.2)
     ax.plot([label], [-0.07], "^", color=COLOURS["personal"], markersize=5)
     ax.set(xlim=(-0.7, len(classes) - 0.3), ylim=(-0.14, 1.02), yticks=[0, 0.5, 1])
-    ax.set_xticks(classes[:: math.ceil(len(classes) / 10)])
+    ticks = classes[:: math.ceil(len(classes) / 10)]
+    ax.set_xticks(ticks, [shortened(names[int(c)]) for c in ticks] if names else None, rotation=90 if names else 0)
     ax.tick_params(axis="x", labelsize=8)
     ax.grid(visible=False, axis="x")
     entropy, information = _entropies(probs)

@@ -12,8 +12,9 @@ from torch import Tensor
 from fedray import registry
 from fedray.arrays import trees
 from fedray.arrays.tensor_files import load_tree
-from fedray.config.decode import decode, fits, refuse_damage
-from fedray.data import loading, partition, scaling
+from fedray.config.decode import decode, fits, record, refuse_damage
+from fedray.data import loading, own, partition, scaling
+from fedray.data.readers import Names
 from fedray.data.scaling import Scaling
 from fedray.federate import metrics, regression
 from fedray.federate.checkpoint_files import as_file, read_clients
@@ -90,7 +91,8 @@ class Predictor:
         return _uncertainty(found, shares) if plan.target is None else _real(found, plan.target)
 
     def _inputs(self, x: Any) -> Tensor:
-        x = torch.as_tensor(np.asarray(x)).float()
+        x = own.fitted(np.asarray(x), self.plan.model.input_shape)
+        x = torch.as_tensor(x).float()
         if tuple(x.shape[1:]) != self.plan.model.input_shape:
             wanted = ", ".join(map(str, self.plan.model.input_shape))
             raise FedRayError(f"x has shape {tuple(x.shape)}; this network takes [B, {wanted}]")
@@ -178,7 +180,9 @@ def _plan(folder: Path, described: Any) -> Plan:
     selection = registry.pick(registry.selections(), "`selection`", cfg.selection)
     dealt = partition.load(folder / "partition.npz")
     units = scaling.from_json(shape["scaling"])
-    return Plan(cfg, algorithm, selection, model, dealt, units, target, plug_ins=plug_ins)
+    names = record(Names, shape.get("names", {}))  # older runs have none
+    names = Names(tuple(names.classes), tuple(names.users))
+    return Plan(cfg, algorithm, selection, model, dealt, units, target, names=names, plug_ins=plug_ins)
 
 
 def _check_size(folder: Path, plan: Plan) -> None:

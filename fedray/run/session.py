@@ -32,6 +32,7 @@ from fedray.run.runfolder import Note
 from fedray.run.tracking import Tracker
 from fedray.run.writer import PERSONAL, Writer
 from fedray.terminal import bar, check_packages, headlines, same_handlers, say
+from fedray.types import for_command_line
 
 RECENT_ROUNDS = 10  # whose mean time tells how long the rest will take
 
@@ -88,8 +89,10 @@ def run(request: Request, tags: Mapping[str, str] | None = None) -> RunResult:
         loss_deviation.check(plan)
     if request.preset:
         say(f"warning: {plan.algorithm.presets[request.preset].warning}")
+    for note in plan.notes:
+        say(f"data     {for_command_line(note)}")
     for remark in plan.remarks:
-        say(f"warning: {remark}")
+        say(f"warning: {for_command_line(remark)}")
     note = runfolder.read(request.resume) if request.resume else None
     name = note.name if note else runfolder.name(plan, request.execution)
     folder = runfolder.place(request.resume, request.execution.output, name)

@@ -1,0 +1,29 @@
+"""A table of the user's own, .csv or .parquet: a column y (or label, target, class); all others are features."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedray.config import DataConfig
+from fedray.data import own
+from fedray.data.readers import Dataset, reading
+from fedray.data.records import DatasetRecord
+
+REMEDY = "give a table with a header, a column y (or label, target, class), and numbers in the others"
+
+
+def load(cfg: DataConfig, classes: int | None = None) -> Dataset:
+    """The examples of the file, as :func:`fedray.data.own.from_frame`; raises FedRayError naming the file."""
+    import pandas
+
+    path = Path(cfg.name)
+    with reading(path, REMEDY):
+        frame = pandas.read_parquet(path) if path.suffix == ".parquet" else pandas.read_csv(path)
+        return own.from_frame(frame, classes)
+
+
+DATASET = DatasetRecord(
+    summary="your table: .csv or .parquet with a column y; the other columns are features",
+    load=load,
+    suffixes=(".csv", ".csv.gz", ".parquet"),
+)
