@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedray.data import text
-from fedray.data.readers import Dataset, Names, checked_dataset, checked_targets
+from fedray.data.readers import Dataset, checked_dataset, checked_targets
 from fedray.data.scaling import within
 from fedray.types import FedRayError
 
@@ -33,7 +33,7 @@ def from_arrays(x: Any, y: Any, client: Any = None, classes: int | None = None) 
     of them occur. ``names`` and ``notes`` of the result say what became of labels, owners and inputs.
     """
     x, notes = _inputs(np.asarray(x))
-    dataset = _with_target(Dataset(x, np.empty(0), 0, within(PIXEL) if x.dtype == np.uint8 else None), y, classes)
+    dataset = with_target(Dataset(x, np.empty(0), 0, within(PIXEL) if x.dtype == np.uint8 else None), y, classes)
     dataset = dataset._replace(notes=(*notes, *dataset.notes))
     return dataset if client is None else _owned(dataset, np.asarray(client))
 
@@ -79,7 +79,9 @@ def from_hugging_face(dataset: Any, classes: int | None = None) -> Dataset:
     names = tuple(getattr(dataset.features[target], "names", None) or ())
     if not names or found.real:
         return found
-    return found._replace(y=np.asarray(stored[target], np.int64), classes=len(names), names=Names(names))
+    return found._replace(
+        y=np.asarray(stored[target], np.int64), classes=len(names), names=found.names._replace(classes=names)
+    )
 
 
 def given(dataset: Any) -> Dataset:
@@ -151,7 +153,7 @@ def _sides(images: np.ndarray) -> str:
     return " x ".join(map(str, images.shape[1:]))
 
 
-def _with_target(dataset: Dataset, y: Any, classes: int | None) -> Dataset:
+def with_target(dataset: Dataset, y: Any, classes: int | None) -> Dataset:
     """The dataset with its target: real numbers as they are, labels as numbers 0..C-1."""
     count = len(dataset.x)
     y, hot = _flat(np.asarray(y), count)
@@ -171,7 +173,9 @@ def _with_target(dataset: Dataset, y: Any, classes: int | None) -> Dataset:
         return dataset._replace(y=y.astype(np.int64), classes=known, notes=notes)
     names = tuple(map(str, values.tolist()))
     notes = (*notes, f"y: {len(names)} classes, numbered in this order: {_listed(list(names))}")
-    return dataset._replace(y=numbers.astype(np.int64), classes=len(names), names=Names(names), notes=notes)
+    return dataset._replace(
+        y=numbers.astype(np.int64), classes=len(names), names=dataset.names._replace(classes=names), notes=notes
+    )
 
 
 def _flat(y: np.ndarray, count: int) -> tuple[np.ndarray, int]:
@@ -239,7 +243,7 @@ def _texts(values: np.ndarray) -> bool:
 def _of_texts(lines: np.ndarray, y: Any, classes: int | None) -> Dataset:
     """Texts as word numbers, with made-up vectors."""
     numbers, words = text.numbered(lines.tolist())
-    return _with_target(Dataset(numbers, np.empty(0), 0, None, vectors=text.vectors(words, None)), y, classes)
+    return with_target(Dataset(numbers, np.empty(0), 0, None, vectors=text.vectors(words, None)), y, classes)
 
 
 def _stacked(features: Mapping[str, np.ndarray]) -> np.ndarray:

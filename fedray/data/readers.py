@@ -8,6 +8,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from json import JSONDecodeError
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,17 +60,45 @@ class Dataset(NamedTuple):
 
 @contextmanager
 def reading(path: Path, remedy: str) -> Iterator[None]:
-    """Whatever is wrong with a file becomes a FedRayError that names it."""
+    """Whatever is wrong with a file becomes a FedRayError that names it and says so in the file's own terms."""
     try:
         yield
     except Exception as error:  # pickle, zipfile, zlib and numpy raise whatever the damage leads them to
-        reason = error if type(error) is ValueError else f"{type(error).__name__}: {error}"
-        raise FedRayError(f"{path}: {reason}; {remedy}") from error
+        raise FedRayError(f"{path}: {_reason(error)}; {remedy}") from error
+
+
+def _reason(error: Exception) -> str:
+    """What an exception of a reader says of its file."""
+    if type(error) is ValueError:  # ours
+        return str(error)
+    if isinstance(error, FileNotFoundError):
+        return "there is no such file"
+    if isinstance(error, OSError) and error.strerror:
+        return f"it cannot be read: {error.strerror.lower()}"
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is not text in UTF-8 (byte {error.start})"
+    if isinstance(error, JSONDecodeError):
+        return f"it is not JSON: {error.msg.lower()}, line {error.lineno}, column {error.colno}"
+    if isinstance(error, KeyError):
+        return f"it has no {error.args[0]!r}"
+    return f"it is cut short, damaged, or of another format ({type(error).__name__})"
+
+
+def rectangular(values: Any, dtype: Any = None) -> np.ndarray:
+    """Nested lists as an array; raises ValueError where they are not numbers, or of different lengths."""
+    try:
+        return np.array(values, dtype)
+    except (ValueError, TypeError):
+        lengths = sorted({len(row) for row in values if isinstance(row, list | tuple)})
+        if len(lengths) > 1:
+            reason = f"its rows have different lengths, from {lengths[0]} to {lengths[-1]}"
+            raise ValueError(f"{reason}; give all of them the same number of values") from None
+        raise ValueError("it holds something else where numbers belong") from None
 
 
 def checked_labels(values: Any, count: int, classes: int) -> np.ndarray:
     """The labels [count] as int64; raises ValueError unless they are integers 0..C-1."""
-    y = np.asarray(values)
+    y = values if isinstance(values, np.ndarray) else rectangular(values)
     if y.shape != (count,) or y.dtype.kind not in "iu" or count == 0 or y.min() < 0 or y.max() >= classes:
         raise ValueError(f"its labels are not {count} integers that number {classes} classes without gaps")
     return y.astype(np.int64)

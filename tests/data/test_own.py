@@ -177,6 +177,28 @@ def test_tables_that_are_none_are_refused(columns, reason):
         own.from_columns(columns)
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "it is empty"),
+        (b"a,y\n1,2\n1,2,3\n", "line 3 has more values than its header has columns"),
+        (b"\xff\xfe\x00", "it is not text in UTF-8"),
+        (b"a,y\n1,\n2,3\n", "y lacks 1 of its values"),
+        (None, "there is no such file"),
+    ],
+)
+def test_damaged_tables_are_refused_in_their_own_terms(tmp_path, content, reason):
+    path = tmp_path / "mine.csv"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(FedRayError, match=rf"mine\.csv: {reason}.*; give a table with a header"):
+        loading.load(DataConfig(name=str(path)))
+    path = tmp_path / "mine.parquet"
+    path.write_bytes(b"no table")
+    with pytest.raises(FedRayError, match=r"mine\.parquet: it is cut short, damaged, or of another format"):
+        loading.load(DataConfig(name=str(path)))
+
+
 def test_a_dataset_of_hugging_face():
     datasets = pytest.importorskip("datasets", reason="an optional package")
     features = datasets.Features({"label": datasets.ClassLabel(names=["ant", "bee", "cat", "dog"])})

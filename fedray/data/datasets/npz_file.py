@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +19,23 @@ REMEDY = "give an .npz of x [N, ...], images or features, and y [N], labels or r
 def load(cfg: DataConfig, classes: int | None = None) -> Dataset:
     """The examples of the file, as :func:`fedray.data.own.from_arrays`; raises FedRayError naming the file."""
     path = Path(cfg.name)
-    with reading(path, REMEDY), np.load(path, allow_pickle=False) as archive:
-        return own.from_arrays(archive["x"], archive["y"], None, classes)
+    with reading(path, REMEDY):
+        if path.is_file() and not zipfile.is_zipfile(path):
+            raise ValueError("it is not an .npz file: no numpy.savez wrote it, or it is cut short")
+        with np.load(path, allow_pickle=False) as archive:
+            return own.from_arrays(_array(archive, "x"), _array(archive, "y"), None, classes)
+
+
+def _array(archive: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    """An array of the file; raises ValueError where it is missing, or holds Python objects."""
+    if name not in archive:
+        raise ValueError(f"it has no array {name}, but {', '.join(archive) or 'none at all'}")
+    try:
+        return archive[name]
+    except ValueError:  # without pickle, of which only crafted files have need, numpy reads no objects
+        raise ValueError(
+            f"{name} holds Python objects, such as lists of different lengths, dicts or None; give numbers or texts"
+        ) from None
 
 
 DATASET = DatasetRecord(

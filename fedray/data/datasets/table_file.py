@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from fedray.config import DataConfig
@@ -18,7 +19,14 @@ def load(cfg: DataConfig, classes: int | None = None) -> Dataset:
 
     path = Path(cfg.name)
     with reading(path, REMEDY):
-        frame = pandas.read_parquet(path) if path.suffix == ".parquet" else pandas.read_csv(path)
+        try:
+            frame = pandas.read_parquet(path) if path.suffix == ".parquet" else pandas.read_csv(path)
+        except pandas.errors.EmptyDataError:
+            raise ValueError("it is empty") from None
+        except pandas.errors.ParserError as error:
+            line = re.search(r"line (\d+)", str(error))
+            where = f"line {line[1]} has" if line else "a line has"
+            raise ValueError(f"{where} more values than its header has columns") from None
         return own.from_frame(frame, classes)
 
 
