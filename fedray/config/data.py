@@ -36,8 +36,8 @@ class DataConfig:
     classes: int | None = None
     """Keep only the examples of the first so many classes; by default of all."""
     partition: str = "auto"
-    """How the examples are dealt, a partition of the list above. auto is natural for sent140, femnist and LEAF files,
-    ratio for covertype, iid for uci sets, else labels. dirichlet deals real targets by their tenths."""
+    """How the examples are dealt, a partition of the list above. auto is natural for sent140, femnist and files that
+    name owners, ratio for covertype, iid for uci sets, else labels. dirichlet deals real targets by their tenths."""
     majority: int = 9
     """r, how many examples of its frequent class a client has to one of the other (ratio partition)."""
     layout: Literal["cluster", "window"] = "cluster"

@@ -13,11 +13,13 @@ import numpy as np
 
 from fedray.data import text
 from fedray.data.readers import Dataset, checked_dataset, checked_targets
+from fedray.data.records import Protocol
 from fedray.data.scaling import within
 from fedray.types import FedRayError
 
 TARGETS = ("y", "label", "labels", "target", "class")  # columns that may hold the target; the first that is there does
 CLIENT = "client"  # the column that says whose an example is
+OWNED = Protocol(clients=None, clients_per_round=None, network="auto")  # every owner is a client
 CHANNELS = (1, 3, 4)  # grey; red, green and blue; and with opacity
 PIXEL = 255
 EXACT = 2**53  # whole numbers below it are exact as float64
@@ -232,8 +234,9 @@ def _owned(dataset: Dataset, client: np.ndarray) -> Dataset:
     if client.shape != (len(dataset.y),):
         raise ValueError(f"client has shape {list(client.shape)} for {len(dataset.y)} examples; it names one for each")
     names, users = np.unique(_plain(client, CLIENT), return_inverse=True)
-    named = dataset.names._replace(users=tuple(map(str, names.tolist())))
-    return dataset._replace(users=users.astype(np.int64), names=named)
+    named = tuple(map(str, names.tolist()))
+    notes = (*dataset.notes, f"client: {len(named)} owners of examples: {_listed(list(named))}")
+    return dataset._replace(users=users.astype(np.int64), names=dataset.names._replace(users=named), notes=notes)
 
 
 def _texts(values: np.ndarray) -> bool:

@@ -18,7 +18,10 @@ GIVEN = "given"  # the partition of a caller who deals the examples herself
 
 def partition_name(cfg: DataConfig) -> str:
     """The partition that the user chose, or the dataset's usual one."""
-    return loading.record(cfg.name).partition if cfg.partition == "auto" else cfg.partition
+    if cfg.partition != "auto":
+        return cfg.partition
+    record = loading.record(cfg.name)
+    return "natural" if record.owned(cfg) else record.partition
 
 
 def partition_record(cfg: DataConfig) -> PartitionRecord:

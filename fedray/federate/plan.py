@@ -316,9 +316,12 @@ def make_plan(
         cfg = override(cfg, {"data.partition": papers.GIVEN, "clients": clients})
     if layers is not None:
         cfg = override(cfg, {"model.name": papers.GIVEN})
+    given = None if dataset is None else own.given(dataset)
+    if given is not None and given.names.users and cfg.data.partition == "auto":
+        clients = len(given.names.users) if cfg.clients is None else cfg.clients
+        cfg = override(cfg, {"data.partition": "natural", "clients": clients})
     cfg = resolve(cfg)
     algorithm, selection = _methods(cfg)
-    given = None if dataset is None else own.given(dataset)
     dataset = loading.load(cfg.data) if given is None else given
     cfg = papers.fill_from_dataset(cfg, dataset)
     _check_clients(cfg, algorithm)
@@ -344,6 +347,8 @@ def make_plan(
     scaling = loading.scaling(cfg.data, dataset, members)
     target = standard(dataset.y[np.concatenate(members)]) if dataset.real else None
     partition = _pooled(cfg, algorithm, partition, owned) if algorithm.pools else partition
-    names = Names(dataset.names.classes)
+    users = dataset.names.users
+    each = cfg.data.partition == "natural" and len(users) == cfg.clients  # else clients are groups of users
+    names = Names(dataset.names.classes, users if each else ())
     plan = Plan(cfg, algorithm, selection, model, partition, scaling, target, remarks, given, names, dataset.notes)
     return _accept(plan._replace(plug_ins=plug_ins_of(cfg)))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fedray.data.readers import Names
 from fedray.federate.loss_deviation import TABLE
 from fedray.federate.report import NAMES, NOVEL
 from fedray.run.figure_style import (
@@ -22,7 +23,10 @@ from fedray.run.figure_style import (
     jitter,
     plot_diagonal,
     read_csv,
+    read_names,
     save,
+    shortened,
+    titled,
 )
 
 if TYPE_CHECKING:
@@ -35,6 +39,7 @@ LINES_MAX = 500  # of more clients, evenly spaced ones have a line between their
 AGREEMENT = 1e-9  # nats; less mutual information is rounding error of draws that all predict the same
 UNCERTAINTIES = (("entropy", "Predictive entropy"), ("mutual_information", "Mutual information"))
 SHORT = {"personal": "personal", "global": "global", NOVEL: "newcomer"}
+UNNAMED = Names()
 LIGHT = "#E2E2E2"
 DARK = "#BDBDBD"
 
@@ -52,15 +57,16 @@ def draw_all(folder: Path) -> list[Path]:
     calibration = read_csv(folder / "client_calibration.csv")
     clients = read_csv(folder / "clients.csv")
     deviation = DeviationCurve("", read_csv(folder / TABLE), {"color": COLOURS["personal"], "marker": "o"})
+    names = read_names(folder)
     paths = [
-        save(folder, "reliability_clients.png", lambda: reliability_figure(calibration)),
+        save(folder, "reliability_clients.png", lambda: reliability_figure(calibration, names.users)),
         save(folder, "uncertainty_clients.png", lambda: uncertainty_figure(clients)),
-        save(folder, "loss_deviation.png", lambda: deviation_figure([deviation])),
+        save(folder, "loss_deviation.png", lambda: deviation_figure([deviation], names=names)),
     ]
     return [path for path in paths if path]
 
 
-def reliability_figure(rows: Rows) -> Figure | None:
+def reliability_figure(rows: Rows, names: Sequence[str] = ()) -> Figure | None:
     """Accuracy (%) against confidence (%) per bin, one panel per client, ordered from the worst ECE to the best.
 
     Areas show how many examples a bin holds. Of more than PANELS_MAX clients, evenly spaced ones are shown.
@@ -77,7 +83,7 @@ def reliability_figure(rows: Rows) -> Figure | None:
     for place, ax in enumerate(axes.flat):
         ax.set_visible(place < len(shown))
         if place < len(shown):
-            _draw_client(ax, shown[place], bins)
+            _draw_client(ax, shown[place], bins, names)
         if place + columns >= len(shown):  # nothing below this panel
             ax.tick_params(labelbottom=True)
             ax.set_xlabel("Confidence (%)")
@@ -129,7 +135,7 @@ def _model_legend(figure: Figure, models: Sequence[str]) -> None:
     )
 
 
-def _draw_client(ax: Axes, client: int, bins: Mapping[str, Mapping[int, Rows]]) -> None:
+def _draw_client(ax: Axes, client: int, bins: Mapping[str, Mapping[int, Rows]], names: Sequence[str]) -> None:
     plot_diagonal(ax, linewidth=0.8)
     errors = []
     for model, clients in bins.items():
@@ -145,7 +151,7 @@ def _draw_client(ax: Axes, client: int, bins: Mapping[str, Mapping[int, Rows]]) 
         errors.append(f"{100 * calibration_error(rows):.1f} % {SHORT[model]}")
     ticks = range(0, 101, 25)
     ax.set(xlim=(-4, 104), ylim=(-4, 104), xticks=ticks, yticks=ticks)
-    ax.set_title(f"Client {client}\nECE {', '.join(errors)}", fontsize=8)
+    ax.set_title(f"{titled(names, client)}\nECE {', '.join(errors)}", fontsize=8)
 
 
 def uncertainty_figure(rows: Rows) -> Figure | None:
@@ -191,7 +197,7 @@ def _draw_uncertainty(ax: Axes, models: Sequence[str], values: Sequence[np.ndarr
     ax.grid(visible=False, axis="x")
 
 
-def deviation_figure(curves: Sequence[DeviationCurve], client: int = 0) -> Figure | None:
+def deviation_figure(curves: Sequence[DeviationCurve], client: int = 0, names: Names = UNNAMED) -> Figure | None:
     """Loss deviations ΔG and ΔL (nats) of one client by class, a pair of lines per run.
 
     Behind them stand the numbers of test examples, of the client and of all clients.
@@ -199,9 +205,10 @@ def deviation_figure(curves: Sequence[DeviationCurve], client: int = 0) -> Figur
     curves = [curve for curve in curves if curve.rows]
     if not curves:
         return None
+    who = names.users[client] if names.users else f"client {client}"
     figure = canvas(7.2, 3.9 + 0.2 * len(curves))
     ax = figure.subplots()
-    _draw_counts(ax, curves[0].rows, client)
+    _draw_counts(ax, curves[0].rows, client, who)
     for curve in curves:
         rows = [row for row in curve.rows if int(row["client"]) == client]
         classes = column(rows, "class")
@@ -211,13 +218,15 @@ def deviation_figure(curves: Sequence[DeviationCurve], client: int = 0) -> Figur
         ax.plot(classes, column(rows, "dG"), "-", label=everyone, **curve.look)
         ax.plot(classes, column(rows, "dL"), ":", label=own, markerfacecolor="white", **curve.look)
     ax.axhline(0, color="black", linewidth=0.8)
-    ax.set(xlabel="Class", ylabel="NLL above the clients' mean (nats)", title=f"Loss deviation of client {client}")
+    ax.set(xlabel="Class", ylabel="NLL above the clients' mean (nats)", title=f"Loss deviation of {who}")
+    if names.classes:
+        ax.set_xticks(range(len(names.classes)), list(map(shortened, names.classes)), rotation=90)
     ax.grid(visible=False)
     figure.legend(loc="outside lower center", ncols=2)
     return figure
 
 
-def _draw_counts(ax: Axes, rows: Rows, client: int) -> None:
+def _draw_counts(ax: Axes, rows: Rows, client: int, who: str) -> None:
     """Test examples per class, of all clients and of one, on a logarithmic axis behind the lines."""
     owner = column(rows, "client")
     label = column(rows, "class")
@@ -227,7 +236,7 @@ def _draw_counts(ax: Axes, rows: Rows, client: int) -> None:
     own = [count[(label == c) & (owner == client)].sum() for c in classes]
     behind = ax.twinx()
     behind.bar(classes - 0.2, everyone, 0.4, color=LIGHT, label="test examples of all clients")
-    behind.bar(classes + 0.2, own, 0.4, color=DARK, label=f"test examples of client {client}")
+    behind.bar(classes + 0.2, own, 0.4, color=DARK, label=f"test examples of {who}")
     behind.set_yscale("log")
     behind.yaxis.set_major_formatter("{x:g}")
     behind.set(ylabel="Test examples", ylim=(0.8, None))

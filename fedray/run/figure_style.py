@@ -73,6 +73,11 @@ def read_names(folder: Path) -> Names:
     return Names(**{kind: tuple(names) for kind, names in found.items()})
 
 
+def titled(names: Sequence[str], client: int) -> str:
+    """A client's name, or its number."""
+    return shortened(names[client]) if names else f"Client {client}"
+
+
 def shortened(name: str) -> str:
     """A name that fits beside an axis."""
     return name if len(name) <= NAME_MAX else f"{name[: NAME_MAX - 1]}…"

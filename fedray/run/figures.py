@@ -24,6 +24,7 @@ from fedray.run.figure_style import (
     read_names,
     save,
     shortened,
+    titled,
 )
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ def uncertainty_figure(folder: Path) -> Figure | None:
             else:
                 ax.set_title("not evaluated", fontsize=8)
     for ax, client in zip(axes[0], clients, strict=True):
-        ax.annotate(f"Client {client}", (0.5, 1), (0, 18), "axes fraction", "offset points", ha="center")
+        ax.annotate(titled(names.users, client), (0.5, 1), (0, 18), "axes fraction", "offset points", ha="center")
     for ax, step in zip(axes[:, 0], rounds, strict=True):
         ax.set_ylabel(f"Round {step}\np(class)")
     figure.supxlabel(UNCERTAINTY_KEY, fontsize=9)

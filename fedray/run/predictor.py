@@ -25,7 +25,7 @@ from fedray.nets import network
 from fedray.nets.model import FLOAT_BYTES
 from fedray.run.runfolder import experiment_of
 from fedray.run.writer import PERSONAL
-from fedray.types import FedRayError, client_itself
+from fedray.types import FedRayError, client_itself, suggestion
 
 MAX_CLASSES = 2**20
 
@@ -61,13 +61,15 @@ class Predictor:
         plan = self.plan
         name = registry.algorithm_name(self.plan.cfg.algorithm)
         kinds = [kind for kind, has in (("personal", plan.personal), ("global", plan.algorithm.predict_global)) if has]
-        call = "predict(x, client=0)" if plan.personal else "predict(x)"
+        example = repr(plan.names.users[0]) if plan.names.users else "0"
+        call = f"predict(x, client={example})" if plan.personal else "predict(x)"
         return f"{' and '.join(kinds)} models of {name}, {plan.clients} clients, {plan.cfg.rounds} rounds: .{call}"
 
     def predict(
-        self, x: Any, client: int | None = None, samples: int | None = None, seed: int = 0
+        self, x: Any, client: int | str | None = None, samples: int | None = None, seed: int = 0
     ) -> Prediction | RealPrediction:
         """Predict inputs x [B, ...], in the dataset's own units, with a client's model or the global one (None).
+        A client is a number, or a name that its data gave it.
 
         Returns a :class:`Prediction` of labels, or a :class:`RealPrediction` of real targets.
         ``samples`` posterior draws are averaged (by default as in the run, 0 for the mean weights).
@@ -79,6 +81,7 @@ class Predictor:
         kind = "global model" if client is None else "personal models"
         if predict is None:
             raise FedRayError(f"client={client}: {registry.algorithm_name(plan.cfg.algorithm)} has no {kind}")
+        client = self._number(client) if isinstance(client, str) else client
         if client is not None and not 0 <= client < plan.clients:
             raise FedRayError(f"client={client}: this run has clients 0 to {plan.clients - 1}")
         model = plan.view(self.snapshot.server) if client is None else self._personal(client)
@@ -89,6 +92,19 @@ class Predictor:
             found = predict(ctx, model, self._inputs(x), noise)
             shares = None if client is None or algorithm.shares is None else algorithm.shares(ctx, model)
         return _uncertainty(found, shares) if plan.target is None else _real(found, plan.target)
+
+    def _number(self, name: str) -> int:
+        """The number of a client; raises FedRayError for a name that nobody has."""
+        names = self.plan.names.users
+        if not names:
+            raise FedRayError(
+                f"client={name!r}: the clients of this run have numbers only, 0 to {self.plan.clients - 1}"
+            )
+        if name not in names:
+            raise FedRayError(
+                f"client={name!r}: no client has this name; {suggestion(name, names)}they are in clients.csv"
+            )
+        return names.index(name)
 
     def _inputs(self, x: Any) -> Tensor:
         x = own.fitted(np.asarray(x), self.plan.model.input_shape)

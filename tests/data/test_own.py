@@ -224,3 +224,40 @@ def test_three_classes_are_dealt_and_it_is_said(tmp_path):
     assert plan.dataset().names.classes == plan.names.classes == ("ant", "bee", "cat")
     with pytest.raises(FedRayError, match=r"labels_per_client 5: the dataset has 3 classes"):
         make_plan(Experiment(algorithm=FedAvg(), data=DataConfig(name=str(path), labels_per_client=5)))
+
+
+def owned(path):
+    owners = np.array(["cem", "ann", "bob"])[np.arange(N) % 4 % 3]
+    if path.suffix == ".npz":
+        np.savez(path, x=FEATURES, y=KINDS, client=owners)
+    else:
+        table = frame().assign(client=owners)
+        table.to_parquet(path) if path.suffix == ".parquet" else table.to_csv(path, index=False)
+    return owners
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".csv", ".parquet"])
+def test_owners_are_the_clients_and_keep_their_names(tmp_path, suffix):
+    path = tmp_path / f"mine{suffix}"
+    owners = owned(path)
+    plan = make_plan(Experiment(algorithm=FedAvg(), data=DataConfig(name=str(path))))
+    assert (plan.clients, plan.cfg.data.partition, plan.names.users) == (3, "natural", ("ann", "bob", "cem"))
+    for name, train, test in zip(plan.names.users, plan.partition.train, plan.partition.test, strict=True):
+        assert sorted([*train, *test]) == np.flatnonzero(owners == name).tolist()
+    assert plan.dataset().x.shape[1:] == (4,)  # the owner is no feature
+
+
+def test_groups_of_owners_have_no_names_and_other_partitions_ignore_them(tmp_path):
+    owned(path := tmp_path / "mine.npz")
+    grouped = make_plan(Experiment(algorithm=FedAvg(), clients=2, data=DataConfig(name=str(path))))
+    assert (grouped.clients, grouped.cfg.data.partition, grouped.names.users) == (2, "natural", ())
+    dealt = make_plan(Experiment(algorithm=FedAvg(), clients=2, data=DataConfig(name=str(path), partition="iid")))
+    assert (dealt.clients, dealt.names.users) == (2, ())
+
+
+def test_owners_of_a_data_frame_are_the_clients_too():
+    table = frame().assign(client=np.arange(N) % 4)
+    plan = make_plan(Experiment(algorithm=FedAvg()), table)
+    assert (plan.clients, plan.names.users) == (4, ("0", "1", "2", "3"))
+    with pytest.raises(FedRayError, match=r"client lacks 1 of its values"):
+        make_plan(Experiment(algorithm=FedAvg()), table.assign(client=[None, *range(N - 1)]))

@@ -1,4 +1,4 @@
-"""A file of the user's own with arrays: x [N, ...]; y [N], labels or real targets."""
+"""A file of the user's own with arrays: x [N, ...]; y [N], labels or real targets; client [N], owners."""
 
 from __future__ import annotations
 
@@ -23,7 +23,17 @@ def load(cfg: DataConfig, classes: int | None = None) -> Dataset:
         if path.is_file() and not zipfile.is_zipfile(path):
             raise ValueError("it is not an .npz file: no numpy.savez wrote it, or it is cut short")
         with np.load(path, allow_pickle=False) as archive:
-            return own.from_arrays(_array(archive, "x"), _array(archive, "y"), None, classes)
+            owners = _array(archive, own.CLIENT) if own.CLIENT in archive else None
+            return own.from_arrays(_array(archive, "x"), _array(archive, "y"), owners, classes)
+
+
+def owned(cfg: DataConfig) -> bool:
+    """Whether the file has an array ``client``; False where it cannot be read, which :func:`load` will say."""
+    try:
+        with zipfile.ZipFile(Path(cfg.name).expanduser()) as archive:
+            return f"{own.CLIENT}.npy" in archive.namelist()
+    except (OSError, RuntimeError, zipfile.BadZipFile):
+        return False
 
 
 def _array(archive: Mapping[str, np.ndarray], name: str) -> np.ndarray:
@@ -39,7 +49,9 @@ def _array(archive: Mapping[str, np.ndarray], name: str) -> np.ndarray:
 
 
 DATASET = DatasetRecord(
-    summary="your file: .npz with arrays x [N, ...] and y [N]",
+    summary="your file: .npz with arrays x [N, ...], y [N] and, where examples have owners, client [N]",
     load=load,
+    protocols={"natural": own.OWNED},
+    owned=owned,
     suffixes=(".npz",),
 )

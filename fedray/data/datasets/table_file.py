@@ -30,8 +30,24 @@ def load(cfg: DataConfig, classes: int | None = None) -> Dataset:
         return own.from_frame(frame, classes)
 
 
+def owned(cfg: DataConfig) -> bool:
+    """Whether the file has a column ``client``; False where it cannot be read, which :func:`load` will say."""
+    import pandas
+    import pyarrow.parquet
+
+    try:
+        path = Path(cfg.name).expanduser()
+        if path.suffix == ".parquet":
+            return own.CLIENT in pyarrow.parquet.read_schema(path).names
+        return own.CLIENT in pandas.read_csv(path, nrows=0).columns
+    except (OSError, RuntimeError, ValueError):
+        return False
+
+
 DATASET = DatasetRecord(
-    summary="your table: .csv or .parquet with a column y; the other columns are features",
+    summary="your table: .csv or .parquet with a column y and perhaps client; the others are features",
     load=load,
+    protocols={"natural": own.OWNED},
+    owned=owned,
     suffixes=(".csv", ".csv.gz", ".parquet"),
 )
