@@ -114,6 +114,7 @@ def test_json_is_one_object_on_stdout_and_the_result_reads_back(capfd: pytest.Ca
         assert [row["round"] for row in csv.DictReader(file)] == ["1", "2"]
     assert sorted(p.name for p in Path("here/figures").iterdir()) == [
         "accuracy.png",
+        "accuracy_clients.png",
         "reliability.png",
         "reliability_clients.png",
         "uncertainty.png",

@@ -71,6 +71,8 @@ class Execution:
     """After the last round, write the loss deviation of the personal models by class (pFedBreD). For simulations only:
     every process reads the test examples of all clients from the dataset's files. Costs as much as evaluating the
     personal models as many times as there are clients."""
+    figures: Literal["png", "pdf", "svg"] = "png"
+    """Format of the figures: png; pdf or svg, which stay sharp in print, are written beside it."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 

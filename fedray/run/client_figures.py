@@ -16,6 +16,7 @@ from fedray.run.figure_style import (
     COLOURS,
     LINES,
     Rows,
+    add_legend,
     calibration_error,
     canvas,
     column,
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PANELS_MAX = 12  # reliability diagrams that fit on a page
+NAMED_MAX = 40  # clients with a tick of their own
+Z = 1.959964  # 97.5 % quantile of the standard normal
 COLUMNS = 5  # of them side by side
 LINES_MAX = 500  # of more clients, evenly spaced ones have a line between their models: each takes a millisecond
 AGREEMENT = 1e-9  # nats; less mutual information is rounding error of draws that all predict the same
@@ -52,18 +55,72 @@ class DeviationCurve(NamedTuple):
     look: Mapping[str, Any]  # arguments of matplotlib's plot
 
 
-def draw_all(folder: Path) -> list[Path]:
-    """Write every figure that has data to figures/<name>.png below the folder."""
+def draw_all(folder: Path, also: str = "png") -> list[Path]:
+    """Write every figure that has data to figures/<name>.png below the folder, and in another format beside it."""
     calibration = read_csv(folder / "client_calibration.csv")
     clients = read_csv(folder / "clients.csv")
     deviation = DeviationCurve("", read_csv(folder / TABLE), {"color": COLOURS["personal"], "marker": "o"})
     names = read_names(folder)
     paths = [
-        save(folder, "reliability_clients.png", lambda: reliability_figure(calibration, names.users)),
-        save(folder, "uncertainty_clients.png", lambda: uncertainty_figure(clients)),
-        save(folder, "loss_deviation.png", lambda: deviation_figure([deviation], names=names)),
+        save(folder, "reliability_clients.png", lambda: reliability_figure(calibration, names.users), also),
+        save(folder, "uncertainty_clients.png", lambda: uncertainty_figure(clients), also),
+        save(folder, "loss_deviation.png", lambda: deviation_figure([deviation], names=names), also),
+        save(folder, "accuracy_clients.png", lambda: accuracy_figure(clients, names.users), also),
     ]
     return [path for path in paths if path]
+
+
+def accuracy_figure(rows: Rows, names: Sequence[str] = ()) -> Figure | None:
+    """Accuracy (%) of every client's models on its own test examples, or RMSE; the worst client first.
+
+    Bars are 95 % intervals of an accuracy that n test examples allow (Wilson 1927). Clients that were not evaluated
+    are left out. Of more than LINES_MAX clients, evenly spaced ones are shown.
+    """
+    measure = "rmse" if rows and any(f"{model}_rmse" in rows[0] for model in COLOURS) else "accuracy"
+    models = [model for model in COLOURS if rows and f"{model}_{measure}" in rows[0]]
+    rows = [row for row in rows if any(row[f"{model}_{measure}"] for model in models)]
+    if not rows:
+        return None
+    first = np.nanmax([column(rows, f"{model}_{measure}") for model in models[:1] + models[2:]], axis=0)
+    ranked = np.argsort(first if measure == "accuracy" else -first, kind="stable")
+    rows = [rows[ranked[place]] for place in evenly_spaced(len(ranked), LINES_MAX)]
+    figure = canvas(min(12.0, max(4.6, 1.6 + 0.25 * len(rows))), 3.8)
+    ax = figure.subplots()
+    for k, model in enumerate(models):
+        places = np.arange(len(rows)) + (k - (len(models) - 1) / 2) * 0.3
+        _draw_accuracies(ax, places, column(rows, f"{model}_{measure}"), column(rows, "test_examples"), model, measure)
+    few = len(rows) <= NAMED_MAX
+    labels = [titled(names, int(row["client"])).removeprefix("Client ") for row in rows]
+    ax.set_xticks(range(len(rows)) if few else [], labels if few else [], rotation=90 if names else 0)
+    ax.set(xlabel=f"Client, of {len(ranked)}, the worst first", xlim=(-0.8, len(rows) - 0.2))
+    ax.set_ylabel("Accuracy (%)" if measure == "accuracy" else "RMSE (units of the target)")
+    ax.grid(visible=False, axis="x")
+    add_legend(figure, [ax], ncols=len(models))
+    return figure
+
+
+def _draw_accuracies(
+    ax: Axes, places: np.ndarray, values: np.ndarray, examples: np.ndarray, model: str, measure: str
+) -> None:
+    """The points of one model, an accuracy with its interval."""
+    _, marker = LINES[model]
+    look: dict[str, Any] = {"color": COLOURS[model], "label": NAMES[model], "markersize": 4, "linestyle": "none"}
+    if measure != "accuracy":
+        ax.plot(places, values, marker, **look)
+        return
+    low, high = wilson(values, examples)
+    spread = 100 * np.stack([values - low, high - values]).clip(0)
+    ax.errorbar(places, 100 * values, spread, marker=marker, elinewidth=0.8, **look)
+
+
+def wilson(share: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The 95 % interval of a probability of which ``share`` of n trials came true.
+
+    (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n). Wilson 1927, "Probable Inference, the Law of Succession".
+    """
+    centre = share + Z**2 / (2 * n)
+    half = Z * np.sqrt(share * (1 - share) / n + Z**2 / (4 * n**2))
+    return (centre - half) / (1 + Z**2 / n), (centre + half) / (1 + Z**2 / n)
 
 
 def reliability_figure(rows: Rows, names: Sequence[str] = ()) -> Figure | None:

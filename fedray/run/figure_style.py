@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,8 +44,11 @@ def canvas(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def save(folder: Path, name: str, build: Callable[[], Figure | None]) -> Path | None:
-    """Draw a figure in the common style and write it to figures/<name> below a folder; None if nothing is drawn."""
+def save(folder: Path, name: str, build: Callable[[], Figure | None], also: str = "png") -> Path | None:
+    """Draw a figure in the common style and write it to figures/<name> below a folder; None if nothing is drawn.
+
+    ``also`` is a second format: pdf or svg.
+    """
     import matplotlib
 
     with matplotlib.rc_context(STYLE):
@@ -54,7 +57,8 @@ def save(folder: Path, name: str, build: Callable[[], Figure | None]) -> Path | 
             return None
         path = folder / "figures" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=200)
+        for form in {path.suffix, f".{also}"}:
+            figure.savefig(path.with_suffix(form), dpi=200)
     return path
 
 
@@ -103,6 +107,15 @@ def evenly_spaced(count: int, most: int) -> list[int]:
 def jitter(count: int) -> np.ndarray:
     """Offsets between -1 and 1 that keep points with equal values from hiding each other; always the same."""
     return np.sin(2.4 * np.arange(count))
+
+
+def add_legend(figure: Figure, axes: Iterable[Any], **look: Any) -> None:
+    """One legend of all that some panels show, below them."""
+    shown: dict[str, Any] = {}
+    for ax in axes:
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            shown.setdefault(label, handle)
+    figure.legend(list(shown.values()), list(shown), loc="outside lower center", **look)
 
 
 def plot_diagonal(ax: Any, linewidth: float, **look: Any) -> None:

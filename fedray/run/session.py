@@ -251,8 +251,8 @@ def _write(run: Run, summary: dict[str, Any], played: Played) -> None:
     if played.failures:
         writer.table("failures.csv", [failure._asdict() for failure in played.failures])
     try:
-        figures.draw_all(writer.folder)
-        client_figures.draw_all(writer.folder)
+        figures.draw_all(writer.folder, run.request.execution.figures)
+        client_figures.draw_all(writer.folder, run.request.execution.figures)
     except Exception as error:  # a figure must not cost the result
         say(f"warning: the figures could not be drawn ({error}); the data for them are in the result")
     run.tracker.flush()
