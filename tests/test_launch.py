@@ -177,6 +177,7 @@ def test_help_names_every_algorithm_and_the_documented_options(capfd: pytest.Cap
         parse(["--help-all"])
     assert stop.value.code == 0
     text = capfd.readouterr().out
+    assert "-h, --help" not in text  # once per box, otherwise
     boxes = ["this command", "options of pfedbayes", "federation", "data options", "model options", "execution",
              "checkpoint options", "tracking options"]  # fmt: skip
     assert re.findall(r"^╭─ (.*?) ─+╮$", text, re.MULTILINE) == boxes
