@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,12 @@ TYPES = {
 }  # fmt: skip
 
 
-Join = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]  # arrays of a file -> arrays by field
-
-
-def pieces(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> list[bytes | memoryview]:
-    """Arrays by name, and words about them, as the parts of a safetensors file, without copying them.
+def pieces(arrays: Mapping[str, Any]) -> list[bytes | memoryview]:
+    """Arrays by name as the parts of a safetensors file, without copying them.
 
     The library's own writer copies everything twice, which for many clients is most of a checkpoint's cost.
     """
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    header = {}
     offset = 0
     data = list[memoryview]()
     for name, leaf in arrays.items():
@@ -61,13 +58,12 @@ def unpack_arrays(content: bytes) -> dict[str, np.ndarray]:
         raise ValueError(str(error)) from None
 
 
-def unpack(content: bytes, template: Any, surplus: bool = False, joined: Join | None = None) -> Any:
+def unpack(content: bytes, template: Any, surplus: bool = False) -> Any:
     """A state with the structure of ``template``; raises ValueError unless fields, shapes and types agree.
 
-    With ``surplus`` fields that the template lacks are ignored. ``joined`` makes the fields of what is stored.
+    With ``surplus`` fields that the template lacks are ignored.
     """
     stored = unpack_arrays(content)
-    stored = stored if joined is None else joined(stored)
     expected = named(template)
     wrong = expected.keys() - stored.keys() if surplus else expected.keys() ^ stored.keys()
     wrong = sorted(wrong) or [
@@ -101,15 +97,15 @@ def save_tree(path: Path, tree: Any) -> None:
     path.write_bytes(pack(tree))
 
 
-def load_tree(path: Path, template: Any, joined: Join | None = None) -> Any:
-    """A state with the structure of ``template`` from a file of :func:`save_tree`; ``joined`` as of :func:`unpack`.
+def load_tree(path: Path, template: Any) -> Any:
+    """A state with the structure of ``template`` from a file of :func:`save_tree`.
 
     Fields that the template lacks are ignored: an older version of the method may have kept more.
 
     Raises FedRayError for a file that is missing, damaged or of another run.
     """
     try:
-        return unpack(path.read_bytes(), template, surplus=True, joined=joined)
+        return unpack(path.read_bytes(), template, surplus=True)
     except OSError as error:
         raise FedRayError(f"{path} cannot be read ({error}); the result is damaged, run it again") from None
     except ValueError as error:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedray import registry
 from fedray.arrays import trees
+from fedray.arrays.tensor_files import load_tree
 from fedray.config.decode import decode, fits, record, refuse_damage
 from fedray.data import loading, own, partition, scaling
 from fedray.data.readers import Names
@@ -22,7 +23,6 @@ from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot
 from fedray.nets import network
 from fedray.nets.model import FLOAT_BYTES
-from fedray.run import posterior_files
 from fedray.run.runfolder import experiment_of
 from fedray.run.writer import PERSONAL
 from fedray.types import FedRayError, client_itself, suggestion
@@ -166,8 +166,8 @@ def load(folder: str | Path) -> Predictor:
             clients = _files(folder / PERSONAL, plan)
         else:
             template = trees.tree_map(lambda leaf: leaf.expand(plan.clients, *leaf.shape), client)
-            clients = posterior_files.load(folder / f"{PERSONAL}.safetensors", template, plan.model)
-        snapshot = Snapshot(posterior_files.load(folder / "global.safetensors", server, plan.model), clients)
+            clients = load_tree(folder / f"{PERSONAL}.safetensors", template)
+        snapshot = Snapshot(load_tree(folder / "global.safetensors", server), clients)
     return Predictor(plan, snapshot)
 
 

@@ -11,9 +11,9 @@
                             how far these are from the clients' means (dL, dG)
     uncertainty.npz         predictive draws of one test image per client (round, client, label, probs [F, M, C])
     partition.npz           which examples each client trained and tested on
-    global.safetensors      the server's state, a tensor per layer (posterior_files.py)
-    personal.safetensors    every client's private state, the same stacked [N, ...]
-    personal/               instead of it, with states on disk: a file for every client that has trained, and files.json
+    global.safetensors      the server's state
+    personal.safetensors    every client's private state, stacked [N, ...]; of a run with states on disk instead:
+    personal/               a file for every client that has trained, and files.json, their list
     figures/                accuracy, or RMSE and coverage; reliability and uncertainty, pooled and by client; loss
                             deviation
 """  # fmt: skip
@@ -31,12 +31,12 @@ from typing import Any
 import numpy as np
 
 from fedray import registry
+from fedray.arrays.tensor_files import save_tree
 from fedray.config import to_dict
 from fedray.data import partition, scaling
 from fedray.federate.messages import Saved, Spotlight
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot
-from fedray.run import posterior_files
 from fedray.run.files import leftover, remove_leftovers, write_json
 from fedray.types import FedRayError
 
@@ -83,14 +83,11 @@ class Writer:
         """The configuration, the partition, the posteriors and the data of the uncertainty figure."""
         self.json("config.json", describe(plan))
         partition.save(self.folder / "partition.npz", plan.partition)
-        words = {"algorithm": registry.algorithm_name(plan.cfg.algorithm), "rounds": str(plan.cfg.rounds)}
-        words |= {"classes": ", ".join(plan.names.classes)} if plan.names.classes else {}
-        posterior_files.save(self.folder / "global.safetensors", snapshot.server, plan.model, words)
+        save_tree(self.folder / "global.safetensors", snapshot.server)
         if isinstance(snapshot.clients, Saved):
             self.json(f"{PERSONAL}/files.json", [file._asdict() for file in snapshot.clients.files])
         else:
-            words |= {"clients": ", ".join(plan.names.users) or f"0 to {plan.clients - 1}, the first axis"}
-            posterior_files.save(self.folder / f"{PERSONAL}.safetensors", snapshot.clients, plan.model, words)
+            save_tree(self.folder / f"{PERSONAL}.safetensors", snapshot.clients)
         if spotlights:
             np.savez_compressed(
                 self.folder / "uncertainty.npz",

@@ -16,12 +16,12 @@ from rich.console import Console
 from rich.table import Table
 
 from fedray import launch
+from fedray.arrays.tensor_files import load_tree
 from fedray.federate import checkpoint
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.plan import make_plan
 from fedray.federate.rounds import Snapshot
 from fedray.run import predictor, runfolder
-from fedray.run.posterior_files import load
 from tests.chaos.arena import ARGV, Arena
 
 KINDS = {
@@ -111,8 +111,8 @@ def compare(folder: Path, rounds: int) -> Counter[str]:
         list(undisturbed)
         expected = undisturbed.snapshot()
     found = Snapshot(
-        load(folder / "global.safetensors", expected.server, plan.model),
-        load(folder / "personal.safetensors", expected.clients, plan.model),
+        load_tree(folder / "global.safetensors", expected.server),
+        load_tree(folder / "personal.safetensors", expected.clients),
     )
     trouble = Counter({"differing": len(differing(found, expected))})
     rows = list(csv.DictReader((folder / "metrics.csv").open()))
