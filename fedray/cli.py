@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import io
 import shlex
 import signal
 import sys
+import textwrap
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn, TypeVar
@@ -16,9 +19,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn, TypeVar
 import tyro
 
 import fedray
-from fedray.config import Execution, Experiment, override
+from fedray.config import Execution, Experiment, helptext, override
 from fedray.terminal import INTERRUPTS, interruptible, say
-from fedray.types import FedRayError, RunError, for_command_line
+from fedray.types import FedRayError, RunError, for_command_line, suggestion
 
 if TYPE_CHECKING:
     from fedray.types import Algorithm
@@ -89,7 +92,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def body() -> int:
         if name not in DOORS:
-            raise FedRayError(f"{name}: not a command; choose from {', '.join(DOORS)}, --help or --version")
+            raise FedRayError(
+                f"{name}: not a command; {suggestion(name, DOORS)}choose from {', '.join(DOORS)}, --help or --version"
+            )
         return import_module(DOORS[name].module).main(words[1:])
 
     return run_command(body)
@@ -166,11 +171,13 @@ def parse(
     describe: Callable[[Mapping[str, Algorithm], str], str],
     more: Sequence[tuple[str, Any, Any]],
     base: tuple[Experiment, Execution] | None = None,
+    brief: Callable[[Mapping[str, Algorithm], str], str] | None = None,
 ) -> Parsed:
     """Parse ``[ALGORITHM] [options]``; ``more`` lists further options as (name, type, default).
 
     Defaults are the algorithm's or, to resume a run, those of ``base``. For help and mistakes, tyro prints a text and
-    exits with code 0 or 2. Raises FedRayError for an unknown algorithm or preset.
+    exits with code 0 or 2. With a ``brief`` description --help shows the options that matter first, and --help-all
+    shows all of them in groups. Raises FedRayError for an unknown algorithm or preset.
     """
     from fedray import registry  # imports PyTorch, for which `fedray status` does not wait
 
@@ -202,10 +209,42 @@ def parse(
         ("plugin", Annotated[tuple[str, ...], tyro.conf.arg(help=PLUGIN_HELP, metavar="MODULE")], modules),
         *more,
     ]
+    if brief and {"-h", "--help"} & set(argv):
+        settings = helptext.short(name, experiment.algorithm, (experiment, execution))
+        raise _shown_help(f"{prog} [ALGORITHM] [OPTIONS]", brief(names, name), settings)
+    if brief and "--help-all" in argv:
+        boxes = [_box(title, some) for title, some in _grouped(fields, name).items()]
+        raise _shown_help(f"{prog} [ALGORITHM] [OPTIONS]", describe(names, name), *boxes)
     options: type[Any] = dataclasses.make_dataclass("Options", fields, frozen=True)
     parsed = read_options(options, argv, f"{prog} {name}" if given else prog, describe(names, name))
     experiment = dataclasses.replace(parsed.experiment, algorithm=parsed.algorithm)
     return Parsed(experiment, parsed.execution, parsed.preset, parsed)
+
+
+def _grouped(fields: Sequence[tuple[str, Any, Any]], name: str) -> dict[str, list[tuple[str, Any, Any]]]:
+    """The options by what they are about; data, model, checkpoints and tracking have boxes of their own in these."""
+    titles = {"algorithm": f"options of {name}", "experiment": "federation", "execution": "execution"}
+    grouped: dict[str, list[tuple[str, Any, Any]]] = {title: [] for title in ("this command", *titles.values())}
+    for field in fields:
+        grouped[titles.get(field[0], "this command")].append(field)
+    return grouped
+
+
+def _box(title: str, fields: Sequence[tuple[str, Any, Any]]) -> str:
+    """The help of some options in a box with a title, as tyro prints it."""
+    kind: type[Any] = dataclasses.make_dataclass("Options", fields, frozen=True)
+    content = io.BytesIO()
+    stream = io.TextIOWrapper(content, encoding="utf-8")  # with an encoding, for which tyro draws lines
+    with contextlib.redirect_stdout(stream), contextlib.suppress(SystemExit):
+        read_options(kind, ["--help"], "", "")
+    stream.flush()
+    return helptext.boxed(title, content.getvalue().decode())
+
+
+def _shown_help(usage: str, *parts: str) -> SystemExit:
+    """Print a help text; returns what ends the command."""
+    print("\n\n".join([f"usage: {usage}", *parts]))
+    return SystemExit(DONE)
 
 
 def early(argv: Sequence[str], option: str) -> str:
@@ -239,18 +278,33 @@ def listed(names: Mapping[str, Algorithm]) -> str:
     return "\n".join(f"  {name:<{width}}  {record.summary}" for name, record in names.items())
 
 
-def listed_plug_ins() -> str:
-    """The selection policies, datasets, partitions and networks with their summaries, for a description."""
+def wrapped(names: Iterable[str]) -> str:
+    """Names alone, for a short description."""
+    return textwrap.fill(", ".join(names), helptext.WIDTH, initial_indent="  ", subsequent_indent="  ")
+
+
+def named_plug_ins() -> str:
+    """The names of the datasets, partitions, networks and selection policies, for a short description."""
+    shown = {option: dict.fromkeys(_shown(*item) for item in table.items()) for option, table in _tables().items()}
+    return "\n".join(f"{option} is one of\n{wrapped(names)}" for option, names in shown.items())
+
+
+def _tables() -> dict[str, Mapping[str, Any]]:
+    """The plug-ins by the option that names them."""
     from fedray import registry
 
-    tables = {
+    return {
         "--selection": registry.selections(),
         "--data.name": registry.datasets(),
         "--data.partition": registry.partitions(),
         "--model.name": registry.networks(),
     }
+
+
+def listed_plug_ins() -> str:
+    """The selection policies, datasets, partitions and networks with their summaries, for a description."""
     parts: list[str] = []
-    for option, table in tables.items():
+    for option, table in _tables().items():
         width = max(map(len, table))
         lines = [f"  {_shown(name, record):<{width}}  {record.summary}" for name, record in table.items()]
         parts.append("\n".join([f"{option} is one of", *lines]))

@@ -40,7 +40,7 @@ def parse(argv: Sequence[str]) -> Command:
     note = runfolder.read(place) if place else None
     base = (note.experiment, note.execution) if note else None
     options = [("json", as_json, False), ("resume", resume, "")]
-    parsed = cli.parse(argv, "python -m fedray.launch", _description, options, base)
+    parsed = cli.parse(argv, "python -m fedray.launch", _description, options, base, _brief)
     if note:
         runfolder.check_same(place, note, parsed.experiment, parsed.execution)
     return Command(Request(parsed.experiment, parsed.execution, parsed.preset, place), parsed.more.json)
@@ -56,6 +56,22 @@ def _description(names: Mapping[str, Algorithm], chosen: str) -> str:
         "  python -m fedray.launch --resume runs/NAME                go on with a run that was interrupted\n\n"
         f"{cli.listed_plug_ins()}\n\n"
         f"Options below are those of {chosen}; `python -m fedray.launch ALGORITHM --help` shows another's."
+    )
+
+
+def _brief(names: Mapping[str, Algorithm], chosen: str) -> str:
+    """What --help begins with."""
+    first, *_ = _description(names, chosen).partition("ALGORITHM, ")
+    return (
+        f"{first}"
+        "  python -m fedray.launch                                   10 clients on the digits of scikit-learn\n"
+        "  python -m fedray.launch fedavg --lr 0.1 --rounds 30\n"
+        "  python -m fedray.launch --data.name mine.npz              data of your own\n"
+        "  python -m fedray.launch --resume runs/NAME                go on with a run that was interrupted\n\n"
+        f"ALGORITHM is one of\n{cli.wrapped(names)}\n\n"
+        f"{cli.named_plug_ins()}\n\n"
+        "  python -m fedray.launch ALGORITHM --help                  the same for another algorithm\n"
+        "  python -m fedray.launch ALGORITHM --help-all              all options, what they mean, and all of the names"
     )
 
 

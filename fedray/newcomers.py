@@ -19,7 +19,6 @@ from fedray import cli, registry
 from fedray.arrays.rng import Stream
 from fedray.config import DataConfig, override
 from fedray.data import loading
-from fedray.data.datasets import npz_file
 from fedray.data.partitions.iid import iid
 from fedray.data.readers import Dataset
 from fedray.data.shards import Shards
@@ -81,7 +80,8 @@ def make_plan(run: Plan, options: Options) -> tuple[Plan, Shards]:
 
 def _fitting(run: Plan, options: Options) -> Dataset:
     """The newcomers' examples in the run's units; raises FedRayError where its network cannot take them."""
-    dataset = npz_file.load(DataConfig(name=str(Path(options.data).expanduser())), run.model.classes)
+    cfg = DataConfig(name=str(Path(options.data).expanduser()))
+    dataset = loading.load(cfg, run.model.classes, run.names.classes)
     shape = tuple(dataset.x.shape[1:])
     wanted = run.model.input_shape
     reason = f"its inputs have the shape {list(shape)}, those of the run {list(wanted)}"

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from fedray.types import Algorithm, FedRayError, Selection, Stage, Sums
+from fedray.types import Algorithm, FedRayError, Selection, Stage, Sums, suggestion
 
 if TYPE_CHECKING:
     from fedray.data.records import DatasetRecord, PartitionRecord
@@ -249,7 +249,7 @@ def networks() -> Mapping[str, NetworkRecord]:
 def pick(table: Mapping[str, Entry], kind: str, name: str) -> Entry:
     """An entry of a registry; an unknown name raises FedRayError with the known ones."""
     if name not in table:
-        raise FedRayError(f"{kind} {name!r} is not known; choose from {', '.join(table)}")
+        raise FedRayError(f"{kind} {name!r} is not known; {suggestion(name, table)}choose from {', '.join(table)}")
     return table[name]
 
 

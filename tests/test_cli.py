@@ -63,7 +63,7 @@ def test_every_command_is_reached_by_its_name(name, capsys):
 
 def test_an_unknown_command_is_refused(capsys):
     assert cli.main(["lunch"]) == 2
-    assert "lunch: not a command; choose from launch" in capsys.readouterr().err
+    assert "lunch: not a command; did you mean launch? choose from launch" in capsys.readouterr().err
 
 
 def test_status_does_not_wait_for_pytorch(tmp_path, monkeypatch):

@@ -154,7 +154,7 @@ def test_settings_are_refused_with_value_reason_and_remedy(kind, field, values):
     [
         ({"clients_per_round": 7}, r"^clients_per_round 7: .*all 6 clients; lower it or raise `clients`"),
         ({"selection": "best"}, r"^`selection` 'best' .*choose from .*uniform"),
-        ({"data.name": "mnits"}, r"^data.name mnits: .*; choose from cifar10, .*digits"),
+        ({"data.name": "mnits"}, r"^data.name mnits: .*; did you mean mnist\? choose from cifar10, .*digits"),
         ({"data.alpha": 0.0}, r"^data.alpha 0.0: .*; choose"),
         ({"data.test_fraction": 1.0}, r"^data.test_fraction 1.0: .*; choose"),
         ({"clients": 2000, "data.partition": "iid"}, r"^clients 2000: .*; lower it to at most 898"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -114,6 +115,7 @@ def test_json_is_one_object_on_stdout_and_the_result_reads_back(capfd: pytest.Ca
         assert [row["round"] for row in csv.DictReader(file)] == ["1", "2"]
     assert sorted(p.name for p in Path("here/figures").iterdir()) == [
         "accuracy.png",
+        "accuracy_clients.png",
         "reliability.png",
         "reliability_clients.png",
         "uncertainty.png",
@@ -173,9 +175,15 @@ def test_a_preset_changes_the_defaults_and_yields_to_options(capfd: pytest.Captu
 
 def test_help_names_every_algorithm_and_the_documented_options(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        parse(["--help"])
+        parse(["--help-all"])
     assert stop.value.code == 0
     text = capfd.readouterr().out
+    assert "-h, --help" not in text  # once per box, otherwise
+    boxes = ["this command", "options of pfedbayes", "federation", "data options", "model options", "execution",
+             "checkpoint options", "tracking options"]  # fmt: skip
+    assert re.findall(r"^╭─ (.*?) ─+╮$", text, re.MULTILINE) == boxes
+    options = re.findall(r"^│ (--[\w.-]+)", text, re.MULTILINE)
+    assert len(options) == len(set(options)) > 60
     expected = (
         "fedavg fedprox pfedbayes --rounds --clients --clients-per-round --seed --data.name --data.root --data.size "
         "--data.labels-per-client --data.layout --batch-size --local-steps --eval-every --predict-samples --runtime "
@@ -186,6 +194,22 @@ def test_help_names_every_algorithm_and_the_documented_options(capfd: pytest.Cap
     plug_ins = [registry.selections(), registry.partitions(), registry.networks(), registry.algorithms()]
     squeezed = " ".join(text.split())
     assert not [name for table in plug_ins for name in table if f"{name} " not in squeezed]
+
+
+def test_help_is_one_page_with_what_matters_first(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        parse(["fedavg", "--rounds", "7", "--help"])
+    assert stop.value.code == 0
+    text = capfd.readouterr().out
+    assert len(text) < 5000
+    assert max(map(len, text.splitlines())) <= 110
+    assert "--lr 0.01" in text
+    assert "--zeta" not in text
+    assert "--help-all" in text
+    assert not [name for name in registry.algorithms() if f" {name}" not in text]
+    assert {"--data.name", "--clients", "--rounds", "--output"} <= set(
+        re.findall(r"^  (--[\w.-]+)  ", text, re.MULTILINE)
+    )
 
 
 @pytest.mark.ray

@@ -15,7 +15,7 @@ from fedray.compare.runs import DOWN, SECONDS, UP
 from fedray.federate import report
 from fedray.run import client_figures, uncertainty_figures
 from fedray.run.client_figures import DeviationCurve
-from fedray.run.figure_style import PALETTE, Rows, canvas, column, jitter, save
+from fedray.run.figure_style import PALETTE, Rows, add_legend, canvas, column, jitter, save
 from fedray.run.figures import draw_reliability
 
 if TYPE_CHECKING:
@@ -234,8 +234,7 @@ def reliability_figure(series: Sequence[Series], kind: str) -> Figure | None:
     for ax in axes[1::2, 0]:
         ax.set_ylabel("Examples")
     figure.align_ylabels(axes[:, 0])
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(3, columns))
+    add_legend(figure, axes[::2].flat, ncols=min(3, columns))
     return figure
 
 

@@ -14,8 +14,9 @@ class DataConfig:
     """The dataset and how its examples are dealt to the clients."""
 
     name: str = "digits"
-    """A dataset of the list above, or the path of a file: .npz with arrays x [N, ...] and y [N], labels or real targets
-    (floats, not all whole); .json as LEAF's; .jsonl with a user, text and label per line (.gz of the last two)."""
+    """A dataset of the list above, or the path of a file: .npz with arrays x [N, ...] and y [N], labels of any kind or
+    real targets (floats, not all whole); .csv or .parquet with a column y; .json as LEAF's; .jsonl with a user, text
+    and label per line (.gz of the last two). docs/add-a-dataset.md says how they are read."""
     root: str | Path | None = None
     """Folder that holds the dataset in torchvision's layout, or sent140/ or femnist/ with LEAF's train and test
     folders, or covertype/covertype.npz with X [N, 54] and y [N] in 1..7 (an excerpt: covertype_subset.npz), or
@@ -35,15 +36,15 @@ class DataConfig:
     classes: int | None = None
     """Keep only the examples of the first so many classes; by default of all."""
     partition: str = "auto"
-    """How the examples are dealt, a partition of the list above. auto is natural for sent140, femnist and LEAF files,
-    ratio for covertype, iid for uci sets, else labels. dirichlet deals real targets by their tenths."""
+    """How the examples are dealt, a partition of the list above. auto is natural for sent140, femnist and files that
+    name owners, ratio for covertype, iid for uci sets, else labels. dirichlet deals real targets by their tenths."""
     majority: int = 9
     """r, how many examples of its frequent class a client has to one of the other (ratio partition)."""
     layout: Literal["cluster", "window"] = "cluster"
     """Which labels client u holds: cluster (s*u + j) mod C, two kinds of client; window (u + j) mod C, C kinds."""
     labels_per_client: int | None = None
     """s, the number of classes that a client holds (labels, lognormal and shards partitions); by default the paper's
-    for the dataset (5; with lognormal sizes 3, of fashion_mnist 2; 3 shards)."""
+    for the dataset (5; with lognormal sizes 3, of fashion_mnist 2; 3 shards), or all where the data have fewer."""
     label_bug: bool = False
     """Mislabel the first ten examples of each class of a client by their slot 0..s-1, as the published generator of
     pFedBreD's MNIST does (lognormal partition). For comparison with its tables only: accuracies count the wrong labels.

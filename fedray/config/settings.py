@@ -13,7 +13,7 @@ from typing import Any
 
 from fedray.config.decode import fits
 from fedray.config.experiment import Experiment
-from fedray.types import FedRayError
+from fedray.types import FedRayError, suggestion
 
 
 def override(cfg: Any, settings: Mapping[str, Any]) -> Any:
@@ -27,7 +27,10 @@ def override(cfg: Any, settings: Mapping[str, Any]) -> Any:
         head, _, rest = dotted.partition(".")
         names = [f.name for f in dataclasses.fields(cfg)]
         if head not in names:
-            raise FedRayError(f"{dotted!r} is not a setting of {type(cfg).__name__}; choose from {', '.join(names)}")
+            near = suggestion(head, names)
+            raise FedRayError(
+                f"{dotted!r} is not a setting of {type(cfg).__name__}; {near}choose from {', '.join(names)}"
+            )
         if rest:
             value = override(getattr(cfg, head), {rest: value})
         cfg = dataclasses.replace(cfg, **{head: value})

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from fedray.config import DataConfig
-from fedray.data import text
-from fedray.data.readers import Dataset, checked_labels, reading
+from fedray.data import own, text
+from fedray.data.readers import Dataset, Names, checked_labels, reading, rectangular
 from fedray.data.scaling import within
 from fedray.types import require
 
@@ -48,8 +48,8 @@ def load(paths: Sequence[Path], classes: int | None, embedding: str | Path | Non
     """The pooled examples, with users numbered in order of appearance.
 
     Texts become word numbers with their vectors; rows of 784 numbers in [0, 1] are images of 28 x 28 pixels, others
-    features. ``classes`` is C, or None to take the labels there are. Raises FedRayError naming a file that is missing
-    or corrupt.
+    features. ``classes`` is C, or None to take the labels there are, of any kind.
+    Raises FedRayError naming a file that is missing or corrupt.
     """
     users: dict[str, int] = {}
     xs: list[Any] = []
@@ -65,17 +65,28 @@ def load(paths: Sequence[Path], classes: int | None, embedding: str | Path | Non
                     ys += y
                     groups += [users.setdefault(user, len(users))] * len(y)
     with reading(paths[0], REMEDY):
-        classes = len(set(ys)) if classes is None else classes
-        dataset = Dataset(np.empty(0), checked_labels(ys, len(groups), classes), classes, None, np.array(groups))
-        if all(isinstance(part, list) for part in xs):
-            numbers, words = text.numbered(line for part in xs for line in part)
-            return dataset._replace(
-                x=numbers, vectors=text.vectors(words, None if embedding is None else Path(embedding))
-            )
-        x = np.concatenate(xs)
+        dataset = _inputs(xs, embedding)
+        dataset = dataset._replace(users=np.array(groups), names=Names(users=tuple(users)))
+        if classes is None:
+            return own.with_target(dataset, rectangular(ys), None)
+        return dataset._replace(y=checked_labels(ys, len(groups), classes), classes=classes)
+
+
+def _inputs(xs: list[Any], embedding: str | Path | None) -> Dataset:
+    """The inputs of all users, one after the other; raises ValueError where they are not of one kind."""
+    if all(isinstance(part, list) for part in xs):
+        numbers, words = text.numbered(line for part in xs for line in part)
+        vectors = text.vectors(words, None if embedding is None else Path(embedding))
+        return Dataset(numbers, np.empty(0), 0, None, vectors=vectors)
+    if any(isinstance(part, list) for part in xs):
+        raise ValueError("some of its examples are texts and some are numbers")
+    widths = sorted({part.shape[1] for part in xs})
+    if len(widths) > 1:
+        raise ValueError(f"its users have examples of different lengths, from {widths[0]} to {widths[-1]} numbers")
+    x = np.concatenate(xs)
     if x.shape[1:] == (PIXELS,) and x.min() >= 0 and x.max() <= 1:
-        return dataset._replace(x=x.reshape(-1, 1, 28, 28), scaling=within(1))
-    return dataset._replace(x=x)
+        return Dataset(x.reshape(-1, 1, 28, 28), np.empty(0), 0, within(1))
+    return Dataset(x, np.empty(0), 0, None)
 
 
 def _users(path: Path) -> Iterator[tuple[str, Any, Any]]:
@@ -86,16 +97,27 @@ def _users(path: Path) -> Iterator[tuple[str, Any, Any]]:
                 yield str(row["user"]), [row["text"]], [row["label"]]
             return
         content = json.load(file)
+    if not isinstance(content, dict):
+        raise ValueError("it is no JSON object of users and user_data")
     for user in content["users"]:
         yield str(user), content["user_data"][user]["x"], content["user_data"][user]["y"]
 
 
+def _text(row: Any) -> Any:
+    """The text of a tweet as LEAF keeps it; any other example as it is."""
+    if not (isinstance(row, list) and row and isinstance(row[0], str)):
+        return row
+    if len(row) <= TEXT:
+        raise ValueError(f"a tweet is a list of {len(row)} fields, but its text is the {TEXT + 1}th")
+    return row[TEXT]
+
+
 def _features(x: list[Any]) -> list[str] | np.ndarray:
     """A user's texts, or numbers as float32 [n, D]; raises ValueError for anything else."""
-    texts: list[Any] = [row[TEXT] if isinstance(row, list) and row and isinstance(row[0], str) else row for row in x]
+    texts: list[Any] = [_text(row) for row in x]
     if all(isinstance(row, str) for row in texts):
         return texts
-    table = np.array(x, np.float32)
+    table = rectangular(x, np.float32)
     if table.ndim != 2 or not np.isfinite(table).all():
         raise ValueError("an example is neither a text nor a row of finite numbers")
     return table

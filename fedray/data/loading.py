@@ -15,12 +15,13 @@ import numpy as np
 
 from fedray import registry
 from fedray.config import DataConfig
+from fedray.data import own
 from fedray.data.partition import Partition
-from fedray.data.readers import Dataset
+from fedray.data.readers import Dataset, Names, reading
 from fedray.data.records import DatasetRecord
 from fedray.data.scaling import Scaling, moments, standard, unit
 from fedray.data.shards import Shards
-from fedray.types import FedRayError, require
+from fedray.types import FedRayError, require, suggestion
 
 
 def record(name: str) -> DatasetRecord:
@@ -38,8 +39,9 @@ def record_name(name: str) -> str:
     if formats:
         return formats[0]
     known = [each for key, found in table.items() if not found.suffixes for each in names(key, found)]
-    own = "the path of an .npz file with x [N, ...] and y [N], or of a .json or .jsonl file as LEAF's"
-    require(name in known, "data.name", name, "not a dataset", f"choose from {', '.join(known)}, {own}")
+    files = "the path of your file: " + ", ".join(end for found in table.values() for end in found.suffixes)
+    remedy = f"{suggestion(name, known)}choose from {', '.join(known)}, or {files}"
+    require(name in known, "data.name", name, "not a dataset", remedy)
     return name
 
 
@@ -66,16 +68,21 @@ def _absolute(option: str, path: str | Path) -> Path:
         raise FedRayError(f"--{option} {path}: there is no such user on this machine; give the whole path") from None
 
 
-def load(cfg: DataConfig, classes: int | None = None) -> Dataset:
+def load(cfg: DataConfig, classes: int | None = None, labels: tuple[str, ...] = ()) -> Dataset:
     """The pooled dataset; raises FedRayError with file, reason and remedy where it is missing or corrupt.
 
-    ``classes`` is how many a file of the user's own may have, where not all of them need occur in it.
+    ``classes`` is how many a file of the user's own may have, where not all of them need occur in it, and ``labels``
+    are their names, by which they are numbered then.
     """
     cfg = absolute_paths(cfg)
     dataset = record(cfg.name).load(cfg, classes if cfg.classes is None else None)
     reason, remedy = "the dataset has no texts", "leave it out, or choose `data.name=sent140`"
     require(cfg.embedding is None or dataset.vectors is not None, "data.embedding", cfg.embedding, reason, remedy)
-    return dataset if cfg.classes is None else _first(dataset, cfg.classes)
+    dataset = dataset if cfg.classes is None else _first(dataset, cfg.classes)
+    if not labels or labels == dataset.names.classes:
+        return dataset
+    with reading(Path(cfg.name), "give examples of those classes"):
+        return own.renumbered(dataset, labels)
 
 
 def _first(dataset: Dataset, classes: int) -> Dataset:
@@ -89,8 +96,10 @@ def _first(dataset: Dataset, classes: int) -> Dataset:
         "lower it, or leave it out for all",
     )
     kept = dataset.y < classes
-    users = None if dataset.users is None else np.unique(dataset.users[kept], return_inverse=True)[1]
-    return dataset._replace(x=dataset.x[kept], y=dataset.y[kept], classes=classes, users=users)
+    found, users = (None, None) if dataset.users is None else np.unique(dataset.users[kept], return_inverse=True)
+    named = tuple(dataset.names.users[u] for u in found) if found is not None and dataset.names.users else ()
+    names = Names(dataset.names.classes[:classes], named)
+    return dataset._replace(x=dataset.x[kept], y=dataset.y[kept], classes=classes, users=users, names=names)
 
 
 def scaling(cfg: DataConfig, dataset: Dataset, train: Sequence[np.ndarray]) -> Scaling | None:

@@ -18,7 +18,10 @@ GIVEN = "given"  # the partition of a caller who deals the examples herself
 
 def partition_name(cfg: DataConfig) -> str:
     """The partition that the user chose, or the dataset's usual one."""
-    return loading.record(cfg.name).partition if cfg.partition == "auto" else cfg.partition
+    if cfg.partition != "auto":
+        return cfg.partition
+    record = loading.record(cfg.name)
+    return "natural" if record.owned(cfg) else record.partition
 
 
 def partition_record(cfg: DataConfig) -> PartitionRecord:
@@ -52,10 +55,29 @@ def fill_from_protocol(cfg: DataConfig) -> DataConfig:
     settings = {
         "partition": partition_name(cfg),
         "scaling": own.scaling if cfg.scaling == "auto" else cfg.scaling,
-        "labels_per_client": own.labels if cfg.labels_per_client is None else cfg.labels_per_client,
+        "labels_per_client": _labels(cfg, own) if cfg.labels_per_client is None else cfg.labels_per_client,
         "test_fraction": own.held_out if cfg.test_fraction is None else cfg.test_fraction,
     }
     return override(loading.absolute_paths(cfg), settings)
+
+
+def _labels(cfg: DataConfig, own: Protocol) -> int | None:
+    """The protocol's classes per client, but no more than there are; None where only the user's file can tell."""
+    name = partition_name(cfg)
+    if name == GIVEN or not partition_record(cfg).by_class:
+        return own.labels
+    record = loading.record(cfg.name)
+    classes = cfg.classes or record.classes
+    if classes is None:
+        return None if record.suffixes else own.labels
+    return min(own.labels, classes)
+
+
+def _with_labels(cfg: DataConfig, dataset: Dataset) -> DataConfig:
+    """The same settings with the protocol's classes per client, or as many as the data have."""
+    if cfg.labels_per_client is not None:
+        return cfg
+    return override(cfg, {"labels_per_client": min(protocol(cfg).labels, dataset.classes)})
 
 
 def fill_from_dataset(cfg: Experiment, dataset: Dataset) -> Experiment:
@@ -66,6 +88,7 @@ def fill_from_dataset(cfg: Experiment, dataset: Dataset) -> Experiment:
     members = clients - cfg.novel_clients
     settings = {
         "clients": clients,
+        "data": _with_labels(cfg.data, dataset),
         "clients_per_round": members if cfg.clients_per_round is None else cfg.clients_per_round,
         "model.name": network if cfg.model.name == "auto" else cfg.model.name,
     }
@@ -74,7 +97,7 @@ def fill_from_dataset(cfg: Experiment, dataset: Dataset) -> Experiment:
 
 def deal(cfg: Experiment, dataset: Dataset, rng: np.random.Generator) -> Partition:
     """Deal the examples to the clients; raises FedRayError where they are too few, or the settings do not fit."""
-    own = fill_from_protocol(cfg.data)
+    own = _with_labels(fill_from_protocol(cfg.data), dataset)
     record = partition_record(own)
     assert cfg.clients is not None, "the number of clients is known before the examples are dealt"
     assert own.labels_per_client is not None
@@ -91,8 +114,10 @@ def describe(cfg: DataConfig) -> str:
     """The partition in words."""
     if cfg.partition == GIVEN:
         return "given by the caller"
+    own = protocol(cfg)
     cfg = fill_from_protocol(cfg)
-    return partition_record(cfg).describe(cfg, protocol(cfg))
+    cfg = override(cfg, {"labels_per_client": own.labels}) if cfg.labels_per_client is None else cfg
+    return partition_record(cfg).describe(cfg, own)
 
 
 def remarks(cfg: DataConfig, dataset: Dataset, partition: Partition) -> tuple[str, ...]:
@@ -103,6 +128,9 @@ def remarks(cfg: DataConfig, dataset: Dataset, partition: Partition) -> tuple[st
     if cfg.moments == "all" and cfg.scaling in ("standard", "feature"):
         found.append("`data.moments=all`: inputs are scaled by the mean and sd of test examples, too")
     if cfg.partition != GIVEN:
+        if partition_record(cfg).by_class and cfg.labels_per_client == dataset.classes < protocol(cfg).labels:
+            known = f"the data have {dataset.classes} classes, and every client holds all of them"
+            found.append(f"{known}; `data.partition=dirichlet` makes clients differ")
         found += partition_record(cfg).remarks(dataset, partition)
     if partition.relabel is not None:
         test = np.concatenate(partition.test)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from json import JSONDecodeError
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,13 @@ from fedray.data.scaling import Scaling, within
 from fedray.types import FedRayError
 
 REPLACE = "delete it and add `data.download`, or choose another `data.root`"
+
+
+class Names(NamedTuple):
+    """What data of the user's own call their classes and users; empty where these have numbers only."""
+
+    classes: tuple[str, ...] = ()  # of the labels 0..C-1
+    users: tuple[str, ...] = ()  # of the users 0..U-1
 
 
 class Dataset(NamedTuple):
@@ -29,6 +37,8 @@ class Dataset(NamedTuple):
     users: np.ndarray | None = None  # [N] whose example it is, 0..U-1, where the dataset says so
     vectors: np.ndarray | None = None  # [V + 1, E] float32, those of the words
     target: Scaling | None = None  # of real targets to a network's units; None: labels, or not known yet
+    names: Names = Names()
+    notes: tuple[str, ...] = ()  # how a file of the user's own was read, where that is not obvious
 
     @property
     def real(self) -> bool:
@@ -50,17 +60,45 @@ class Dataset(NamedTuple):
 
 @contextmanager
 def reading(path: Path, remedy: str) -> Iterator[None]:
-    """Whatever is wrong with a file becomes a FedRayError that names it."""
+    """Whatever is wrong with a file becomes a FedRayError that names it and says so in the file's own terms."""
     try:
         yield
     except Exception as error:  # pickle, zipfile, zlib and numpy raise whatever the damage leads them to
-        reason = error if type(error) is ValueError else f"{type(error).__name__}: {error}"
-        raise FedRayError(f"{path}: {reason}; {remedy}") from error
+        raise FedRayError(f"{path}: {_reason(error)}; {remedy}") from error
+
+
+def _reason(error: Exception) -> str:
+    """What an exception of a reader says of its file."""
+    if type(error) is ValueError:  # ours
+        return str(error)
+    if isinstance(error, FileNotFoundError):
+        return "there is no such file"
+    if isinstance(error, OSError) and error.strerror:
+        return f"it cannot be read: {error.strerror.lower()}"
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is not text in UTF-8 (byte {error.start})"
+    if isinstance(error, JSONDecodeError):
+        return f"it is not JSON: {error.msg.lower()}, line {error.lineno}, column {error.colno}"
+    if isinstance(error, KeyError):
+        return f"it has no {error.args[0]!r}"
+    return f"it is cut short, damaged, or of another format ({type(error).__name__})"
+
+
+def rectangular(values: Any, dtype: Any = None) -> np.ndarray:
+    """Nested lists as an array; raises ValueError where they are not numbers, or of different lengths."""
+    try:
+        return np.array(values, dtype)
+    except (ValueError, TypeError):
+        lengths = sorted({len(row) for row in values if isinstance(row, list | tuple)})
+        if len(lengths) > 1:
+            reason = f"its rows have different lengths, from {lengths[0]} to {lengths[-1]}"
+            raise ValueError(f"{reason}; give all of them the same number of values") from None
+        raise ValueError("it holds something else where numbers belong") from None
 
 
 def checked_labels(values: Any, count: int, classes: int) -> np.ndarray:
     """The labels [count] as int64; raises ValueError unless they are integers 0..C-1."""
-    y = np.asarray(values)
+    y = values if isinstance(values, np.ndarray) else rectangular(values)
     if y.shape != (count,) or y.dtype.kind not in "iu" or count == 0 or y.min() < 0 or y.max() >= classes:
         raise ValueError(f"its labels are not {count} integers that number {classes} classes without gaps")
     return y.astype(np.int64)
@@ -76,7 +114,9 @@ def checked_targets(values: Any, count: int) -> np.ndarray:
 
 def checked_dataset(dataset: Dataset) -> Dataset:
     """The caller's own examples, labels as int64; raises FedRayError where they do not fit together."""
-    remedy = "give a fedray.data.readers.Dataset(x [N, ...], y [N], classes, scaling)"
+    remedy = (
+        "give a fedray.data.readers.Dataset(x [N, ...], y [N], classes, scaling), a DataFrame or a datasets.Dataset"
+    )
     if not isinstance(dataset, Dataset):
         raise FedRayError(f"dataset={type(dataset).__name__}: is not a Dataset; {remedy}")
     x, users, vectors = dataset.x, dataset.users, dataset.vectors

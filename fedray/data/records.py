@@ -38,6 +38,11 @@ class Protocol(NamedTuple):
     lognormal: LognormalSizes = LognormalSizes()
 
 
+def no_owners(cfg: DataConfig) -> bool:
+    """This dataset's usual partition does not depend on the file."""
+    return False
+
+
 class DatasetRecord(NamedTuple):
     """A dataset, or a file format for datasets.
 
@@ -54,6 +59,7 @@ class DatasetRecord(NamedTuple):
     shape: tuple[int, ...] | None = None  # of an example as a network sees it; None: only the files tell
     classes: int | None = None  # likewise
     tables: tuple[str, ...] = ()  # of a family of datasets: --data.name is then its name, a hyphen, and one of these
+    owned: Callable[[DataConfig], bool] = no_owners  # of a file: whether its examples have owners, who are the clients
     suffixes: tuple[str, ...] = ()  # of a file format: --data.name is then the path of a file that ends so
 
 
@@ -86,3 +92,4 @@ class PartitionRecord(NamedTuple):
     remarks: Callable[[Dataset, Partition], tuple[str, ...]] = no_remarks  # what to know before quoting a number
     real: bool = False  # whether it deals examples with real targets, too
     mislabels: bool = False  # whether it takes --data.label-bug
+    by_class: bool = False  # whether every client holds --data.labels-per-client classes

@@ -15,7 +15,7 @@ from typing import IO
 
 import numpy as np
 
-from fedray.data.readers import reading
+from fedray.data.readers import reading, rectangular
 
 LENGTH = 25  # words kept of a text, T
 WIDTH = 50  # numbers in a made-up vector, E
@@ -76,7 +76,7 @@ def _read(file: Path, wanted: set[str]) -> dict[str, np.ndarray]:
         for line in lines:
             if line[: line.find(" ")] in wanted:
                 word, *numbers = line.rstrip().rsplit(" ", width)  # a word may have spaces
-                vector = np.array(numbers, np.float32)
+                vector = rectangular(numbers, np.float32)
                 if len(vector) != width or not np.isfinite(vector).all():
                     raise ValueError(f"{word!r} does not have {width} numbers, as the first word")
                 found[word] = vector

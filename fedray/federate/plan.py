@@ -13,10 +13,10 @@ from fedray import registry
 from fedray.arrays import philox
 from fedray.arrays.rng import Stream
 from fedray.config import Experiment, override
-from fedray.data import loading, papers
+from fedray.data import loading, own, papers
 from fedray.data.loading import Dataset
 from fedray.data.partition import Partition, check_given, hold_out_validation, pooled
-from fedray.data.readers import checked_dataset
+from fedray.data.readers import Names
 from fedray.data.scaling import Scaling, standard
 from fedray.data.shards import relabelled
 from fedray.federate import metrics, regression
@@ -42,6 +42,8 @@ class Plan(NamedTuple):
     target: Scaling | None = None  # of real targets, to mean 0 and sd 1 in training; None: labels
     remarks: tuple[str, ...] = ()  # what one must know of the data before one quotes a number
     given: Dataset | None = None  # the caller's own examples; None: those that cfg.data names
+    names: Names = Names()  # of the classes and clients; empty where they have numbers only
+    notes: tuple[str, ...] = ()  # how a file of the user's own was read
     plug_ins: tuple[str, ...] = ()  # modules that a process must import to know the names in cfg
 
     @property
@@ -96,7 +98,7 @@ class Plan(NamedTuple):
         registry.plug_in_again(self.plug_ins, "this run")
         pooled = self.given if loaded is None else loaded
         if pooled is None:
-            pooled = loading.load(self.cfg.data, self.model.classes)
+            pooled = loading.load(self.cfg.data, self.model.classes, self.names.classes)
         return pooled._replace(scaling=self.scaling, target=self.target)
 
     @property
@@ -292,15 +294,16 @@ def _accept(plan: Plan) -> Plan:
 
 def make_plan(
     cfg: Experiment,
-    dataset: Dataset | None = None,
+    dataset: Any = None,
     partition: Partition | None = None,
     layers: nn.Sequential | None = None,
     density: Density | None = None,
 ) -> Plan:
     """Check an experiment and fix its partition and network.
 
-    A given ``dataset``, ``partition``, chain of ``layers`` or ``density`` of the targets takes the place of the one
-    that the experiment names, in every process. Real targets are standardised unless the dataset says by what to scale.
+    A given ``dataset`` (a Dataset, a pandas DataFrame or a Dataset of Hugging Face), ``partition``, chain of ``layers``
+    or ``density`` of the targets takes the place of the one that the experiment names, in every process. Real targets
+    are standardised unless the dataset says by what to scale.
 
     Raises FedRayError for anything that could not run: an unknown dataset or policy, a split that is too large,
     unreadable files, a policy whose score the algorithm does not offer.
@@ -311,13 +314,16 @@ def make_plan(
             f"fedray.algorithms ({', '.join(registry.algorithms())})"
         )
     if partition is not None:
-        own = len(partition.train) if cfg.clients is None else cfg.clients
-        cfg = override(cfg, {"data.partition": papers.GIVEN, "clients": own})
+        clients = len(partition.train) if cfg.clients is None else cfg.clients
+        cfg = override(cfg, {"data.partition": papers.GIVEN, "clients": clients})
     if layers is not None:
         cfg = override(cfg, {"model.name": papers.GIVEN})
+    given = None if dataset is None else own.given(dataset)
+    if given is not None and given.names.users and cfg.data.partition == "auto":
+        clients = len(given.names.users) if cfg.clients is None else cfg.clients
+        cfg = override(cfg, {"data.partition": "natural", "clients": clients})
     cfg = resolve(cfg)
     algorithm, selection = _methods(cfg)
-    given = None if dataset is None else checked_dataset(dataset)
     dataset = loading.load(cfg.data) if given is None else given
     cfg = papers.fill_from_dataset(cfg, dataset)
     _check_clients(cfg, algorithm)
@@ -343,4 +349,8 @@ def make_plan(
     scaling = loading.scaling(cfg.data, dataset, members)
     target = (dataset.target or standard(dataset.y[np.concatenate(members)])) if dataset.real else None
     partition = _pooled(cfg, algorithm, partition, owned) if algorithm.pools else partition
-    return _accept(Plan(cfg, algorithm, selection, model, partition, scaling, target, remarks, given, plug_ins_of(cfg)))
+    users = dataset.names.users
+    each = cfg.data.partition == "natural" and len(users) == cfg.clients  # else clients are groups of users
+    names = Names(dataset.names.classes, users if each else ())
+    plan = Plan(cfg, algorithm, selection, model, partition, scaling, target, remarks, given, names, dataset.notes)
+    return _accept(plan._replace(plug_ins=plug_ins_of(cfg)))

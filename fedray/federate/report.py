@@ -52,7 +52,8 @@ def client_rows(played: RoundMetrics, plan: Plan) -> Iterator[dict[str, Any]]:
     names = {kind: [f"{kind.replace('/', '_')}_{name}" for name in task_of(stats).ratios] for kind, stats in found}
     places = {kind: {i: k for k, i in enumerate(_concerned(kind, played, plan))} for kind, _ in found}
     for i in range(plan.clients):
-        row: dict[str, Any] = {"client": i} | {name: len(shards[i]) for name, shards in sizes.items()}
+        row: dict[str, Any] = {"client": i} | ({"name": plan.names.users[i]} if plan.names.users else {})
+        row |= {name: len(shards[i]) for name, shards in sizes.items()}
         for kind, stats in found:
             k = places[kind].get(i)
             own = [""] * len(names[kind]) if k is None else task_of(stats).of_client(stats, k)

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fedray.data.readers import Names
 from fedray.federate.loss_deviation import TABLE
 from fedray.federate.report import NAMES, NOVEL
 from fedray.run.figure_style import (
     COLOURS,
     LINES,
     Rows,
+    add_legend,
     calibration_error,
     canvas,
     column,
@@ -22,7 +24,10 @@ from fedray.run.figure_style import (
     jitter,
     plot_diagonal,
     read_csv,
+    read_names,
     save,
+    shortened,
+    titled,
 )
 
 if TYPE_CHECKING:
@@ -30,11 +35,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PANELS_MAX = 12  # reliability diagrams that fit on a page
+NAMED_MAX = 40  # clients with a tick of their own
+Z = 1.959964  # 97.5 % quantile of the standard normal
 COLUMNS = 5  # of them side by side
 LINES_MAX = 500  # of more clients, evenly spaced ones have a line between their models: each takes a millisecond
 AGREEMENT = 1e-9  # nats; less mutual information is rounding error of draws that all predict the same
 UNCERTAINTIES = (("entropy", "Predictive entropy"), ("mutual_information", "Mutual information"))
 SHORT = {"personal": "personal", "global": "global", NOVEL: "newcomer"}
+UNNAMED = Names()
 LIGHT = "#E2E2E2"
 DARK = "#BDBDBD"
 
@@ -47,20 +55,75 @@ class DeviationCurve(NamedTuple):
     look: Mapping[str, Any]  # arguments of matplotlib's plot
 
 
-def draw_all(folder: Path) -> list[Path]:
-    """Write every figure that has data to figures/<name>.png below the folder."""
+def draw_all(folder: Path, also: str = "png") -> list[Path]:
+    """Write every figure that has data to figures/<name>.png below the folder, and in another format beside it."""
     calibration = read_csv(folder / "client_calibration.csv")
     clients = read_csv(folder / "clients.csv")
     deviation = DeviationCurve("", read_csv(folder / TABLE), {"color": COLOURS["personal"], "marker": "o"})
+    names = read_names(folder)
     paths = [
-        save(folder, "reliability_clients.png", lambda: reliability_figure(calibration)),
-        save(folder, "uncertainty_clients.png", lambda: uncertainty_figure(clients)),
-        save(folder, "loss_deviation.png", lambda: deviation_figure([deviation])),
+        save(folder, "reliability_clients.png", lambda: reliability_figure(calibration, names.users), also),
+        save(folder, "uncertainty_clients.png", lambda: uncertainty_figure(clients), also),
+        save(folder, "loss_deviation.png", lambda: deviation_figure([deviation], names=names), also),
+        save(folder, "accuracy_clients.png", lambda: accuracy_figure(clients, names.users), also),
     ]
     return [path for path in paths if path]
 
 
-def reliability_figure(rows: Rows) -> Figure | None:
+def accuracy_figure(rows: Rows, names: Sequence[str] = ()) -> Figure | None:
+    """Accuracy (%) of every client's models on its own test examples, or RMSE; the worst client first.
+
+    Bars are 95 % intervals of an accuracy that n test examples allow (Wilson 1927). Clients that were not evaluated
+    are left out. Of more than LINES_MAX clients, evenly spaced ones are shown.
+    """
+    measure = "rmse" if rows and any(f"{model}_rmse" in rows[0] for model in COLOURS) else "accuracy"
+    models = [model for model in COLOURS if rows and f"{model}_{measure}" in rows[0]]
+    rows = [row for row in rows if any(row[f"{model}_{measure}"] for model in models)]
+    if not rows:
+        return None
+    first = np.nanmax([column(rows, f"{model}_{measure}") for model in models[:1] + models[2:]], axis=0)
+    ranked = np.argsort(first if measure == "accuracy" else -first, kind="stable")
+    rows = [rows[ranked[place]] for place in evenly_spaced(len(ranked), LINES_MAX)]
+    figure = canvas(min(12.0, max(4.6, 1.6 + 0.25 * len(rows))), 3.8)
+    ax = figure.subplots()
+    for k, model in enumerate(models):
+        places = np.arange(len(rows)) + (k - (len(models) - 1) / 2) * 0.3
+        _draw_accuracies(ax, places, column(rows, f"{model}_{measure}"), column(rows, "test_examples"), model, measure)
+    few = len(rows) <= NAMED_MAX
+    labels = [titled(names, int(row["client"])).removeprefix("Client ") for row in rows]
+    ax.set_xticks(range(len(rows)) if few else [], labels if few else [], rotation=90 if names else 0)
+    ax.set(xlabel=f"Client, of {len(ranked)}, the worst first", xlim=(-0.8, len(rows) - 0.2))
+    ax.set_ylabel("Accuracy (%)" if measure == "accuracy" else "RMSE (units of the target)")
+    ax.grid(visible=False, axis="x")
+    add_legend(figure, [ax], ncols=len(models))
+    return figure
+
+
+def _draw_accuracies(
+    ax: Axes, places: np.ndarray, values: np.ndarray, examples: np.ndarray, model: str, measure: str
+) -> None:
+    """The points of one model, an accuracy with its interval."""
+    _, marker = LINES[model]
+    look: dict[str, Any] = {"color": COLOURS[model], "label": NAMES[model], "markersize": 4, "linestyle": "none"}
+    if measure != "accuracy":
+        ax.plot(places, values, marker, **look)
+        return
+    low, high = wilson(values, examples)
+    spread = 100 * np.stack([values - low, high - values]).clip(0)
+    ax.errorbar(places, 100 * values, spread, marker=marker, elinewidth=0.8, **look)
+
+
+def wilson(share: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The 95 % interval of a probability of which ``share`` of n trials came true.
+
+    (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n). Wilson 1927, "Probable Inference, the Law of Succession".
+    """
+    centre = share + Z**2 / (2 * n)
+    half = Z * np.sqrt(share * (1 - share) / n + Z**2 / (4 * n**2))
+    return (centre - half) / (1 + Z**2 / n), (centre + half) / (1 + Z**2 / n)
+
+
+def reliability_figure(rows: Rows, names: Sequence[str] = ()) -> Figure | None:
     """Accuracy (%) against confidence (%) per bin, one panel per client, ordered from the worst ECE to the best.
 
     Areas show how many examples a bin holds. Of more than PANELS_MAX clients, evenly spaced ones are shown.
@@ -77,7 +140,7 @@ def reliability_figure(rows: Rows) -> Figure | None:
     for place, ax in enumerate(axes.flat):
         ax.set_visible(place < len(shown))
         if place < len(shown):
-            _draw_client(ax, shown[place], bins)
+            _draw_client(ax, shown[place], bins, names)
         if place + columns >= len(shown):  # nothing below this panel
             ax.tick_params(labelbottom=True)
             ax.set_xlabel("Confidence (%)")
@@ -129,7 +192,7 @@ def _model_legend(figure: Figure, models: Sequence[str]) -> None:
     )
 
 
-def _draw_client(ax: Axes, client: int, bins: Mapping[str, Mapping[int, Rows]]) -> None:
+def _draw_client(ax: Axes, client: int, bins: Mapping[str, Mapping[int, Rows]], names: Sequence[str]) -> None:
     plot_diagonal(ax, linewidth=0.8)
     errors = []
     for model, clients in bins.items():
@@ -145,7 +208,7 @@ def _draw_client(ax: Axes, client: int, bins: Mapping[str, Mapping[int, Rows]]) 
         errors.append(f"{100 * calibration_error(rows):.1f} % {SHORT[model]}")
     ticks = range(0, 101, 25)
     ax.set(xlim=(-4, 104), ylim=(-4, 104), xticks=ticks, yticks=ticks)
-    ax.set_title(f"Client {client}\nECE {', '.join(errors)}", fontsize=8)
+    ax.set_title(f"{titled(names, client)}\nECE {', '.join(errors)}", fontsize=8)
 
 
 def uncertainty_figure(rows: Rows) -> Figure | None:
@@ -191,7 +254,7 @@ def _draw_uncertainty(ax: Axes, models: Sequence[str], values: Sequence[np.ndarr
     ax.grid(visible=False, axis="x")
 
 
-def deviation_figure(curves: Sequence[DeviationCurve], client: int = 0) -> Figure | None:
+def deviation_figure(curves: Sequence[DeviationCurve], client: int = 0, names: Names = UNNAMED) -> Figure | None:
     """Loss deviations ΔG and ΔL (nats) of one client by class, a pair of lines per run.
 
     Behind them stand the numbers of test examples, of the client and of all clients.
@@ -199,9 +262,10 @@ def deviation_figure(curves: Sequence[DeviationCurve], client: int = 0) -> Figur
     curves = [curve for curve in curves if curve.rows]
     if not curves:
         return None
+    who = names.users[client] if names.users else f"client {client}"
     figure = canvas(7.2, 3.9 + 0.2 * len(curves))
     ax = figure.subplots()
-    _draw_counts(ax, curves[0].rows, client)
+    _draw_counts(ax, curves[0].rows, client, who)
     for curve in curves:
         rows = [row for row in curve.rows if int(row["client"]) == client]
         classes = column(rows, "class")
@@ -211,13 +275,15 @@ def deviation_figure(curves: Sequence[DeviationCurve], client: int = 0) -> Figur
         ax.plot(classes, column(rows, "dG"), "-", label=everyone, **curve.look)
         ax.plot(classes, column(rows, "dL"), ":", label=own, markerfacecolor="white", **curve.look)
     ax.axhline(0, color="black", linewidth=0.8)
-    ax.set(xlabel="Class", ylabel="NLL above the clients' mean (nats)", title=f"Loss deviation of client {client}")
+    ax.set(xlabel="Class", ylabel="NLL above the clients' mean (nats)", title=f"Loss deviation of {who}")
+    if names.classes:
+        ax.set_xticks(range(len(names.classes)), list(map(shortened, names.classes)), rotation=90)
     ax.grid(visible=False)
     figure.legend(loc="outside lower center", ncols=2)
     return figure
 
 
-def _draw_counts(ax: Axes, rows: Rows, client: int) -> None:
+def _draw_counts(ax: Axes, rows: Rows, client: int, who: str) -> None:
     """Test examples per class, of all clients and of one, on a logarithmic axis behind the lines."""
     owner = column(rows, "client")
     label = column(rows, "class")
@@ -227,7 +293,7 @@ def _draw_counts(ax: Axes, rows: Rows, client: int) -> None:
     own = [count[(label == c) & (owner == client)].sum() for c in classes]
     behind = ax.twinx()
     behind.bar(classes - 0.2, everyone, 0.4, color=LIGHT, label="test examples of all clients")
-    behind.bar(classes + 0.2, own, 0.4, color=DARK, label=f"test examples of client {client}")
+    behind.bar(classes + 0.2, own, 0.4, color=DARK, label=f"test examples of {who}")
     behind.set_yscale("log")
     behind.yaxis.set_major_formatter("{x:g}")
     behind.set(ylabel="Test examples", ylim=(0.8, None))

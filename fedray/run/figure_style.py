@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from fedray.data.readers import Names
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,6 +21,7 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 COLOURS = {"personal": PALETTE[0], "global": PALETTE[1], "novel": PALETTE[2]}
 LINES: dict[str, tuple[Any, str]] = {"personal": ("-", "o"), "global": ("--", "s"), "novel": ("-.", "^")}
 GREY = "#8C8C8C"
+NAME_MAX = 14  # letters
 STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.titlesize": 10,
@@ -40,8 +44,11 @@ def canvas(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def save(folder: Path, name: str, build: Callable[[], Figure | None]) -> Path | None:
-    """Draw a figure in the common style and write it to figures/<name> below a folder; None if nothing is drawn."""
+def save(folder: Path, name: str, build: Callable[[], Figure | None], also: str = "png") -> Path | None:
+    """Draw a figure in the common style and write it to figures/<name> below a folder; None if nothing is drawn.
+
+    ``also`` is a second format: pdf or svg.
+    """
     import matplotlib
 
     with matplotlib.rc_context(STYLE):
@@ -50,7 +57,8 @@ def save(folder: Path, name: str, build: Callable[[], Figure | None]) -> Path | 
             return None
         path = folder / "figures" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=200)
+        for form in {path.suffix, f".{also}"}:
+            figure.savefig(path.with_suffix(form), dpi=200)
     return path
 
 
@@ -60,6 +68,23 @@ def read_csv(path: Path) -> list[dict[str, str]]:
         return []
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def read_names(folder: Path) -> Names:
+    """What the data of a run call its classes and clients, from its config.json; nothing of older runs."""
+    path = folder / "config.json"
+    found = json.loads(path.read_text()).get("data", {}).get("names", {}) if path.exists() else {}
+    return Names(**{kind: tuple(names) for kind, names in found.items()})
+
+
+def titled(names: Sequence[str], client: int) -> str:
+    """A client's name, or its number."""
+    return shortened(names[client]) if names else f"Client {client}"
+
+
+def shortened(name: str) -> str:
+    """A name that fits beside an axis."""
+    return name if len(name) <= NAME_MAX else f"{name[: NAME_MAX - 1]}…"
 
 
 def column(rows: Rows, name: str) -> np.ndarray:
@@ -82,6 +107,15 @@ def evenly_spaced(count: int, most: int) -> list[int]:
 def jitter(count: int) -> np.ndarray:
     """Offsets between -1 and 1 that keep points with equal values from hiding each other; always the same."""
     return np.sin(2.4 * np.arange(count))
+
+
+def add_legend(figure: Figure, axes: Iterable[Any], **look: Any) -> None:
+    """One legend of all that some panels show, below them."""
+    shown: dict[str, Any] = {}
+    for ax in axes:
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            shown.setdefault(label, handle)
+    figure.legend(list(shown.values()), list(shown), loc="outside lower center", **look)
 
 
 def plot_diagonal(ax: Any, linewidth: float, **look: Any) -> None:

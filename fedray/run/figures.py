@@ -15,13 +15,17 @@ from fedray.run.figure_style import (
     GREY,
     LINES,
     Rows,
+    add_legend,
     calibration_error,
     canvas,
     column,
     evenly_spaced,
     plot_diagonal,
     read_csv,
+    read_names,
     save,
+    shortened,
+    titled,
 )
 
 if TYPE_CHECKING:
@@ -33,6 +37,7 @@ UNCERTAINTY_KEY = (
     "Class (▲ the true one); boxes: quartiles over posterior draws,\n"
     "whiskers: range; H: predictive entropy, MI: mutual information (nats)"
 )
+FEW = 10  # examples; the accuracy of a bin with fewer has a standard error of up to 16 points
 GRID_MAX = 5  # rows and columns of the uncertainty grid that fit on a page
 
 
@@ -57,14 +62,14 @@ class Curve(NamedTuple):
     values: list[float]
 
 
-def draw_all(folder: Path) -> list[Path]:
-    """Write every figure that has data to figures/<name>.png below the folder."""
+def draw_all(folder: Path, also: str = "png") -> list[Path]:
+    """Write every figure that has data to figures/<name>.png below the folder, and in another format beside it."""
     headline = RMSE if _curves(read_csv(folder / "metrics.csv"), RMSE) else ACCURACY
     paths = [
-        save(folder, f"{headline.metric}.png", lambda: accuracy_figure(folder, headline)),
-        save(folder, "reliability.png", lambda: reliability_figure(folder)),
-        save(folder, "coverage.png", lambda: coverage_figure(folder)),
-        save(folder, "uncertainty.png", lambda: uncertainty_figure(folder)),
+        save(folder, f"{headline.metric}.png", lambda: accuracy_figure(folder, headline), also),
+        save(folder, "reliability.png", lambda: reliability_figure(folder), also),
+        save(folder, "coverage.png", lambda: coverage_figure(folder), also),
+        save(folder, "uncertainty.png", lambda: uncertainty_figure(folder), also),
     ]
     return [path for path in paths if path]
 
@@ -132,14 +137,15 @@ def reliability_figure(folder: Path) -> Figure | None:
     axes[0, 0].set_ylabel("Accuracy (%)")
     axes[1, 0].set_ylabel("Examples")
     # Outside the panels, because the bars of an underconfident model fill them.
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=1 + len(bins))
+    add_legend(figure, axes[0], ncols=2)
     return figure
 
 
 def draw_reliability(top: Axes, below: Axes, model: str, rows: Rows) -> None:
     """A reliability diagram: per confidence bin, the accuracy (%) and its gap to the confidence above the examples.
 
-    ``rows`` are all bins of one model, as in calibration.csv. At least one of them is filled.
+    ``rows`` are all bins of one model, as in calibration.csv. At least one of them is filled. Bins of fewer than FEW
+    examples are pale: their accuracy is hardly known.
     """
     filled = [row for row in rows if float(row["count"])]
     width = 100.0 / len(rows)
@@ -148,7 +154,10 @@ def draw_reliability(top: Axes, below: Axes, model: str, rows: Rows) -> None:
     gap = column(filled, "confidence") - accuracy
     bar: dict[str, Any] = {"width": width, "align": "edge", "edgecolor": "white", "linewidth": 0.5}
     hatched = bar | {"color": "none", "edgecolor": "black", "hatch": "////", "linewidth": 0.8}
-    top.bar(left, 100 * accuracy, color=COLOURS[model], label="accuracy", **bar)
+    few = column(filled, "count") < FEW
+    for some, look in ((~few, {"label": "accuracy"}), (few, {"label": f"fewer than {FEW} examples", "alpha": 0.3})):
+        if some.any():
+            top.bar(left[some], 100 * accuracy[some], color=COLOURS[model], **look, **bar)
     top.bar(left, 100 * gap, bottom=100 * accuracy, label="gap to confidence", **hatched)
     plot_diagonal(top, linewidth=1, label="perfectly calibrated")
     title = f"{NAMES[model].capitalize()}: ECE {100 * calibration_error(filled):.1f} %"
@@ -187,6 +196,7 @@ def uncertainty_figure(folder: Path) -> Figure | None:
         predictions = dict(arrays)
     if not len(predictions["round"]):
         return None
+    names = read_names(folder)
     rounds = _thinned(predictions["round"])
     clients = _thinned(predictions["client"])
     figure = canvas(max(4.6, 1.0 + 2.0 * len(clients)), 1.1 + 1.7 * len(rounds))
@@ -195,11 +205,11 @@ def uncertainty_figure(folder: Path) -> Figure | None:
         for ax, client in zip(row, clients, strict=True):
             (found,) = np.nonzero((predictions["round"] == step) & (predictions["client"] == client))
             if len(found):
-                _draw_boxes(ax, predictions["probs"][found[0]], int(predictions["label"][found[0]]))
+                _draw_boxes(ax, predictions["probs"][found[0]], int(predictions["label"][found[0]]), names.classes)
             else:
                 ax.set_title("not evaluated", fontsize=8)
     for ax, client in zip(axes[0], clients, strict=True):
-        ax.annotate(f"Client {client}", (0.5, 1), (0, 18), "axes fraction", "offset points", ha="center")
+        ax.annotate(titled(names.users, client), (0.5, 1), (0, 18), "axes fraction", "offset points", ha="center")
     for ax, step in zip(axes[:, 0], rounds, strict=True):
         ax.set_ylabel(f"Round {step}\np(class)")
     figure.supxlabel(UNCERTAINTY_KEY, fontsize=9)
@@ -212,8 +222,8 @@ def _thinned(values: np.ndarray) -> Sequence[int]:
     return distinct[evenly_spaced(len(distinct), GRID_MAX)].tolist()
 
 
-def _draw_boxes(ax: Axes, probs: np.ndarray, label: int) -> None:
-    """A box per class over the draws [M, C] of p(class); the true class is coloured.
+def _draw_boxes(ax: Axes, probs: np.ndarray, label: int, names: tuple[str, ...]) -> None:
+    """A box per class over the draws [M, C] of p(class); the true class is coloured. Classes may have names.
 
     Matplotlib's own box plots, with seven artists per class, take far longer.
     """
@@ -225,7 +235,8 @@ def _draw_boxes(ax: Axes, probs: np.ndarray, label: int) -> None:
     ax.hlines(median, classes - 0.35, classes + 0.35, color="black", linewidth=1.2)
     ax.plot([label], [-0.07], "^", color=COLOURS["personal"], markersize=5)
     ax.set(xlim=(-0.7, len(classes) - 0.3), ylim=(-0.14, 1.02), yticks=[0, 0.5, 1])
-    ax.set_xticks(classes[:: math.ceil(len(classes) / 10)])
+    ticks = classes[:: math.ceil(len(classes) / 10)]
+    ax.set_xticks(ticks, [shortened(names[int(c)]) if names else str(c) for c in ticks], rotation=90 if names else 0)
     ax.tick_params(axis="x", labelsize=8)
     ax.grid(visible=False, axis="x")
     entropy, information = _entropies(probs)

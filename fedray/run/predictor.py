@@ -16,8 +16,9 @@ from torch import Tensor
 from fedray import registry
 from fedray.arrays import trees
 from fedray.arrays.tensor_files import load_tree
-from fedray.config.decode import decode, fits, refuse_damage
-from fedray.data import loading, partition, scaling
+from fedray.config.decode import decode, fits, record, refuse_damage
+from fedray.data import loading, own, partition, scaling
+from fedray.data.readers import Names
 from fedray.data.scaling import Scaling
 from fedray.federate import metrics, regression
 from fedray.federate.checkpoint_files import as_file, read_clients
@@ -30,7 +31,7 @@ from fedray.nets import network
 from fedray.nets.model import FLOAT_BYTES
 from fedray.run.runfolder import experiment_of
 from fedray.run.writer import PERSONAL
-from fedray.types import FedRayError, client_itself
+from fedray.types import FedRayError, client_itself, suggestion
 
 MAX_CLASSES = 2**20
 
@@ -70,13 +71,15 @@ class Predictor:
         plan = self.plan
         name = registry.algorithm_name(self.plan.cfg.algorithm)
         kinds = [kind for kind, has in (("personal", plan.personal), ("global", plan.algorithm.predict_global)) if has]
-        call = "predict(x, client=0)" if plan.personal else "predict(x)"
+        example = repr(plan.names.users[0]) if plan.names.users else "0"
+        call = f"predict(x, client={example})" if plan.personal else "predict(x)"
         return f"{' and '.join(kinds)} models of {name}, {plan.clients} clients, {plan.cfg.rounds} rounds: .{call}"
 
     def predict(
-        self, x: Any, client: int | None = None, samples: int | None = None, seed: int = 0
+        self, x: Any, client: int | str | None = None, samples: int | None = None, seed: int = 0
     ) -> Prediction | RealPrediction:
         """Predict inputs x [B, ...], in the dataset's own units, with a client's model or the global one (None).
+        A client is a number, or a name that its data gave it.
 
         Returns a :class:`Prediction` of labels, or a :class:`RealPrediction` of real targets.
         ``samples`` posterior draws are averaged (by default as in the run, 0 for the mean weights).
@@ -88,6 +91,7 @@ class Predictor:
         kind = "global model" if client is None else "personal models"
         if predict is None:
             raise FedRayError(f"client={client}: {registry.algorithm_name(plan.cfg.algorithm)} has no {kind}")
+        client = self._number(client) if isinstance(client, str) else client
         if client is not None and not 0 <= client < plan.clients:
             raise FedRayError(f"client={client}: this run has clients 0 to {plan.clients - 1}")
         model = plan.view(self.snapshot.server) if client is None else self._personal(client)
@@ -101,8 +105,22 @@ class Predictor:
             return _real(found, plan.target)
         return _uncertainty(found, shares, self.thresholds.get(client))
 
+    def _number(self, name: str) -> int:
+        """The number of a client; raises FedRayError for a name that nobody has."""
+        names = self.plan.names.users
+        if not names:
+            raise FedRayError(
+                f"client={name!r}: the clients of this run have numbers only, 0 to {self.plan.clients - 1}"
+            )
+        if name not in names:
+            raise FedRayError(
+                f"client={name!r}: no client has this name; {suggestion(name, names)}they are in clients.csv"
+            )
+        return names.index(name)
+
     def _inputs(self, x: Any) -> Tensor:
-        x = torch.as_tensor(np.asarray(x)).float()
+        x = own.fitted(np.asarray(x), self.plan.model.input_shape)
+        x = torch.as_tensor(x).float()
         if tuple(x.shape[1:]) != self.plan.model.input_shape:
             wanted = ", ".join(map(str, self.plan.model.input_shape))
             raise FedRayError(f"x has shape {tuple(x.shape)}; this network takes [B, {wanted}]")
@@ -209,7 +227,9 @@ def _plan(folder: Path, described: Any) -> Plan:
     selection = registry.pick(registry.selections(), "`selection`", cfg.selection)
     dealt = partition.load(folder / "partition.npz")
     units = scaling.from_json(shape["scaling"])
-    return Plan(cfg, algorithm, selection, model, dealt, units, target, plug_ins=plug_ins)
+    names = record(Names, shape.get("names", {}))  # older runs have none
+    names = Names(tuple(names.classes), tuple(names.users))
+    return Plan(cfg, algorithm, selection, model, dealt, units, target, names=names, plug_ins=plug_ins)
 
 
 def _check_size(folder: Path, plan: Plan) -> None:

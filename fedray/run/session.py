@@ -49,7 +49,7 @@ from fedray.run.runfolder import Note
 from fedray.run.tracking import Tracker
 from fedray.run.writer import PERSONAL, Writer
 from fedray.terminal import bar, check_packages, headlines, heard, same_handlers, say
-from fedray.types import FedRayError
+from fedray.types import FedRayError, for_command_line
 
 RECENT_ROUNDS = 10  # whose mean time tells how long the rest will take
 
@@ -115,8 +115,10 @@ def _run(request: Request, tags: Mapping[str, str], log: Log) -> RunResult:
     questions.check(plan, request.execution)
     if request.preset:
         say(f"warning: {plan.algorithm.presets[request.preset].warning}")
+    for note in plan.notes:
+        say(f"data     {for_command_line(note)}")
     for remark in plan.remarks:
-        say(f"warning: {remark}")
+        say(f"warning: {for_command_line(remark)}")
     note = runfolder.read(request.resume) if request.resume else None
     longer = note is not None and plan.cfg.rounds > note.experiment.rounds
     if note and longer:
@@ -319,9 +321,9 @@ def _write(run: Run, summary: dict[str, Any], played: Played) -> None:
     if played.failures:
         writer.table("failures.csv", [failure._asdict() for failure in played.failures])
     try:
-        figures.draw_all(writer.folder)
-        client_figures.draw_all(writer.folder)
-        uncertainty_figures.draw_all(writer.folder)
+        figures.draw_all(writer.folder, run.request.execution.figures)
+        client_figures.draw_all(writer.folder, run.request.execution.figures)
+        uncertainty_figures.draw_all(writer.folder, run.request.execution.figures)
     except Exception as error:  # a figure must not cost the result
         say(f"warning: the figures could not be drawn ({error}); the data for them are in the result")
     run.tracker.flush()

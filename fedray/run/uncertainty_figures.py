@@ -32,14 +32,14 @@ class Line(NamedTuple):
     look: Mapping[str, Any]  # arguments of matplotlib's plot
 
 
-def draw_all(folder: Path) -> list[Path]:
-    """Write every figure that has data to figures/<name>.png below the folder."""
+def draw_all(folder: Path, also: str = "png") -> list[Path]:
+    """Write every figure that has data to figures/<name>.png below the folder, and in another format beside it."""
     clients = read_csv(folder / CLIENTS)
     paths = [
-        save(folder, "risk_coverage.png", lambda: risk_figure(_by_model(read_csv(folder / RISKS)))),
-        save(folder, "unknown.png", lambda: unknown_figure(clients)),
-        save(folder, "sets.png", lambda: sets_figure(clients)),
-        save(folder, "shift.png", lambda: shift_figure(_by_model(read_csv(folder / SHIFT)))),
+        save(folder, "risk_coverage.png", lambda: risk_figure(_by_model(read_csv(folder / RISKS))), also),
+        save(folder, "unknown.png", lambda: unknown_figure(clients), also),
+        save(folder, "sets.png", lambda: sets_figure(clients), also),
+        save(folder, "shift.png", lambda: shift_figure(_by_model(read_csv(folder / SHIFT))), also),
     ]
     return [path for path in paths if path]
 

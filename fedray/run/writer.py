@@ -149,6 +149,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "classes": plan.model.classes,
         "scaling": scaling.to_json(plan.scaling),
         "target": scaling.to_json(plan.target),
+        "names": plan.names._asdict(),
     }
     return {
         "algorithm": registry.algorithm_name(plan.cfg.algorithm),

@@ -48,7 +48,16 @@ from fedray.types.contracts import (
     unchanged,
     whole_upload,
 )
-from fedray.types.errors import FedRayError, RunError, SettingError, check_types, first_line, for_command_line, require
+from fedray.types.errors import (
+    FedRayError,
+    RunError,
+    SettingError,
+    check_types,
+    first_line,
+    for_command_line,
+    require,
+    suggestion,
+)
 
 __all__ = [
     "BINS",
@@ -102,6 +111,7 @@ __all__ = [
     "one",
     "one_draw",
     "require",
+    "suggestion",
     "unchanged",
     "whole_upload",
 ]

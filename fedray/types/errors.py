@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import numbers
 import re
 import typing
+from collections.abc import Iterable
 from pathlib import Path
 from types import UnionType
 from typing import Any, cast
@@ -42,8 +44,14 @@ class SettingError(FedRayError):
         return f"{self.setting} {self.value}: {self.reason}; {self.remedy}"
 
 
-def for_command_line(error: Exception) -> str:
-    """The message of an error with settings written as options: ``clients_per_round`` as ``--clients-per-round``."""
+def suggestion(name: object, known: Iterable[str]) -> str:
+    """ "did you mean mnist? " where a name that is not known is much like one that is, else nothing."""
+    near = difflib.get_close_matches(str(name).lower(), list(known), 1)
+    return f"did you mean {near[0]}? " if near else ""
+
+
+def for_command_line(error: Exception | str) -> str:
+    """A message with settings written as options: ``clients_per_round`` as ``--clients-per-round``."""
     text = str(error)
     if isinstance(error, SettingError):
         text = f"`{error.setting}`{text[len(error.setting) :]}"
@@ -78,7 +86,8 @@ def check_types(cfg: Any, prefix: str = "") -> None:
         if not _fits(hint, value):
             listed = [name for option in _options(hint) for name in _values(option)]
             if listed and isinstance(value, str):
-                require(False, prefix + field.name, value, "it is not a value of this setting", f"choose {_or(listed)}")
+                remedy = f"{suggestion(value, listed)}choose {_or(listed)}"
+                require(False, prefix + field.name, value, "it is not a value of this setting", remedy)
             require(False, prefix + field.name, repr(value), f"is not {_words(hint)}", f"give {_words(hint)}")
 
 

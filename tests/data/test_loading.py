@@ -63,7 +63,8 @@ def write_npz(path, **arrays):
 def test_an_unknown_dataset_is_refused_with_those_that_are_known():
     for use in (papers.protocol, loading.load):
         with pytest.raises(
-            FedRayError, match=r"data.name mnits: .*cifar10, .*digits, .*mnist.*sent140.*\.npz.*\.jsonl"
+            FedRayError,
+            match=r"data.name mnits: .*cifar10, .*digits, .*mnist.*sent140.*\.jsonl.*\.npz.*\.csv.*\.parquet",
         ):
             use(DataConfig(name="mnits"))
 
@@ -144,7 +145,7 @@ def test_npz_images_and_features(tmp_path):
     images = rng().integers(0, 256, (6, 2, 5), dtype=np.uint8)
     labels = np.array([0, 1, 2, 0, 1, 2], np.uint8)
     x, y, classes, scaling = loading.load(write_npz(tmp_path / "a.npz", x=images, y=labels))[:4]
-    assert np.array_equal(x, images)
+    assert np.array_equal(x, images[:, None])
     assert y.tolist() == labels.tolist()
     assert (y.dtype, classes, scaling) == (np.int64, 3, within(255))
     x, _, _, scaling = loading.load(write_npz(tmp_path / "b.npz", x=images / 7, y=labels))[:4]
@@ -161,20 +162,15 @@ FEATURES = np.zeros((4, 3))
 @pytest.mark.parametrize(
     ("arrays", "reason"),
     [
-        ({"x": FEATURES}, "y is not a file in the archive"),
-        ({"y": [0, 1, 0, 1]}, "x is not a file in the archive"),
-        ({"x": FEATURES, "y": [0, 1, 0]}, "4 integers"),
-        ({"x": FEATURES, "y": [[0], [1], [0], [1]]}, "4 integers"),
-        ({"x": FEATURES, "y": [0, -1, 0, 1]}, "without gaps"),
-        ({"x": FEATURES, "y": [1, 2, 1, 2]}, "2 classes without gaps"),
-        ({"x": FEATURES, "y": [0.0, 1.0, 0.0, 1.0]}, "integers"),
-        ({"x": FEATURES, "y": np.array([0, 1, 2**63, 1], np.uint64)}, "without gaps"),
+        ({"x": FEATURES}, "it has no array y, but x"),
+        ({"y": [0, 1, 0, 1]}, "it has no array x, but y"),
+        ({"x": FEATURES, "y": [0, 1, 0]}, r"y has shape \[3\] for 4 examples"),
+        ({"x": FEATURES, "y": [1, 1, 1, 1]}, "every example has the label 1"),
         ({"x": np.where(FEATURES == 0, np.nan, 0), "y": [0, 1, 0, 1]}, "NaN"),
         ({"x": FEATURES + np.inf, "y": [0, 1, 0, 1]}, "infinity"),
-        ({"x": FEATURES.astype(np.int64), "y": [0, 1, 0, 1]}, "int64"),
         ({"x": np.zeros(4), "y": [0, 1, 0, 1]}, r"\[4\]"),
-        ({"x": np.zeros((0, 3)), "y": np.zeros(0, int)}, "0 integers"),
-        ({"x": np.array([[{}]], dtype=object), "y": [0]}, "allow_pickle"),
+        ({"x": np.zeros((0, 3)), "y": np.zeros(0, int)}, "it has no examples"),
+        ({"x": np.array([[{}]], dtype=object), "y": [0]}, "x holds Python objects, such as lists of different lengths"),
     ],
 )
 def test_an_unusable_npz_is_refused_with_reason_and_remedy(tmp_path, arrays, reason):
@@ -192,7 +188,7 @@ def test_numbers_too_large_for_float32_are_refused(tmp_path):
 def test_a_damaged_or_missing_npz_is_refused(tmp_path):
     path = tmp_path / "mine.npz"
     cfg = DataConfig(name=str(path))
-    with pytest.raises(FedRayError, match=r"mine\.npz: FileNotFoundError"):
+    with pytest.raises(FedRayError, match=r"mine\.npz: there is no such file; give an \.npz"):
         loading.load(cfg)
     np.savez_compressed(path, x=rng().random((50, 3)), y=np.arange(50) % 2)
     whole = path.read_bytes()

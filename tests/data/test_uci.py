@@ -56,7 +56,7 @@ def test_every_set_has_a_name_and_shares_one_record():
     assert names == [f"uci-{table}" for table in TABLES]
     assert {id(loading.record(name)) for name in names} == {id(registry.datasets()["uci"])}
     for wrong in ("uci", "uci-mars", "mnist-yacht"):
-        with pytest.raises(FedRayError, match=f"data.name {wrong}: not a dataset; choose from .*uci-boston"):
+        with pytest.raises(FedRayError, match=f"data.name {wrong}: not a dataset; .*choose from .*uci-boston"):
             loading.record(wrong)
 
 
@@ -68,8 +68,8 @@ def test_an_own_file_with_fractions_has_real_targets(tmp_path):
     assert (found.real, found.classes) == (True, 1)
     assert np.array_equal(found.y, y)
     np.savez(path, x=x, y=np.round(y))
-    with pytest.raises(FedRayError, match="integers"):
-        loading.load(DataConfig(name=str(path)))
+    labels = loading.load(DataConfig(name=str(path)))
+    assert (labels.real, [float(name) for name in labels.names.classes]) == (False, np.unique(np.round(y)).tolist())
     np.savez(path, x=x, y=y)
     with pytest.raises(FedRayError, match=r"data.classes 2: its targets are real numbers"):
         loading.load(DataConfig(name=str(path), classes=2))

@@ -189,3 +189,29 @@ def test_of_many_clients_some_have_a_line_and_all_have_points(monkeypatch):
     (ax, _) = drawn(uncertainty_figure([*CLIENTS, absent]))
     joined, points = ax.lines[:2], ax.lines[2:]
     assert [len(line.get_xdata()) for line in (*joined, *points)] == [2, 2, 3, 3]
+
+
+def test_accuracies_of_clients_are_sorted_and_have_the_intervals_of_scipy():
+    from scipy.stats import binomtest
+
+    right, tests = [9, 3, 20], [10, 12, 20]
+    rows = [
+        {"client": i, "test_examples": n, "personal_accuracy": k / n, "global_accuracy": 0.5}
+        for i, (k, n) in enumerate(zip(right, tests, strict=True))
+    ]
+    rows.append({"client": 3, "test_examples": 5, "personal_accuracy": "", "global_accuracy": ""})  # not evaluated
+    ax = drawn(client_figures.accuracy_figure(rows, ("ann", "bob", "cem", "dee")))[0]
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["bob", "ann", "cem"]
+    assert ax.lines[0].get_ydata() == pytest.approx([25, 90, 100])
+    bars = [segment[:, 1] for segment in ax.collections[0].get_segments()]
+    for bar, k, n in zip(bars, (3, 9, 20), (12, 10, 20), strict=True):
+        expected = binomtest(k, n).proportion_ci(0.95, "wilson")
+        assert bar == pytest.approx([100 * expected.low, 100 * expected.high], abs=1e-3)
+
+
+def test_errors_of_clients_have_no_intervals_and_the_largest_comes_first():
+    rows = [{"client": i, "test_examples": 5, "personal_rmse": value} for i, value in enumerate((0.1, 0.7, 0.3))]
+    ax = drawn(client_figures.accuracy_figure(rows))[0]
+    assert ax.lines[0].get_ydata() == pytest.approx([0.7, 0.3, 0.1])
+    assert "RMSE" in ax.get_ylabel()
+    assert client_figures.accuracy_figure([]) is None

@@ -122,7 +122,8 @@ def test_reliability_bars_are_the_table(folder):
     assert len(axes) == 4
     for top, below, model in zip(axes[:2], axes[2:], COUNT, strict=True):
         count, confidence, accuracy = calibration(model)
-        bars, gaps = top.containers
+        *groups, gaps = top.containers
+        bars = sorted((bar for group in groups for bar in group), key=lambda bar: bar.get_x())
         left = [10 * b for b in range(10) if COUNT[model][b]]
         np.testing.assert_allclose([bar.get_x() for bar in bars], left)
         np.testing.assert_allclose([bar.get_height() for bar in bars], 100 * accuracy)
@@ -179,3 +180,18 @@ def test_a_large_grid_is_thinned_and_a_missing_cell_is_empty(tmp_path):
     assert [ax.texts[0].get_text() for ax in axes[:5]] == [f"Client {c}" for c in (0, 5, 10, 14, 19)]
     assert axes[0].get_title() == "not evaluated"
     assert not axes[0].containers
+
+
+def test_bins_of_few_examples_are_pale(folder):
+    top = drawn(figures.reliability_figure(folder))[1]
+    bars = {round(bar.get_x()): bar.get_alpha() for bar in top.patches if not bar.get_hatch()}
+    assert bars == {left: (0.3 if COUNT["global"][left // 10] < 10 else None) for left in range(10, 100, 10)}
+    words = [text.get_text() for text in top.figure.legends[0].get_texts()]
+    assert "fewer than 10 examples" in words
+
+
+def test_a_second_format_is_written_beside_the_first(folder):
+    figures.draw_all(folder, "svg")
+    names = {path.name for path in (folder / "figures").iterdir()}
+    assert {"accuracy.png", "accuracy.svg", "reliability.png", "reliability.svg"} <= names
+    assert "<svg" in (folder / "figures/accuracy.svg").read_text()

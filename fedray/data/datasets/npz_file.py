@@ -1,44 +1,57 @@
-"""A file of the user's own with arrays: x [N, ...], uint8 images or float features; y [N], labels or real targets."""
+"""A file of the user's own with arrays: x [N, ...]; y [N], labels or real targets; client [N], owners."""
 
 from __future__ import annotations
 
+import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from fedray.config import DataConfig
-from fedray.data.readers import Dataset, checked_labels, checked_targets, reading
+from fedray.data import own
+from fedray.data.readers import Dataset, reading
 from fedray.data.records import DatasetRecord
-from fedray.data.scaling import within
 
-REMEDY = "give an .npz of x [N, ...], uint8 images or float features, and y [N], labels 0..C-1 or real targets"
+REMEDY = "give an .npz of x [N, ...], images or features, and y [N], labels or real targets"
 
 
 def load(cfg: DataConfig, classes: int | None = None) -> Dataset:
-    """The examples of the file, of so many classes or of those that occur; raises FedRayError naming the file.
-
-    Floats that are not all whole numbers are real targets; whole ones are taken for labels of a wrong type.
-    """
+    """The examples of the file, as :func:`fedray.data.own.from_arrays`; raises FedRayError naming the file."""
     path = Path(cfg.name)
-    with reading(path, REMEDY), np.load(path, allow_pickle=False) as archive:
-        x, y = archive["x"], archive["y"]
-        if x.ndim < 2 or not (x.dtype == np.uint8 or x.dtype.kind == "f"):
-            raise ValueError(f"x has shape {list(x.shape)} and type {x.dtype}")
-        if y.dtype.kind == "f" and (y % 1).any():
-            y, classes = checked_targets(y, len(x)), 1
-        else:
-            classes = len(np.unique(y)) if classes is None else classes
-            y = checked_labels(y, len(x), classes)
-        if x.dtype == np.uint8:
-            return Dataset(x, y, classes, within(255))
-        x = x.astype(np.float32)
-        if not np.isfinite(x).all():
-            raise ValueError("x holds NaN, infinity, or a number too large for float32")
-        return Dataset(x, y, classes, None)
+    with reading(path, REMEDY):
+        if path.is_file() and not zipfile.is_zipfile(path):
+            raise ValueError("it is not an .npz file: no numpy.savez wrote it, or it is cut short")
+        with np.load(path, allow_pickle=False) as archive:
+            owners = _array(archive, own.CLIENT) if own.CLIENT in archive else None
+            return own.from_arrays(_array(archive, "x"), _array(archive, "y"), owners, classes)
+
+
+def owned(cfg: DataConfig) -> bool:
+    """Whether the file has an array ``client``; False where it cannot be read, which :func:`load` will say."""
+    try:
+        with zipfile.ZipFile(Path(cfg.name).expanduser()) as archive:
+            return f"{own.CLIENT}.npy" in archive.namelist()
+    except (OSError, RuntimeError, zipfile.BadZipFile):
+        return False
+
+
+def _array(archive: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    """An array of the file; raises ValueError where it is missing, or holds Python objects."""
+    if name not in archive:
+        raise ValueError(f"it has no array {name}, but {', '.join(archive) or 'none at all'}")
+    try:
+        return archive[name]
+    except ValueError:  # without pickle, of which only crafted files have need, numpy reads no objects
+        raise ValueError(
+            f"{name} holds Python objects, such as lists of different lengths, dicts or None; give numbers or texts"
+        ) from None
 
 
 DATASET = DatasetRecord(
-    summary="your file: .npz with arrays x [N, ...] and y [N]",
+    summary="your file: .npz with arrays x [N, ...], y [N] and, where examples have owners, client [N]",
     load=load,
+    protocols={"natural": own.OWNED},
+    owned=owned,
     suffixes=(".npz",),
 )

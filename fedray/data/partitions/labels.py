@@ -88,5 +88,8 @@ def describe(cfg: DataConfig, protocol: Protocol) -> str:
 
 
 PARTITION = PartitionRecord(
-    summary="a few classes per client, exact numbers of examples (pFedBayes)", deal=deal, describe=describe
+    summary="a few classes per client, exact numbers of examples (pFedBayes)",
+    deal=deal,
+    describe=describe,
+    by_class=True,
 )

@@ -124,4 +124,5 @@ PARTITION = PartitionRecord(
     protocol=Protocol(100, 20, "mlp", labels=3),
     remarks=remarks,
     mislabels=True,
+    by_class=True,
 )

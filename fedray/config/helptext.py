@@ -1,0 +1,61 @@
+"""What --help shows of the settings: the few that matter first, and all of them in groups."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from typing import Any
+
+WIDTH = 100
+FIRST = {  # in the order in which a new user meets them
+    "data.name": "a dataset of the list below, or the path of your own file (.npz, .csv, .parquet, .json, .jsonl)",
+    "data.root": "folder of the datasets; by default $FEDRAY_DATA_ROOT",
+    "data.partition": "how the examples are dealt to the clients",
+    "clients": "number of clients; by default the paper's",
+    "clients_per_round": "clients that train in a round; by default the paper's",
+    "rounds": "communication rounds",
+    "model.name": "the network; by default the paper's for the dataset",
+    "seed": "seed of every random stream",
+    "runtime": "ray: clients are Ray actors; local: all in this process",
+    "output": "folder of the result; by default runs/NAME",
+}
+
+
+def option(dotted: str) -> str:
+    """A setting as the user types it."""
+    return "--" + dotted.replace("_", "-")
+
+
+def short(algorithm: str, settings: Any, cfgs: tuple[Any, ...]) -> str:
+    """The options that matter first, and the names of the algorithm's own; ``cfgs`` are searched for the values."""
+    lines = ["Options that matter first:", ""]
+    for dotted, text in FIRST.items():
+        value = next(found for cfg in cfgs if (found := _value(cfg, dotted)) is not _MISSING)
+        lines += _entry(option(dotted), text if value is None else f"{text} (default: {value})")
+    lines += ["", f"Options of {algorithm}, with their defaults:", ""]
+    own = [f"{option(field.name)} {getattr(settings, field.name)}" for field in dataclasses.fields(settings)]
+    wrapped = textwrap.wrap("   ".join(word.replace(" ", "\0") for word in own), WIDTH - 2, break_on_hyphens=False)
+    lines += [f"  {line}".replace("\0", " ") for line in wrapped]
+    return "\n".join(lines)
+
+
+def boxed(title: str, shown: str) -> str:
+    """The boxes of a help text by tyro, the first one with another title, without its line for --help."""
+    lines = shown[shown.index("╭") :].splitlines()
+    width = len(lines[0])
+    kept = [line for line in lines[1:] if not line.startswith("│ -h, --help")]
+    return "\n".join([f"╭─ {title} ".ljust(width - 1, "─") + "╮", *kept])
+
+
+_MISSING = object()
+
+
+def _value(cfg: Any, dotted: str) -> Any:
+    for name in dotted.split("."):
+        cfg = getattr(cfg, name, _MISSING)
+    return cfg
+
+
+def _entry(name: str, text: str) -> list[str]:
+    first, *rest = textwrap.wrap(text, WIDTH - 26)
+    return [f"  {name:<22}  {first}", *(" " * 26 + line for line in rest)]

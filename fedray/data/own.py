@@ -1,0 +1,285 @@
+"""Examples of the user's own, from arrays, tables and Hugging Face datasets: what they mean, and what is done to them.
+
+Every function raises ValueError that says what is wrong with the data; who knows the file adds its name.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedray.data import text
+from fedray.data.readers import Dataset, checked_dataset, checked_targets
+from fedray.data.records import Protocol
+from fedray.data.scaling import within
+from fedray.types import FedRayError
+
+TARGETS = ("y", "label", "labels", "target", "class")  # columns that may hold the target; the first that is there does
+CLIENT = "client"  # the column that says whose an example is
+OWNED = Protocol(clients=None, clients_per_round=None, network="auto")  # every owner is a client
+CHANNELS = (1, 3, 4)  # grey; red, green and blue; and with opacity
+PIXEL = 255
+EXACT = 2**53  # whole numbers below it are exact as float64
+MANY = 20  # different labels; more of them, given as floats, look like real targets
+
+
+def from_arrays(x: Any, y: Any, client: Any = None, classes: int | None = None) -> Dataset:
+    """The examples x [N, ...] with labels or real targets y, which belong to ``client`` [N] where that is given.
+
+    x: uint8 pixels, or numbers that are used as they are. Images may have their channels last. y [N]: labels of any
+    kind (integers, whole floats, texts, booleans), one-hot rows [N, C], or real targets (floats, not all whole).
+    ``classes`` is the number of classes of a trained model: labels 0..classes-1 stay as they are then, though not all
+    of them occur. ``names`` and ``notes`` of the result say what became of labels, owners and inputs.
+    """
+    x, notes = _inputs(np.asarray(x))
+    dataset = with_target(Dataset(x, np.empty(0), 0, within(PIXEL) if x.dtype == np.uint8 else None), y, classes)
+    dataset = dataset._replace(notes=(*notes, *dataset.notes))
+    return dataset if client is None else _owned(dataset, np.asarray(client))
+
+
+def from_columns(columns: Mapping[str, np.ndarray], classes: int | None = None) -> Dataset:
+    """The examples of a table: columns by name, each [N] or [N, ...].
+
+    y (or label, target, class) is the target, and ``client`` the owner. One column of texts is split into words; one
+    of arrays with two axes or more are images; numbers in all other columns are features.
+    """
+    target = next((name for name in TARGETS if name in columns), None)
+    if target is None:
+        near = difflib.get_close_matches("label", columns, 1) or difflib.get_close_matches("target", columns, 1)
+        hint = f"; is it {near[0]}? " if near else "; "
+        raise ValueError(f"no column is named {' or '.join(TARGETS)}{hint}the columns are {', '.join(columns)}")
+    unnamed = [name for name in columns if not name or name.startswith("Unnamed: ")]
+    left_out = {target, CLIENT, *unnamed}
+    features = {name: np.asarray(values) for name, values in columns.items() if name not in left_out}
+    if not features:
+        raise ValueError(f"it has no column but {', '.join(columns)}: there are no inputs")
+    if len(features) == 1 and _texts(next(iter(features.values()))):
+        dataset = _of_texts(next(iter(features.values())), columns[target], classes)
+        dataset = dataset if CLIENT not in columns else _owned(dataset, np.asarray(columns[CLIENT]))
+    else:
+        dataset = from_arrays(_stacked(features), columns[target], columns.get(CLIENT), classes)
+    notes = [f"{target} is the target, {_listed(list(features))} {'is' if len(features) == 1 else 'are'} the inputs"]
+    notes += [f"the column without a name ({name}) is left out" for name in unnamed]
+    return dataset._replace(notes=(*notes, *dataset.notes))
+
+
+def from_frame(frame: Any, classes: int | None = None) -> Dataset:
+    """The examples of a pandas DataFrame, by :func:`from_columns`."""
+    for name, missing in frame.isna().sum().items():
+        _check_complete(str(name), int(missing))
+    return from_columns({str(name): frame[name].to_numpy() for name in frame.columns}, classes)
+
+
+def from_hugging_face(dataset: Any, classes: int | None = None) -> Dataset:
+    """The examples of a ``datasets.Dataset``, by :func:`from_columns`; class labels keep their names."""
+    stored = dataset.with_format("numpy")[:]
+    found = from_columns({name: np.asarray(stored[name]) for name in dataset.column_names}, classes)
+    target = next(name for name in TARGETS if name in stored)
+    names = tuple(getattr(dataset.features[target], "names", None) or ())
+    if not names or found.real:
+        return found
+    return found._replace(
+        y=np.asarray(stored[target], np.int64), classes=len(names), names=found.names._replace(classes=names)
+    )
+
+
+def given(dataset: Any) -> Dataset:
+    """The caller's own examples: a Dataset, a pandas DataFrame, or a Dataset of Hugging Face.
+
+    Raises FedRayError for anything else, and where they do not fit together.
+    """
+    kinds = {"DataFrame": from_frame, "Dataset": from_hugging_face}
+    read = kinds.get(type(dataset).__name__)
+    if read is None or isinstance(dataset, Dataset):
+        return checked_dataset(dataset)
+    try:
+        return read(dataset)
+    except ValueError as error:
+        raise FedRayError(f"dataset: {error}") from None
+
+
+def channels_first(x: Any) -> Any:
+    """Images [N, H, W, C] as [N, C, H, W]; anything else as it is."""
+    last = x.ndim == 4 and x.shape[-1] in CHANNELS and x.shape[1] not in CHANNELS
+    return np.ascontiguousarray(np.moveaxis(x, -1, 1)) if last else x
+
+
+def fitted(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Inputs of the user's as a network of this input shape takes them, where that is a matter of channels."""
+    if x.shape[1:] == shape:
+        return x
+    return x[:, None] if (1, *x.shape[1:]) == shape else channels_first(x)
+
+
+def renumbered(dataset: Dataset, labels: tuple[str, ...]) -> Dataset:
+    """The examples with the classes numbered as in ``labels``, those of a trained model; raises ValueError for one
+    that it does not know."""
+    own = dataset.names.classes or tuple(map(str, range(dataset.classes)))
+    occurring = np.unique(dataset.y)
+    unknown = [own[c] for c in occurring if own[c] not in labels]
+    if unknown:
+        raise ValueError(f"the label {unknown[0]!r} is none of the model's: {_listed(list(labels))}")
+    place = np.array([labels.index(name) if name in labels else 0 for name in own], np.int64)
+    return dataset._replace(y=place[dataset.y], classes=len(labels), names=dataset.names._replace(classes=labels))
+
+
+def _inputs(x: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    """Inputs as uint8 pixels or float32 features, and what was done to them."""
+    notes: list[str] = []
+    if x.ndim < 2 or x.dtype.kind not in "iufb":
+        raise ValueError(f"x has shape {list(x.shape)} and type {x.dtype}; it takes numbers [N, ...], N examples")
+    found = channels_first(x)
+    if found is not x:
+        notes.append(f"x: images {_sides(x)} have their channels last; they are read as {_sides(found)}")
+    if found.dtype.kind == "i" or (found.dtype.kind == "u" and found.dtype != np.uint8):
+        if found.ndim > 2 and found.size and found.min() >= 0 and found.max() <= PIXEL:
+            notes.append(f"x: whole numbers from 0 to {PIXEL} in the shape of images are read as their pixels")
+            found = found.astype(np.uint8)
+        else:
+            notes.append("x: whole numbers are features and used as they are; `data.scaling=feature` standardises them")
+    if found.dtype == np.uint8 and found.ndim == 3:
+        found = found[:, None]
+        notes.append(f"x: images {_sides(x)} are grey; they are read as {_sides(found)}")
+    if found.dtype != np.uint8:
+        with np.errstate(over="ignore"):
+            found = found.astype(np.float32)
+        if not np.isfinite(found).all():
+            raise ValueError("x holds NaN (a missing value), infinity, or a number too large for float32")
+    return found, notes
+
+
+def _sides(images: np.ndarray) -> str:
+    return " x ".join(map(str, images.shape[1:]))
+
+
+def with_target(dataset: Dataset, y: Any, classes: int | None) -> Dataset:
+    """The dataset with its target: real numbers as they are, labels as numbers 0..C-1."""
+    count = len(dataset.x)
+    y, hot = _flat(np.asarray(y), count)
+    if y.dtype.kind == "f" and (y % 1).any():
+        return dataset._replace(y=checked_targets(y, count), classes=1)
+    notes = (f"y: one-hot rows of {hot} classes",) if hot else ()
+    if y.dtype.kind == "f":
+        y = _whole(y)
+        notes = ("y: whole numbers are labels, though they are stored as floats",)
+    values, numbers = np.unique(y, return_inverse=True)
+    if hot:
+        values, numbers = np.arange(hot), y
+    if classes is None and len(values) < 2:
+        raise ValueError(f"every example has the label {values[0]}; a classifier needs two")
+    known = len(values) if classes is None else classes
+    if values.dtype.kind in "iu" and values.min() >= 0 and values.max() < known:
+        return dataset._replace(y=y.astype(np.int64), classes=known, notes=notes)
+    names = tuple(map(str, values.tolist()))
+    notes = (*notes, f"y: {len(names)} classes, numbered in this order: {_listed(list(names))}")
+    return dataset._replace(
+        y=numbers.astype(np.int64), classes=len(names), names=dataset.names._replace(classes=names), notes=notes
+    )
+
+
+def _flat(y: np.ndarray, count: int) -> tuple[np.ndarray, int]:
+    """The target as [N], and of one-hot rows [N, C] their C, else 0."""
+    hot = 0
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    elif y.ndim == 2:
+        if y.dtype.kind not in "iufb" or not (np.isin(y, (0, 1)).all() and (y.sum(1) == 1).all()):
+            raise ValueError(f"y has shape {list(y.shape)}, but its rows are not one-hot: a single 1 and else 0")
+        y, hot = y.argmax(1), y.shape[1]
+    if y.shape != (count,):
+        raise ValueError(f"y has shape {list(y.shape)} for {count} examples; it takes one target for each")
+    if count == 0:
+        raise ValueError("it has no examples")
+    return _plain(y, "y"), hot
+
+
+def _plain(values: np.ndarray, name: str) -> np.ndarray:
+    """Values [N] of numbers or texts; raises ValueError for missing ones, and for anything else."""
+    if values.dtype.kind == "O":
+        items = values.tolist()
+        _check_complete(name, sum(each is None or each != each for each in items))
+        values = np.asarray(items)
+    if values.dtype.kind == "f":
+        _check_complete(name, int(np.isnan(values).sum()))
+    values = values.astype(str) if values.dtype.kind == "S" else values
+    if values.ndim != 1 or values.dtype.kind not in "iufbU" or (values.dtype.kind == "f" and np.isinf(values).any()):
+        raise ValueError(f"{name} holds values of type {values.dtype}, or infinity; it takes numbers or texts")
+    return values
+
+
+def _check_complete(name: str, missing: int) -> None:
+    """Raise ValueError where values are missing."""
+    if missing:
+        raise ValueError(f"{name} lacks {missing} of its values; fill them in, or leave these examples out")
+
+
+def _whole(y: np.ndarray) -> np.ndarray:
+    """Labels that were given as floats, as integers."""
+    different = len(np.unique(y))
+    if np.abs(y).max() >= EXACT:
+        raise ValueError("y holds whole numbers that are too large for labels; divide real targets by a unit of theirs")
+    if different > max(MANY, len(y) // 10):
+        raise ValueError(
+            f"y holds {different} different whole numbers as floats; labels are given as integers, and real targets in "
+            "a unit in which not all of them are whole"
+        )
+    return y.astype(np.int64)
+
+
+def _owned(dataset: Dataset, client: np.ndarray) -> Dataset:
+    """The dataset with its examples' owners."""
+    if client.shape != (len(dataset.y),):
+        raise ValueError(f"client has shape {list(client.shape)} for {len(dataset.y)} examples; it names one for each")
+    names, users = np.unique(_plain(client, CLIENT), return_inverse=True)
+    named = tuple(map(str, names.tolist()))
+    notes = (*dataset.notes, f"client: {len(named)} owners of examples: {_listed(list(named))}")
+    return dataset._replace(users=users.astype(np.int64), names=dataset.names._replace(users=named), notes=notes)
+
+
+def _texts(values: np.ndarray) -> bool:
+    return values.ndim == 1 and len(values) > 0 and all(isinstance(each, str) for each in values.tolist())
+
+
+def _of_texts(lines: np.ndarray, y: Any, classes: int | None) -> Dataset:
+    """Texts as word numbers, with made-up vectors."""
+    numbers, words = text.numbered(lines.tolist())
+    return with_target(Dataset(numbers, np.empty(0), 0, None, vectors=text.vectors(words, None)), y, classes)
+
+
+def _stacked(features: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The inputs: one column of arrays as it is, or numbers side by side [N, D]."""
+    ready = {name: _numbers(name, values) for name, values in features.items()}
+    (_, values), *others = ready.items()
+    if not others and values.ndim > 1:
+        return values
+    if deep := [name for name, values in ready.items() if values.ndim > 2]:
+        raise ValueError(f"column {deep[0]} holds images beside other inputs ({_listed(list(ready))}); remove either")
+    return np.concatenate([values.reshape(len(values), -1) for values in ready.values()], 1)
+
+
+def _numbers(name: str, values: np.ndarray) -> np.ndarray:
+    """A column of numbers or of arrays; raises ValueError for anything else."""
+    values = _of_rows(name, values) if values.dtype.kind == "O" else values
+    if values.dtype.kind not in "iufb":
+        example = f"{values.flat[0]!s:.40}" if values.size else ""
+        raise ValueError(f"column {name} holds {example!r}, which is no number; encode it as numbers, or remove it")
+    return values
+
+
+def _of_rows(name: str, values: np.ndarray) -> np.ndarray:
+    """A column of lists or arrays as one array; of single values as it is."""
+    rows = [np.asarray(each) for each in values.tolist()]
+    shapes = {row.shape for row in rows}
+    if len(shapes) > 1:
+        some = " and ".join(sorted(str(list(shape)) for shape in shapes)[:2])
+        raise ValueError(f"column {name} has examples of different shapes, such as {some}; give them one shape")
+    return np.stack(rows)
+
+
+def _listed(words: list[str], most: int = 10) -> str:
+    """The first few of some words."""
+    more = f" and {len(words) - most} more" if len(words) > most else ""
+    return f"{', '.join(words[:most])}{more}"

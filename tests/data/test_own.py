@@ -1,0 +1,263 @@
+"""What becomes of a user's own labels, inputs and tables, and what is refused with the reason."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedray.algorithms.averaging.fedavg import FedAvg
+from fedray.config import DataConfig, Experiment
+from fedray.data import loading, own
+from fedray.federate.plan import make_plan
+from fedray.types import FedRayError
+
+N = 60
+KINDS = np.arange(N) % 3
+FEATURES = np.random.default_rng(0).standard_normal((N, 4))
+
+
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        (KINDS, ()),
+        (KINDS.astype(np.uint8), ()),
+        (KINDS.astype(float), ()),
+        (KINDS[:, None], ()),
+        (np.eye(3, dtype=np.uint8)[KINDS], ()),
+        (np.eye(3)[KINDS], ()),
+        (np.array(["ant", "bee", "cat"])[KINDS], ("ant", "bee", "cat")),
+        (np.array(["ant", "bee", "cat"], object)[KINDS], ("ant", "bee", "cat")),
+        (np.array([b"ant", b"bee", b"cat"])[KINDS], ("ant", "bee", "cat")),
+        (np.array([-1, 4, 9])[KINDS], ("-1", "4", "9")),
+        (np.array([-1.0, 4.0, 9.0])[KINDS], ("-1", "4", "9")),
+    ],
+)
+def test_labels_of_any_kind_are_the_same_classes(labels, names):
+    dataset = own.from_arrays(FEATURES, labels)
+    assert dataset.y.dtype == np.int64
+    assert dataset.y.tolist() == KINDS.tolist()
+    assert (dataset.classes, dataset.names.classes) == (3, names)
+
+
+def test_two_classes_may_be_true_and_false():
+    dataset = own.from_arrays(FEATURES, KINDS > 0)
+    assert (dataset.y.tolist(), dataset.names.classes) == ((KINDS > 0).astype(int).tolist(), ("False", "True"))
+
+
+def test_one_hot_columns_without_examples_are_classes_all_the_same():
+    assert own.from_arrays(FEATURES, np.eye(5)[KINDS]).classes == 5
+
+
+def test_floats_that_are_not_all_whole_are_real_targets():
+    dataset = own.from_arrays(FEATURES, KINDS + 0.5)
+    assert (dataset.real, dataset.classes, dataset.y.tolist()) == (True, 1, (KINDS + 0.5).tolist())
+
+
+def test_labels_of_a_trained_model_keep_its_numbers():
+    """A file with some of the classes only: cat is the model's class 2, though it is the file's class 1."""
+    labels = ("ant", "bee", "cat")
+    found = own.renumbered(own.from_arrays(FEATURES, np.array(["ant", "cat"])[KINDS % 2]), labels)
+    assert found.y.tolist() == (2 * (KINDS % 2)).tolist()
+    assert (found.classes, found.names.classes) == (3, labels)
+    with pytest.raises(ValueError, match="the label 'dog' is none of the model's: ant, bee, cat"):
+        own.renumbered(own.from_arrays(FEATURES, np.array(["ant", "dog"])[KINDS % 2]), labels)
+    gaps = own.renumbered(own.from_arrays(FEATURES, np.array([1, 9])[KINDS % 2], classes=3), ("1", "5", "9"))
+    assert gaps.y.tolist() == (2 * (KINDS % 2)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("labels", "reason"),
+    [
+        (KINDS[1:], r"y has shape \[59\] for 60 examples"),
+        (np.where(KINDS, KINDS, np.nan), "y lacks 20 of its values"),
+        (np.array(["a", None, "b"], object)[KINDS], "y lacks 20 of its values"),
+        (np.zeros((N, 3)), "not one-hot"),
+        (np.full((N, 3), 1), "not one-hot"),
+        (np.zeros(N, int), "every example has the label 0"),
+        (1000.0 * np.arange(N), "60 different whole numbers as floats"),
+        (np.where(KINDS, 1e300, 0), "too large for labels"),
+        (np.where(KINDS, np.inf, 0.0), "float64"),
+        (np.array([{}, {}, {}], object)[KINDS], "takes numbers or texts"),
+        (KINDS.astype("M8[D]"), "takes numbers or texts"),
+    ],
+)
+def test_targets_that_are_none_are_refused(labels, reason):
+    with pytest.raises(ValueError, match=reason):
+        own.from_arrays(FEATURES, labels)
+
+
+def test_whole_numbers_are_features_or_pixels_by_their_shape():
+    table = np.arange(4 * N).reshape(N, 4)
+    features = own.from_arrays(table, KINDS)
+    assert (features.x.dtype, features.scaling) == (np.float32, None)
+    assert np.array_equal(features.x, table)
+    images = np.arange(4 * N).reshape(N, 1, 2, 2)
+    pixels = own.from_arrays(images, KINDS)
+    assert (pixels.x.dtype, pixels.x.tolist()) == (np.uint8, images.tolist())
+    assert pixels.scaling.divisor.tolist() == [127.5]
+    assert own.from_arrays(images + 200, KINDS).x.dtype == np.float32  # not of 8 bits
+
+
+@pytest.mark.parametrize(
+    ("shape", "read"),
+    [
+        ((N, 8, 6, 3), (3, 8, 6)),
+        ((N, 8, 6, 1), (1, 8, 6)),
+        ((N, 3, 8, 6), (3, 8, 6)),
+        ((N, 3, 3, 3), (3, 3, 3)),  # either way; as it is
+        ((N, 8, 6), (1, 8, 6)),
+        ((N, 8, 6, 5), (8, 6, 5)),
+    ],
+)
+def test_channels_come_first_and_it_is_said(shape, read):
+    x = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    dataset = own.from_arrays(x, KINDS)
+    assert dataset.x.shape[1:] == read
+    assert bool(dataset.notes) == (shape[1:] != read)
+    if "channels last" in "".join(dataset.notes):
+        assert np.array_equal(dataset.x[:, 2 % read[0]], x[..., 2 % read[0]])
+    assert np.array_equal(own.fitted(x, dataset.x.shape[1:]), dataset.x)
+
+
+def frame():
+    table = pd.DataFrame(FEATURES, columns=list("abcd"))
+    table["species"] = np.array(["ant", "bee", "cat"])[KINDS]
+    return table.rename(columns={"species": "label"})
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz", ".parquet"])
+def test_tables_are_read_as_arrays_are(tmp_path, suffix):
+    path = tmp_path / f"mine{suffix}"
+    if suffix == ".parquet":
+        frame().to_parquet(path)
+    else:
+        frame().to_csv(path)  # with the row numbers, in a column without a name
+    dataset = loading.load(DataConfig(name=str(path)))
+    assert np.allclose(dataset.x, FEATURES)
+    assert dataset.x.dtype == np.float32
+    assert (dataset.y.tolist(), dataset.names.classes) == (KINDS.tolist(), ("ant", "bee", "cat"))
+    assert dataset.notes[0] == "label is the target, a, b, c, d are the inputs"
+
+
+def test_a_data_frame_may_take_the_place_of_a_dataset():
+    plan = make_plan(Experiment(algorithm=FedAvg(), clients=2, data=DataConfig(partition="iid")), frame())
+    assert (plan.model.classes, plan.model.input_shape, plan.names.classes) == (3, (4,), ("ant", "bee", "cat"))
+    with pytest.raises(FedRayError, match="dataset: b lacks 1 of its values"):
+        make_plan(Experiment(algorithm=FedAvg()), frame().mask(lambda table: table == FEATURES[3, 1]))
+
+
+def test_columns_of_arrays_and_of_texts():
+    images = np.arange(N * 64).reshape(N, 8, 8, 1) % 256
+    assert own.from_columns({"image": images.astype(np.uint8), "label": KINDS}).x.shape == (N, 1, 8, 8)
+    rows = np.empty(N, object)
+    rows[:] = list(FEATURES)
+    assert np.allclose(own.from_columns({"embedding": rows, "y": KINDS}).x, FEATURES)
+    words = np.array(["good film", "bad film", "a film"], object)[KINDS]
+    texts = own.from_columns({"text": words, "label": KINDS})
+    assert texts.vectors is not None
+    assert len(texts.vectors) == 5  # zero, and good, film, bad, a
+    assert texts.classes == 3
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ({"a": FEATURES[:, 0], "species": KINDS}, "no column is named y or label.*the columns are a, species"),
+        ({"a": FEATURES[:, 0], "Label": KINDS}, "is it Label?"),
+        ({"y": KINDS}, "there are no inputs"),
+        ({"town": np.array(["Rome", "Bonn", "Oslo"])[KINDS], "a": KINDS, "y": KINDS}, "column town holds 'Rome'"),
+        ({"when": KINDS.astype("M8[D]"), "y": KINDS}, "column when holds '1970-01-01'"),
+        ({"a": np.array([[1, 2], [3], [4, 5]], object)[KINDS], "y": KINDS}, "a has examples of different shapes"),
+        ({"a": np.zeros((N, 2, 2)), "b": KINDS, "y": KINDS}, "column a holds images beside other inputs"),
+    ],
+)
+def test_tables_that_are_none_are_refused(columns, reason):
+    with pytest.raises(ValueError, match=reason):
+        own.from_columns(columns)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "it is empty"),
+        (b"a,y\n1,2\n1,2,3\n", "line 3 has more values than its header has columns"),
+        (b"\xff\xfe\x00", "it is not text in UTF-8"),
+        (b"a,y\n1,\n2,3\n", "y lacks 1 of its values"),
+        (None, "there is no such file"),
+    ],
+)
+def test_damaged_tables_are_refused_in_their_own_terms(tmp_path, content, reason):
+    path = tmp_path / "mine.csv"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(FedRayError, match=rf"mine\.csv: {reason}.*; give a table with a header"):
+        loading.load(DataConfig(name=str(path)))
+    path = tmp_path / "mine.parquet"
+    path.write_bytes(b"no table")
+    with pytest.raises(FedRayError, match=r"mine\.parquet: it is cut short, damaged, or of another format"):
+        loading.load(DataConfig(name=str(path)))
+
+
+def test_a_dataset_of_hugging_face():
+    datasets = pytest.importorskip("datasets", reason="an optional package")
+    features = datasets.Features({"label": datasets.ClassLabel(names=["ant", "bee", "cat", "dog"])})
+    table = datasets.Dataset.from_dict({"label": KINDS.tolist()}, features=features)
+    table = table.add_column("a", FEATURES[:, 0]).add_column("b", FEATURES[:, 1])
+    plan = make_plan(Experiment(algorithm=FedAvg(), clients=2, data=DataConfig(partition="iid")), table)
+    assert (plan.model.classes, plan.names.classes) == (4, ("ant", "bee", "cat", "dog"))
+    assert np.allclose(plan.given.x, FEATURES[:, :2])
+    image = datasets.Features({"image": datasets.Image(), "label": features["label"]})
+    pixels = np.arange(N * 64, dtype=np.uint8).reshape(N, 8, 8)
+    stored = datasets.Dataset.from_dict({"image": list(pixels), "label": KINDS.tolist()}, features=image)
+    assert np.array_equal(own.from_hugging_face(stored).x, pixels[:, None])
+
+
+def test_three_classes_are_dealt_and_it_is_said(tmp_path):
+    path = tmp_path / "mine.npz"
+    np.savez(path, x=FEATURES, y=np.array(["ant", "bee", "cat"])[KINDS])
+    settings = Experiment(algorithm=FedAvg(), clients=4, data=DataConfig(name=str(path)))
+    plan = make_plan(settings)
+    assert plan.cfg.data.labels_per_client == 3
+    assert any("3 classes, and every client holds all of them" in remark for remark in plan.remarks)
+    assert [np.bincount(KINDS[part]).tolist() for part in plan.partition.train] == [[4, 4, 4]] * 4
+    assert plan.dataset().names.classes == plan.names.classes == ("ant", "bee", "cat")
+    with pytest.raises(FedRayError, match=r"labels_per_client 5: the dataset has 3 classes"):
+        make_plan(Experiment(algorithm=FedAvg(), data=DataConfig(name=str(path), labels_per_client=5)))
+
+
+def owned(path):
+    owners = np.array(["cem", "ann", "bob"])[np.arange(N) % 4 % 3]
+    if path.suffix == ".npz":
+        np.savez(path, x=FEATURES, y=KINDS, client=owners)
+    else:
+        table = frame().assign(client=owners)
+        table.to_parquet(path) if path.suffix == ".parquet" else table.to_csv(path, index=False)
+    return owners
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".csv", ".parquet"])
+def test_owners_are_the_clients_and_keep_their_names(tmp_path, suffix):
+    path = tmp_path / f"mine{suffix}"
+    owners = owned(path)
+    plan = make_plan(Experiment(algorithm=FedAvg(), data=DataConfig(name=str(path))))
+    assert (plan.clients, plan.cfg.data.partition, plan.names.users) == (3, "natural", ("ann", "bob", "cem"))
+    for name, train, test in zip(plan.names.users, plan.partition.train, plan.partition.test, strict=True):
+        assert sorted([*train, *test]) == np.flatnonzero(owners == name).tolist()
+    assert plan.dataset().x.shape[1:] == (4,)  # the owner is no feature
+
+
+def test_groups_of_owners_have_no_names_and_other_partitions_ignore_them(tmp_path):
+    owned(path := tmp_path / "mine.npz")
+    grouped = make_plan(Experiment(algorithm=FedAvg(), clients=2, data=DataConfig(name=str(path))))
+    assert (grouped.clients, grouped.cfg.data.partition, grouped.names.users) == (2, "natural", ())
+    dealt = make_plan(Experiment(algorithm=FedAvg(), clients=2, data=DataConfig(name=str(path), partition="iid")))
+    assert (dealt.clients, dealt.names.users) == (2, ())
+
+
+def test_owners_of_a_data_frame_are_the_clients_too():
+    table = frame().assign(client=np.arange(N) % 4)
+    plan = make_plan(Experiment(algorithm=FedAvg()), table)
+    assert (plan.clients, plan.names.users) == (4, ("0", "1", "2", "3"))
+    with pytest.raises(FedRayError, match=r"client lacks 1 of its values"):
+        make_plan(Experiment(algorithm=FedAvg()), table.assign(client=[None, *range(N - 1)]))
