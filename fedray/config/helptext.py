@@ -40,7 +40,7 @@ def short(algorithm: str, settings: Any, cfgs: tuple[Any, ...]) -> str:
 
 
 def boxed(title: str, shown: str) -> str:
-    """The boxes of a help text by tyro, the first one with another title, without its line for --help."""
+    """The boxes of a whole help text, the first one with another title, without its line for --help."""
     lines = shown[shown.index("╭") :].splitlines()
     width = len(lines[0])
     kept = [line for line in lines[1:] if not line.startswith("│ -h, --help")]

@@ -125,7 +125,7 @@ def _spotlights(folder: Path) -> Iterator[Spotlight]:
     path = folder / "uncertainty.npz"
     if not path.exists():
         return
-    with np.load(path) as found:
+    with np.load(path, allow_pickle=False) as found:
         for number in SPOTLIGHT_ROUNDS:
             at = found["round"] == number
             if at.any():

@@ -4,7 +4,7 @@ import torch
 
 from actors import cohort as cohort_module
 from actors.cohort import RayCohort
-from actors.placement import Node, arrange
+from actors.placement import Node, Wish, arrange
 from fedray.algorithms.mixtures.fedamp import Anchor
 from tests.helpers import small_plan
 
@@ -15,7 +15,7 @@ def test_every_actor_is_sent_the_rows_of_its_own_clients_only(monkeypatch):
     monkeypatch.setattr(RayCohort, "_spawn", lambda self, slot: None)
     monkeypatch.setattr(RayCohort, "_ask", lambda self, question: asked.append(question.args))
     plan = small_plan("fedamp")
-    cohort = RayCohort(plan, arrange(6, [Node(8, 0)], clients_per_actor=2), "loop")
+    cohort = RayCohort(plan, arrange(6, [Node(8, 0)], Wish(clients_per_actor=2)), "loop")
     rows = torch.arange(4.0)[:, None].expand(4, plan.model.padded).clone()
     cohort.train(1, (0, 2, 3, 5), Anchor(rows))
     ((first, second, third),) = (args.values() for args in asked)

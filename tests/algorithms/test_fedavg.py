@@ -122,5 +122,5 @@ def test_clients_start_from_the_broadcast_and_keep_nothing():
     plan = small_plan()
     server = plan.initial_server()
     local = fedavg.begin(plan.context, fedavg.Nothing(), server, examples(3))
-    assert differing(local, Local(server.theta, initial_state("sgd", server.theta))) == []
+    assert differing(local, Local(server.theta, server.theta, initial_state("sgd", server.theta))) == []
     assert trees.leaves(block(plan).states) == []

@@ -4,8 +4,9 @@ import torch
 from torch.nn import functional
 from torch.testing import assert_close
 
-from fedray.algorithms.averaging import fedavg, fedprox
-from fedray.algorithms.averaging.fedprox import FedProx, Local
+from fedray.algorithms.averaging import fedprox
+from fedray.algorithms.averaging.fedavg import Local
+from fedray.algorithms.averaging.fedprox import FedProx
 from fedray.arrays.optim import initial_state
 from fedray.arrays.rng import Stream
 from tests.helpers import NETS, block, context, differing, examples, play, small_plan
@@ -39,8 +40,7 @@ def test_a_step_descends_the_gradient_of_the_whole_objective():
         w = theta.clone().requires_grad_()
         loss = functional.cross_entropy(model.apply(w, batch.x), batch.y)
         (loss + 0.35 * (w - start).square().sum()).backward()
-        net = fedavg.Local(theta, initial_state("sgd", theta))
-        after, info = fedprox.step(ctx, Local(net, start), batch, torch.zeros(0))
-        assert_close(after.net.theta, theta - 0.3 * w.grad)
+        after, info = fedprox.step(ctx, Local(theta, start, initial_state("sgd", theta)), batch, torch.zeros(0))
+        assert_close(after.theta, theta - 0.3 * w.grad)
         assert_close(info.nll, loss.detach())
         assert torch.equal(after.start, start)

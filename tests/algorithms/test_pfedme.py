@@ -32,7 +32,7 @@ def test_one_proximal_step_from_w_is_fedavg_with_the_product_of_the_rates():
     for k, (local, info) in enumerate(steps(cfg)):
         batch = examples(9)._replace(x=examples(9).x + k)
         plain, expected = fedavg.step(
-            context(FedAvg(lr=0.2 * 0.3 * 4.0), MODEL), fedavg.Local(theta, initial_state("sgd", W)), batch, NO_NOISE
+            context(FedAvg(lr=0.2 * 0.3 * 4.0), MODEL), fedavg.Local(theta, W, initial_state("sgd", W)), batch, NO_NOISE
         )
         assert_close(local.w, plain.theta)
         assert_close(info.nll, expected.nll)

@@ -18,6 +18,8 @@ REFUSED = [
     (["--backend", "compiled"], "--backend compiled: the settings that a sweep varies are constants"),
     (["--loss-deviation"], "launch its best configuration"),
     (["--uncertainty"], "launch its best configuration"),
+    (["--figures", "svg"], "launch its best configuration"),
+    (["--no-elastic"], "a trial keeps its machines"),
     (["--checkpoint.every", "2"], "--checkpoint.every 2: a sweep keeps every trial"),
     (["--checkpoint.keep", "5"], "--checkpoint.keep 5: the scheduler decides"),
     (["--checkpoint.url", "s3://bucket"], "--checkpoint.url s3://bucket: a sweep keeps its checkpoints"),

@@ -69,6 +69,7 @@ class Local(NamedTuple):
     """A client in local training."""
 
     theta: Tensor  # [P]
+    start: Tensor  # [P] the broadcast weights
     memory: OptimizerState  # of the optimizer
 
 
@@ -91,7 +92,7 @@ def broadcast(ctx: Context[Averaging], server: Point, ids: Sequence[int]) -> Poi
 
 
 def begin(ctx: Context[FedAvg], client: Nothing, down: Point, data: Batch) -> Local:
-    return Local(down.theta, initial_state(ctx.cfg.optimizer, down.theta))
+    return Local(down.theta, down.theta, initial_state(ctx.cfg.optimizer, down.theta))
 
 
 def step(ctx: Context[FedAvg], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:

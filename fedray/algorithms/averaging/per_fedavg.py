@@ -46,7 +46,7 @@ class PerFedAvg(Averaging):
 
 
 def begin(ctx: Context[PerFedAvg], client: Nothing, down: Point, data: Batch) -> Local:
-    return Local(down.theta, initial_state("sgd", down.theta))
+    return Local(down.theta, down.theta, initial_state("sgd", down.theta))
 
 
 def minibatches(cfg: PerFedAvg) -> int:

@@ -147,7 +147,7 @@ def publish(ctx: Context[BNFed], server: Server) -> Network:
 
 
 def begin(ctx: Context[BNFed], client: Nothing, down: Point, data: Batch) -> Local:
-    return Local(down.theta, initial_state(ctx.cfg.optimizer, down.theta))
+    return Local(down.theta, down.theta, initial_state(ctx.cfg.optimizer, down.theta))
 
 
 def step(ctx: Context[BNFed], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
