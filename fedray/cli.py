@@ -71,6 +71,7 @@ DOORS = {
     "compare": Door("fedray.compare.__main__", "make tables and figures of finished runs"),
     "studies": Door("fedray.studies.__main__", "run all experiments behind a table"),
     "status": Door("fedray.status", "show how far the runs are"),
+    "serve": Door("fedray.serve", "answer requests over HTTP with the models of a finished run"),
     "newcomers": Door("fedray.newcomers", "adapt a finished run to clients that it has never met"),
 }
 
