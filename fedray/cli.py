@@ -75,6 +75,7 @@ DOORS = {
     "studies": Door("fedray.studies.__main__", "run all experiments behind a table"),
     "truth": Door("fedray.truth.__main__", "measure the methods' posteriors against exact ones"),
     "status": Door("fedray.status", "show how far the runs are"),
+    "serve": Door("fedray.serve", "answer requests over HTTP with the models of a finished run"),
     "newcomers": Door("fedray.newcomers", "adapt a finished run to clients that it has never met"),
 }
 

@@ -65,20 +65,16 @@ def unpack(content: bytes, template: Any, surplus: bool = False) -> Any:
     """
     stored = unpack_arrays(content)
     expected = named(template)
-    wrong = expected.keys() - stored.keys() if surplus else expected.keys() ^ stored.keys()
-    wrong = sorted(wrong) or [
-        name for name, leaf in expected.items() if (stored[name].shape, stored[name].dtype) != (leaf.shape, leaf.dtype)
-    ]
-    if wrong:
-        raise ValueError(f"other fields, shapes or types than expected: {', '.join(wrong)}")
+    _check_fields(stored, expected, surplus)
     values = iter([torch.tensor(stored[name]) for name in expected])
     return trees.tree_map(lambda _: next(values), template)
 
 
-def map_tree(path: Path, template: Any) -> Any:
+def map_tree(path: Path, template: Any, surplus: bool = False) -> Any:
     """The tensors of a file with the structure of ``template``, mapped into memory, only to be read.
 
-    The system reads what is used of them, and may forget it again. Raises OSError, and ValueError for other fields.
+    The system reads what is used of them, and may forget it again. With ``surplus`` fields that the template lacks are
+    ignored. Raises OSError, and ValueError for other fields.
     """
     try:
         with safetensors.safe_open(path, framework="pt") as file:
@@ -86,10 +82,20 @@ def map_tree(path: Path, template: Any) -> Any:
     except SafetensorError as error:
         raise ValueError(str(error)) from None
     names = [name for name, _ in trees.named_leaves(template)]
-    if stored.keys() != set(names):
+    if not (set(names) <= stored.keys() if surplus else set(names) == stored.keys()):
         raise ValueError(f"{path}: other fields than expected: {', '.join(sorted(stored))}")
     values = iter([stored[name] for name in names])
     return trees.tree_map(lambda _: next(values), template)
+
+
+def _check_fields(stored: Mapping[str, Any], expected: Mapping[str, Any], surplus: bool) -> None:
+    """Raise ValueError unless the stored arrays, or tensors, are the expected ones by name, shape and type."""
+    wrong = expected.keys() - stored.keys() if surplus else expected.keys() ^ stored.keys()
+    wrong = sorted(wrong) or [
+        name for name, leaf in expected.items() if (stored[name].shape, stored[name].dtype) != (leaf.shape, leaf.dtype)
+    ]
+    if wrong:
+        raise ValueError(f"other fields, shapes or types than expected: {', '.join(wrong)}")
 
 
 def save_tree(path: Path, tree: Any) -> None:
@@ -97,15 +103,19 @@ def save_tree(path: Path, tree: Any) -> None:
     path.write_bytes(pack(tree))
 
 
-def load_tree(path: Path, template: Any) -> Any:
-    """A state with the structure of ``template`` from a file of :func:`save_tree`.
+def load_tree(path: Path, template: Any, mapped: bool = False) -> Any:
+    """A state with the structure of ``template`` from a file of :func:`save_tree`, read whole or mapped into memory.
 
     Fields that the template lacks are ignored: an older version of the method may have kept more.
 
     Raises FedRayError for a file that is missing, damaged or of another run.
     """
     try:
-        return unpack(path.read_bytes(), template, surplus=True)
+        if not mapped:
+            return unpack(path.read_bytes(), template, surplus=True)
+        found = map_tree(path, template, surplus=True)
+        _check_fields(dict(trees.named_leaves(found)), dict(trees.named_leaves(template)), True)
+        return found
     except OSError as error:
         raise FedRayError(f"{path} cannot be read ({error}); the result is damaged, run it again") from None
     except ValueError as error:

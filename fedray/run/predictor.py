@@ -76,25 +76,21 @@ class Predictor:
         return f"{' and '.join(kinds)} models of {name}, {plan.clients} clients, {plan.cfg.rounds} rounds: .{call}"
 
     def predict(
-        self, x: Any, client: int | str | None = None, samples: int | None = None, seed: int = 0
+        self, x: Any, client: int | str | None = None, samples: int | None = None, seed: int = 0, model: Any = None
     ) -> Prediction | RealPrediction:
         """Predict inputs x [B, ...], in the dataset's own units, with a client's model or the global one (None).
         A client is a number, or a name that its data gave it.
 
         Returns a :class:`Prediction` of labels, or a :class:`RealPrediction` of real targets.
         ``samples`` posterior draws are averaged (by default as in the run, 0 for the mean weights).
+        ``model`` is that client's :meth:`model`, for whoever keeps it over several calls.
         Raises FedRayError for a model that the method lacks, an unknown client, or inputs of another shape.
         """
         plan = self.plan
         algorithm = self.plan.algorithm
-        predict = algorithm.predict_global if client is None else algorithm.predict_personal
-        kind = "global model" if client is None else "personal models"
-        if predict is None:
-            raise FedRayError(f"client={client}: {registry.algorithm_name(plan.cfg.algorithm)} has no {kind}")
         client = self._number(client) if isinstance(client, str) else client
-        if client is not None and not 0 <= client < plan.clients:
-            raise FedRayError(f"client={client}: this run has clients 0 to {plan.clients - 1}")
-        model = plan.view(self.snapshot.server) if client is None else self._personal(client)
+        predict = self._function(client)
+        model = self.model(client) if model is None else model
         samples = plan.cfg.predict_samples if samples is None else samples
         ctx = plan.context
         noise = plan.prediction_noise(ctx, samples, f"predict-{seed}", client or 0, 0)
@@ -117,6 +113,25 @@ class Predictor:
                 f"client={name!r}: no client has this name; {suggestion(name, names)}they are in clients.csv"
             )
         return names.index(name)
+
+    def model(self, client: int | None = None) -> Any:
+        """What predicts for a client, or for everyone (None): read from the run's files, and of that client only.
+
+        Raises FedRayError for a model that the method lacks, or an unknown client.
+        """
+        self._function(client)
+        return self.plan.view(self.snapshot.server) if client is None else self._personal(client)
+
+    def _function(self, client: int | None) -> Any:
+        """The method's function that predicts for a client; raises FedRayError where it has none, or no such client."""
+        plan = self.plan
+        predict = plan.algorithm.predict_global if client is None else plan.algorithm.predict_personal
+        kind = "global model" if client is None else "personal models"
+        if predict is None:
+            raise FedRayError(f"client={client}: {registry.algorithm_name(plan.cfg.algorithm)} has no {kind}")
+        if client is not None and not 0 <= client < plan.clients:
+            raise FedRayError(f"client={client}: this run has clients 0 to {plan.clients - 1}")
+        return predict
 
     def _inputs(self, x: Any) -> Tensor:
         x = own.fitted(np.asarray(x), self.plan.model.input_shape)
@@ -180,7 +195,7 @@ def load(folder: str | Path) -> Predictor:
             clients = _files(folder / PERSONAL, plan)
         else:
             template = trees.tree_map(lambda leaf: leaf.expand(plan.clients, *leaf.shape), client)
-            clients = load_tree(folder / f"{PERSONAL}.safetensors", template)
+            clients = load_tree(folder / f"{PERSONAL}.safetensors", template, mapped=True)
         snapshot = Snapshot(load_tree(folder / "global.safetensors", server), clients)
     return Predictor(plan, snapshot, _thresholds(folder))
 

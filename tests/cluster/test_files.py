@@ -155,3 +155,15 @@ def test_the_slurm_script_refuses_what_it_sets_itself(option):
     job = os.environ | {"FEDRAY_ENV": sys.prefix, "SLURM_JOB_ID": "1", "SLURM_SUBMIT_DIR": str(ROOT)}
     done = subprocess.run(["bash", script, "fedavg", option], env=job, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"{option} is set by cluster/slurm.sh\n")
+
+
+def test_the_file_that_serves_a_run_gives_settings_that_exist_and_listens_on_the_head_only():
+    from fedray.config import from_dict
+    from fedray.serve import Service
+
+    config = read("serve")
+    [app] = config["applications"]
+    assert app["import_path"] == "fedray.serve:application"
+    assert from_dict(Service, app["args"]).terms.unknown_client == "404"
+    assert config["http_options"]["host"] == "127.0.0.1"
+    assert "token" not in app["args"]

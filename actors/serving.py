@@ -1,0 +1,99 @@
+"""A run behind Ray Serve: replicas that keep the personal models last asked for, and the server in front of them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Protocol
+
+import ray
+from ray import serve
+from ray.serve.config import HTTPOptions
+from ray.serve.schema import LoggingConfig
+from starlette.requests import Request
+
+from actors.cluster import connect
+from fedray.federate.device.cpu import fix_numerics
+from fedray.terminal import same_handlers
+from fedray.types import FedRayError, first_line
+
+NAME = "fedray"
+AT_ONCE = 16  # requests in a replica: one computes, the bodies of the others arrive
+WAITING = 512  # requests in front of all replicas; more are refused (503)
+SECONDS = 120.0  # after which a request is given up
+
+
+class Service(Protocol):
+    """What a replica needs of whom it serves."""
+
+    def model(self, client: int) -> Any:
+        """A client's model."""
+        ...
+
+
+Models = Callable[[str], Awaitable[Any]]  # the model of a client, which is given as text
+Respond = Callable[[Any, Models, Any], Awaitable[Any]]  # service, models, request -> response
+
+
+def application(opened: Callable[[], Service], respond: Respond, loaded: int, replicas: int) -> serve.Application:
+    """The deployment of a service: each replica keeps at most ``loaded`` personal models, the last ones asked for."""
+
+    class Replica:
+        def __init__(self) -> None:
+            fix_numerics()
+            self.service = opened()
+
+        @serve.multiplexed(max_num_models_per_replica=loaded)
+        async def personal(self, client: str) -> Any:
+            return self.service.model(int(client))
+
+        async def __call__(self, request: Request) -> Any:
+            return await respond(self.service, self.personal, request)  # type: ignore[arg-type]  # Serve's decorator
+
+    return serve.deployment(
+        name=NAME,
+        num_replicas=replicas,
+        max_ongoing_requests=AT_ONCE,
+        max_queued_requests=WAITING,
+        ray_actor_options={"num_cpus": 1},
+        logging_config=LoggingConfig(enable_access_log=False),
+    )(Replica).bind()
+
+
+@contextlib.contextmanager
+def running(app: serve.Application, address: str | None, host: str, port: int) -> Iterator[None]:
+    """An application on a Ray cluster, joined or started here, that listens on host:port of this machine.
+
+    Raises FedRayError where Ray or Serve does not start, and where another program already serves on the cluster.
+    """
+    with same_handlers():
+        own = connect(address)
+    try:
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
+        if serve.status().proxies:
+            raise FedRayError(
+                "another program serves on this Ray cluster, and has chosen its address; stop it (serve shutdown), or "
+                "add this run to it: serve deploy (docs/serving.md)"
+            )
+        try:
+            _start(app, host, port)
+            yield
+        finally:
+            if not own:
+                serve.shutdown()
+    finally:
+        if own:
+            ray.shutdown()
+
+
+def _start(app: serve.Application, host: str, port: int) -> None:
+    """Return when the application answers; raises FedRayError."""
+    options = HTTPOptions(host=host, port=port, request_timeout_s=SECONDS)
+    try:
+        serve.start(proxy_location="HeadOnly", http_options=options)
+        serve.run(app, name=NAME)
+    except Exception as error:  # whichever Serve has
+        raise FedRayError(
+            f"Ray Serve did not start on {host}:{port} ({first_line(error)}); choose another --port, or see Ray's logs"
+        ) from None
