@@ -22,7 +22,7 @@ from fedray.federate.rounds import Snapshot, State, start
 
 
 class ServerActor:
-    """Holds the global state; wrapped by ``ray.remote`` where it is placed."""
+    """Holds the global state; wrapped by ``ray.remote`` where it is placed, or in the process of a trial."""
 
     def __init__(
         self,
@@ -36,14 +36,45 @@ class ServerActor:
         dataset: Sequence[Any] = (),  # a reference to the caller's own examples; in a list, so that it stays one
     ):
         fix_numerics()
+        self._cohort = RayCohort(plan, layout, backend, dataset[0] if dataset else None, policy, prepared(store))
+        self._begin(plan, policy, store, begun, name)
+
+    def _begin(
+        self, plan: Plan, policy: FailurePolicy, store: CheckpointStore | None, begun: Checkpoint | None, name: str
+    ) -> None:
         self._plan = plan
         self._store = store
         self._policy = policy
-        self._state = begun.state if begun else start(plan)
-        self._cohort = RayCohort(plan, layout, backend, dataset[0] if dataset else None, policy, prepared(store))
+        self._state = start(plan)
         self._gauges = Gauges(name)
         if begun:
-            self._cohort.restore(begun.clients)
+            self.restore(begun)
+
+    def reset(
+        self,
+        plan: Plan,
+        policy: FailurePolicy,
+        store: CheckpointStore | None = None,
+        begun: Checkpoint | None = None,
+        name: str = "fedray",
+    ) -> None:
+        """Begin another federation, of as many clients, in the same processes; its states stay in memory."""
+        self._cohort.reset(plan, policy)
+        self._begin(plan, policy, store, begun, name)
+
+    def restore(self, begun: Checkpoint) -> None:
+        """Go on from a checkpoint."""
+        self._state = begun.state
+        self._cohort.restore(begun.clients)
+
+    def close(self) -> None:
+        """Stop the client actors."""
+        self._cohort.close()
+
+    @property
+    def state(self) -> State:
+        """The server's state with the measures of the rounds so far, for who shares its process."""
+        return self._state
 
     def play(self) -> RoundMetrics:
         """Play the next round."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import ray
 from ray import tune as ray_tune
 
@@ -27,12 +26,14 @@ from fedray.run.writer import write_table
 from fedray.terminal import same_handlers
 from fedray.types import require
 from tune import results, search
+from tune.children import ParentRun, child_run
 from tune.options import TEST, Sweep, by_test, complete, validation_share
-from tune.record import UNFINISHED, ParentRun, Recorder
+from tune.play import Programme
+from tune.play import play as play_trials
+from tune.record import UNFINISHED, Recorder
 from tune.space import Domain, make, show
 from tune.trial import Common, Trial
 
-RESUME: Any = ray_tune.ResumeConfig.ResumeType.RESUME  # an enum, although ResumeConfig calls it a string
 REFUSED = {  # settings of the execution that a sweep decides itself: why, and what to do instead
     "runtime": ("a sweep runs on Ray", "leave the option out"),
     "client_states": ("the trials of a sweep keep their clients' states in memory", "leave the option out"),
@@ -115,12 +116,11 @@ def play(
         say(f"{request.trials} trials, {at_once} at a time: {clients} clients in {len(layout.blocks)} actor(s) each")
         say(results.basis(sweep.metric, request.base.data.validation))
         tracker, parent = _records(request)
-        recorder = Recorder(parent, request.base, sweep, move)
+        recorder = Recorder(partial(child_run, parent, request.base, sweep), partial(_show_progress, sweep, move))
         trials: list[Any] = []
         try:
-            trials = _run(request, layout, at_once, recorder, resume)
+            trials = play_trials(_programme(request, layout, at_once, resume), recorder)
         finally:
-            recorder.close(trials)
             if not trials:
                 tracker.finish("KILLED")
         return _conclude(request, trials, tracker)
@@ -129,10 +129,9 @@ def play(
             ray.shutdown()
 
 
-def _run(request: SweepRequest, layout: Layout, at_once: int, recorder: Recorder, resume: bool) -> list[Any]:
+def _programme(request: SweepRequest, layout: Layout, at_once: int, resume: bool) -> Programme:
     sweep = request.sweep
     base = request.base
-    resume = resume and any(request.folder.glob("experiment_state-*.json"))  # else nothing was begun
     dataset = None if "data.name" in request.space else ray.put(loading.load(base.data))
     common = Common(
         base,
@@ -143,31 +142,30 @@ def _run(request: SweepRequest, layout: Layout, at_once: int, recorder: Recorder
         dataset,
         request.execution.round_timeout,
     )
-    random.seed(base.seed)  # Tune's schedulers draw from the global generators
-    np.random.seed(base.seed % 2**32)
-    retries = failure_policy(base).attempts - 1  # a trial whose process is lost starts from its last checkpoint
-    with search.recovered_resets():
-        analysis = ray_tune.run(
-            ray_tune.with_parameters(Trial, common=common),
-            name=request.folder.name,
-            storage_path=str(request.folder.parent),
-            config=search.parameters(request.space, sweep.search, request.seeds),
-            num_samples=1 if sweep.search == "grid" else sweep.samples,
-            search_alg=search.searcher(sweep, request.space, at_once, request.seeds),
-            scheduler=search.scheduler(sweep, request.space),
-            resources_per_trial=ray_tune.PlacementGroupFactory(layout.bundles),  # all of a federation or nothing
-            checkpoint_config=ray_tune.CheckpointConfig(checkpoint_frequency=1, num_to_keep=_kept(sweep)),
-            max_failures=retries,
-            reuse_actors=True,
-            raise_on_failed_trial=False,
-            callbacks=[recorder],
-            trial_name_creator=lambda trial: trial.trial_id,
-            trial_dirname_creator=lambda trial: trial.trial_id,
-            verbose=0,
-            resume=resume,
-            resume_config=ray_tune.ResumeConfig(errored=RESUME) if resume else None,
-        )
-    return list(analysis.trials or [])
+    return Programme(
+        Trial,
+        common,
+        search.parameters(request.space, sweep.search, request.seeds),
+        lambda config: layout,
+        {},
+        search.searcher(sweep, request.space, at_once, request.seeds),
+        search.scheduler(sweep, request.space),
+        samples=1 if sweep.search == "grid" else sweep.samples,
+        seed=base.seed,
+        folder=request.folder,
+        checkpoints=ray_tune.CheckpointConfig(checkpoint_frequency=1, num_to_keep=_kept(sweep)),
+        retries=failure_policy(base).attempts - 1,  # a trial whose process is lost starts from its last checkpoint
+        resume=resume and any(request.folder.glob("experiment_state-*.json")),  # else nothing was begun
+    )
+
+
+def _show_progress(sweep: Sweep, move: Callable[[int, str], object], trials: list[Any]) -> None:
+    """Tell ``move`` how many trials have ended, and the best score so far."""
+    last = [trial.last_result or {} for trial in trials]
+    scores = [result["score"] for result in last if result.get("score") is not None]
+    best = (max if sweep.mode == "max" else min)(scores, default=None)
+    done = sum(trial.is_finished() for trial in trials)
+    move(done, "" if best is None else f"best {sweep.metric} {best:.4f}")
 
 
 def _kept(sweep: Sweep) -> int | None:

@@ -10,21 +10,8 @@ from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot, State
 
 
-class Federation(Protocol):
-    """A federation that is iterated over, round by round, inside a ``with`` block that frees its resources."""
-
-    @property
-    def plan(self) -> Plan:
-        """What it plays, with the generator that ``auto`` stands for on its device."""
-        ...
-
-    def __enter__(self) -> Federation: ...
-
-    def __exit__(self, *exc: object) -> None: ...
-
-    def __iter__(self) -> Iterator[RoundMetrics]:
-        """Play the rounds that are left; yield the metrics of each as it ends."""
-        ...
+class Source(Protocol):
+    """A federation whose rounds are played: what a result is made of."""
 
     def snapshot(self) -> Snapshot:
         """The server's and the clients' states now."""
@@ -40,4 +27,21 @@ class Federation(Protocol):
 
     def history(self) -> State:
         """The server's state with the measures of the rounds so far."""
+        ...
+
+
+class Federation(Source, Protocol):
+    """A federation that is iterated over, round by round, inside a ``with`` block that frees its resources."""
+
+    @property
+    def plan(self) -> Plan:
+        """What it plays, with the generator that ``auto`` stands for on its device."""
+        ...
+
+    def __enter__(self) -> Federation: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+    def __iter__(self) -> Iterator[RoundMetrics]:
+        """Play the rounds that are left; yield the metrics of each as it ends."""
         ...

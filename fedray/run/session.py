@@ -20,7 +20,7 @@ from fedray.federate.checkpoint import CheckpointStore
 from fedray.federate.checkpoint_files import Checkpoint
 from fedray.federate.compiled.choice import choose
 from fedray.federate.compiled.package import Package
-from fedray.federate.federation import Federation
+from fedray.federate.federation import Federation, Source
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.messages import Failure, RoundMetrics, Saved
 from fedray.federate.plan import Plan, make_plan
@@ -55,6 +55,7 @@ class Run(NamedTuple):
     tracker: Tracker
     store: CheckpointStore
     begun: Note | None  # what a resumed run noted at its start
+    package: Package | None = None  # the compiled step that its clients train with
 
     @property
     def folder(self) -> Path:
@@ -77,8 +78,12 @@ def run_experiment(experiment: Experiment, execution: Execution | None = None) -
     return run(Request(experiment, execution or Execution()))
 
 
-def run(request: Request, tags: Mapping[str, str] | None = None) -> RunResult:
+def run(
+    request: Request, tags: Mapping[str, str] | None = None, tell: Callable[[int], object] | None = None
+) -> RunResult:
     """Run a request; ``tags`` are added to its run in the tracking store.
+
+    ``tell`` gets the number of every round that ends, and takes the place of the progress bar.
 
     Raises FedRayError before any actor starts if it cannot run, and RunError if it must stop later.
     """
@@ -98,15 +103,15 @@ def run(request: Request, tags: Mapping[str, str] | None = None) -> RunResult:
         try:
             store = runfolder.store(folder, request.execution)
             tracker = open_tracker(plan, request.execution, name, tags or {}, note)
-            return _guarded(Run(plan, request, name, writer, tracker, store, note))
+            return _guarded(Run(plan, request, name, writer, tracker, store, note), tell)
         finally:
             writer.discard()
 
 
-def _guarded(run: Run) -> RunResult:
+def _guarded(run: Run, tell: Callable[[int], object] | None) -> RunResult:
     """Play; if that ends early, note it in the status and the store, and tell the user how to go on."""
     try:
-        return _finish_again(run) if (run.folder / runfolder.FINISHED).exists() else _play(run)
+        return _finish_again(run) if (run.folder / runfolder.FINISHED).exists() else _play(run, tell)
     except BaseException as error:
         stopped = isinstance(error, KeyboardInterrupt)
         progress.end(run.folder, "interrupted" if stopped else "failed")
@@ -114,6 +119,17 @@ def _guarded(run: Run) -> RunResult:
         if (run.folder / runfolder.NOTE).exists():
             say(f"go on    {runfolder.command(run.folder)}")
         raise
+
+
+class Tally(NamedTuple):
+    """What a run has found so far, and what its status says of it."""
+
+    status: Status
+    started: float  # time.perf_counter() at the first round that was played now
+    before: tuple[Mapping[str, float], ...]  # the measures of the rounds before an interruption
+    evaluated: RoundMetrics | None = None  # the last round with an evaluation
+    failures: tuple[Failure, ...] = ()
+    recent: tuple[float, ...] = ()  # seconds of the last rounds
 
 
 class Played(NamedTuple):
@@ -126,43 +142,42 @@ class Played(NamedTuple):
     seconds: float  # of all rounds, those before an interruption included
 
 
-def _play(run: Run) -> RunResult:
+def _play(run: Run, tell: Callable[[int], object] | None) -> RunResult:
     """Play the rounds that are left, write the result, and hand it to the tracker."""
-    package = _package(run)
-    note = _note(run, package)
-    if runfolder.elsewhere(run.folder, run.store):
-        runfolder.claim(run.store, note, bool(run.request.resume))
-    begun = _checkpoint(run)
-    done = len(begun.state.rows) if begun else 0
-    with (
-        open_federation(run.plan, run.request.execution, run.name, run.store, begun, package) as federation,
-        progress_bar(run.plan, done) as advance,
-    ):
-        run = run._replace(plan=federation.plan)
-        runfolder.write(run.folder, _note(run, package))
-        played = _rounds(run, federation, begun, advance)
-        if run.request.execution.loss_deviation:
-            say("loss deviation: every personal model predicts the test examples of all clients")
-            run.writer.table(loss_deviation.TABLE, loss_deviation.rows(federation.class_losses()))
-    summary = report.summarize(run.plan, played.history.rows, run.tracker.run_id, played.seconds)
-    summary |= {"backend": "compiled" if package else run.request.execution.backend, "package": note.package}
-    _write(run, summary, played)
-    run.tracker.finish("FINISHED", run.folder)
-    return RunResult(run.plan, summary, run.folder, run.tracker.hint(), played.failures)
-
-
-def _note(run: Run, package: Package | None) -> Note:
-    execution = runfolder.absolute(run.request.execution, run.tracker.uri)
-    return Note(run.name, run.plan.cfg, execution, run.tracker.run_id, package.key if package else "")
-
-
-def _package(run: Run) -> Package | None:
-    """The compiled step that the clients train with; None: without one, as on GPUs."""
     execution = run.request.execution
     on_gpus = execution.runtime == "ray" and execution.gpus_per_client != 0 and torch.cuda.is_available()
-    if on_gpus and execution.backend == "auto":
-        return None
-    return choose(run.plan, execution.backend, run.begun.package if run.begun else None, say)
+    run, begun = ready(run, on_gpus)
+    done = len(begun.state.rows) if begun else 0
+    shown = contextlib.nullcontext() if tell else progress_bar(run.plan, done)
+    with (
+        open_federation(run.plan, execution, run.name, run.store, begun, run.package) as federation,
+        shown as advance,
+    ):
+        run = run._replace(plan=federation.plan)
+        tally = begin(run, begun)
+        for metrics in federation:
+            tally = account(run, tally, metrics)
+            if advance:
+                advance(report.measures(metrics))
+            if tell:
+                tell(metrics.round)
+        played = collect(run, federation, tally)
+    return conclude(run, played)
+
+
+def ready(run: Run, on_gpus: bool) -> tuple[Run, Checkpoint | None]:
+    """The run with the compiled step that it trains with, and the checkpoint from which it goes on."""
+    if not (on_gpus and run.request.execution.backend == "auto"):
+        known = run.begun.package if run.begun else None
+        run = run._replace(package=choose(run.plan, run.request.execution.backend, known, say))
+    if runfolder.elsewhere(run.folder, run.store):
+        runfolder.claim(run.store, _note(run), bool(run.request.resume))
+    return run, _checkpoint(run)
+
+
+def _note(run: Run) -> Note:
+    execution = runfolder.absolute(run.request.execution, run.tracker.uri)
+    return Note(run.name, run.plan.cfg, execution, run.tracker.run_id, run.package.key if run.package else "")
 
 
 def _checkpoint(run: Run) -> Checkpoint | None:
@@ -175,41 +190,60 @@ def _checkpoint(run: Run) -> Checkpoint | None:
     return begun
 
 
-def _rounds(
-    run: Run, federation: Federation, begun: Checkpoint | None, advance: Callable[[dict[str, float]], None]
-) -> Played:
-    """Play the rounds that are left; log each one and update the status."""
-    before = begun.state.rows if begun else ()
+def begin(run: Run, begun: Checkpoint | None) -> Tally:
+    """Note what is played in the run's folder, and log the rounds that were played before an interruption."""
+    runfolder.write(run.folder, _note(run))
+    before = tuple(begun.state.rows) if begun else ()
     for row in before:  # some may have been on their way to the store when the run was interrupted
         run.tracker.log(int(row["round"]), {name: value for name, value in row.items() if name != "round"})
     done = len(before)
     go_on = runfolder.command(run.folder)
     status = Status(run.name, "running", done, run.plan.rounds, {}, 0.0, 0, done or None, go_on)
     progress.write(run.folder, status)
-    started = time.perf_counter()
-    failures: list[Failure] = []
-    recent: list[float] = []  # seconds of the last rounds
-    evaluated: RoundMetrics | None = None
-    for metrics in federation:
-        values = report.measures(metrics)
-        failures += metrics.failures
-        recent = [*recent, metrics.seconds["round"]][-RECENT_ROUNDS:]
-        if metrics.personal is not None or metrics.global_ is not None:
-            evaluated = metrics
-        if evaluated is not None and metrics.novel is not None:
-            evaluated = report.with_newcomers(evaluated, metrics)
-        run.tracker.log(metrics.round, values)
-        status = _after(run, status, metrics, values, recent)
-        progress.write(run.folder, status)
-        advance(values)
-    seconds = time.perf_counter() - started + sum(row["time/round_seconds"] for row in before)
+    return Tally(status, time.perf_counter(), before)
+
+
+def account(run: Run, tally: Tally, metrics: RoundMetrics) -> Tally:
+    """Log one more round, update the status, and keep what the result needs of it."""
+    values = report.measures(metrics)
+    recent = (*tally.recent, metrics.seconds["round"])[-RECENT_ROUNDS:]
+    evaluated = tally.evaluated
+    if metrics.personal is not None or metrics.global_ is not None:
+        evaluated = metrics
+    if evaluated is not None and metrics.novel is not None:
+        evaluated = report.with_newcomers(evaluated, metrics)
+    run.tracker.log(metrics.round, values)
+    status = _after(run, tally.status, metrics, values, recent)
+    progress.write(run.folder, status)
+    failures = (*tally.failures, *metrics.failures)
+    return tally._replace(status=status, evaluated=evaluated, failures=failures, recent=recent)
+
+
+def collect(run: Run, federation: Source, tally: Tally) -> Played:
+    """What the result is made of, taken from a federation that has played its last round."""
+    seconds = time.perf_counter() - tally.started + sum(row["time/round_seconds"] for row in tally.before)
     history = federation.history()
     snapshot = _saved(run, federation, history) if run.store.states else federation.snapshot()
-    seconds -= sum(row.get(report.START, 0.0) for row in history.rows[done:])
-    return Played(snapshot, history, evaluated, tuple(failures), seconds)
+    seconds -= sum(row.get(report.START, 0.0) for row in history.rows[len(tally.before) :])
+    if run.request.execution.loss_deviation:
+        say("loss deviation: every personal model predicts the test examples of all clients")
+        run.writer.table(loss_deviation.TABLE, loss_deviation.rows(federation.class_losses()))
+    return Played(snapshot, history, tally.evaluated, tally.failures, seconds)
 
 
-def _saved(run: Run, federation: Federation, history: State) -> Snapshot:
+def conclude(run: Run, played: Played) -> RunResult:
+    """Write the result into the run's folder and hand it to the tracker."""
+    summary = report.summarize(run.plan, played.history.rows, run.tracker.run_id, played.seconds)
+    summary |= {
+        "backend": "compiled" if run.package else run.request.execution.backend,
+        "package": run.package.key if run.package else "",
+    }
+    _write(run, summary, played)
+    run.tracker.finish("FINISHED", run.folder)
+    return RunResult(run.plan, summary, run.folder, run.tracker.hint(), played.failures)
+
+
+def _saved(run: Run, federation: Source, history: State) -> Snapshot:
     """The federation with the clients' states in the files of its result, for they may not fit into memory."""
     folder = run.writer.folder / PERSONAL
     folder.mkdir()
