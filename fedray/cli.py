@@ -165,8 +165,10 @@ def parse(
     describe: Callable[[Mapping[str, Algorithm], str], str],
     more: Sequence[tuple[str, Any, Any]],
     base: tuple[Experiment, Execution] | None = None,
+    lead: Sequence[tuple[str, Any, Any]] = (),
 ) -> Parsed:
-    """Parse ``[ALGORITHM] [options]``; ``more`` lists further options as (name, type, default).
+    """Parse ``[ALGORITHM] [options]``; ``more`` lists further options as (name, type, default), and ``lead`` those that
+    --help shows before all others.
 
     Defaults are the algorithm's or, to resume a run, those of ``base``. For help and mistakes, tyro prints a text and
     exits with code 0 or 2. Raises FedRayError for an unknown algorithm or preset.
@@ -189,6 +191,7 @@ def parse(
     execution = base[1] if base else Execution()
     flat = tyro.conf.arg(name="")
     fields = [
+        *lead,
         ("algorithm", Annotated[record.config, flat], dataclasses.field(default=experiment.algorithm)),
         # The settings of the algorithm have options of their own, above.
         (

@@ -10,11 +10,15 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedray.types import FedRayError
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+WIDE = 10_000  # columns
 
 
 def say(text: str) -> None:
@@ -84,6 +88,13 @@ def bar(unit: str, total: int, note: str) -> Iterator[Callable[[int, str], None]
                 shown.update(task, note=note)
 
         yield move
+
+
+def console() -> Console:
+    """Where results are printed; what is no terminal is as wide as a table needs, and cuts nothing off."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else WIDE)
 
 
 def check_packages() -> None:

@@ -49,10 +49,12 @@ def play(programme: Programme, recorder: Recorder) -> list[Any]:
     random.seed(programme.seed)  # Tune's schedulers draw from the global generators
     np.random.seed(programme.seed % 2**32)
     trainable = ray_tune.with_parameters(programme.trainable, common=programme.common)
+    trainable = ray_tune.with_resources(trainable, reservation)
+    trainable.__qualname__ = programme.trainable.__name__  # the processes' name in ps and in Ray's dashboard
     try:
         with recovered_resets():
             analysis = ray_tune.run(
-                ray_tune.with_resources(trainable, reservation),
+                trainable,
                 name=programme.folder.name,
                 storage_path=str(programme.folder.parent),
                 config=dict(programme.parameters),

@@ -66,9 +66,11 @@ def searcher(sweep: Sweep, space: Mapping[str, Domain], concurrency: int, seeds:
         raise FedRayError(f"--seeds {len(seeds)}: tpe learns from single trials; use --search random, or one seed")
     if any(isinstance(domain, Grid) for domain in space.values()):
         raise FedRayError("--search tpe: does not cover a grid; write choice(...) in --space, or use --search random")
+    import optuna
     from optuna.samplers import TPESampler
     from ray.tune.search.optuna import OptunaSearch
 
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # each study would say that it was created
     sampler = TPESampler(seed=seeds[0], n_startup_trials=max(4, concurrency))
     return ConcurrencyLimiter(
         OptunaSearch(metric=sweep.metric, mode=sweep.mode, sampler=sampler), max_concurrent=concurrency

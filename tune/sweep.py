@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,8 +21,10 @@ from fedray.config.decode import decode, record, refuse_damage
 from fedray.data import loading
 from fedray.federate.failures import failure_policy
 from fedray.federate.plan import make_plan
+from fedray.run import progress
 from fedray.run.files import write_json
 from fedray.run.mlflow_store import locate, shown
+from fedray.run.progress import Status
 from fedray.run.tracking import MLflowTracker, NullTracker, Tracker
 from fedray.run.writer import write_table
 from fedray.terminal import same_handlers
@@ -116,17 +120,40 @@ def play(
         say(f"{request.trials} trials, {at_once} at a time: {clients} clients in {len(layout.blocks)} actor(s) each")
         say(results.basis(sweep.metric, request.base.data.validation))
         tracker, parent = _records(request)
-        recorder = Recorder(partial(child_run, parent, request.base, sweep), partial(_show_progress, sweep, move))
+        show = partial(_show_progress, request, time.monotonic(), move)
+        recorder = Recorder(partial(child_run, parent, request.base, sweep), show)
         trials: list[Any] = []
         try:
+            show([])
             trials = play_trials(_programme(request, layout, at_once, resume), recorder)
         finally:
             if not trials:
                 tracker.finish("KILLED")
+                progress.end(request.folder, "interrupted")
         return _conclude(request, trials, tracker)
     finally:
         if own:
             ray.shutdown()
+
+
+def concluded(request: SweepRequest) -> Report | None:
+    """What a sweep has found that is finished, from its files; None where trials are left to play.
+
+    Raises FedRayError where a file is damaged.
+    """
+    folder = request.folder / "result"
+    if not (folder / "best.json").exists():
+        return None
+    with refuse_damage(f"{folder}: cannot be read", "start a new sweep in another folder"):
+        found = decode((folder / "best.json").read_bytes())
+        if not found.get("finished"):  # older versions did not say
+            return None
+        table = results.read_table(folder / "trials.csv", request.space, request.sweep.metric)
+        best = [row for row in table if decode(json.dumps(row.settings).encode()) == found["settings"]]
+        tracker, _ = _records(request)
+        tracker.finish("FINISHED")
+        told = found["command"], found["tested"], found["refit"]
+        return Report(request, table, best, *told, tracker.hint(), False)
 
 
 def _programme(request: SweepRequest, layout: Layout, at_once: int, resume: bool) -> Programme:
@@ -159,12 +186,24 @@ def _programme(request: SweepRequest, layout: Layout, at_once: int, resume: bool
     )
 
 
-def _show_progress(sweep: Sweep, move: Callable[[int, str], object], trials: list[Any]) -> None:
-    """Tell ``move`` how many trials have ended, and the best score so far."""
+def command(folder: Path) -> str:
+    """What to type to go on with the sweep of a folder."""
+    return f"python -m tune --resume {folder}"
+
+
+def _show_progress(request: SweepRequest, began: float, move: Callable[[int, str], object], trials: list[Any]) -> None:
+    """Tell ``move`` and the status how many trials have ended, and the best score so far."""
+    sweep = request.sweep
     last = [trial.last_result or {} for trial in trials]
     scores = [result["score"] for result in last if result.get("score") is not None]
     best = (max if sweep.mode == "max" else min)(scores, default=None)
     done = sum(trial.is_finished() for trial in trials)
+    failed = sum("failure" in result for result in last)
+    measures = {} if best is None else {sweep.metric: best}
+    seconds = (time.monotonic() - began) / done if done else 0.0
+    go_on = command(request.folder)
+    status = Status(request.name, "running", done, request.trials, measures, seconds, failed, None, go_on, unit="trial")
+    progress.write(request.folder, status)
     move(done, "" if best is None else f"best {sweep.metric} {best:.4f}")
 
 
@@ -222,6 +261,7 @@ def _conclude(request: SweepRequest, trials: list[Any], tracker: Tracker) -> Rep
     folder.mkdir(parents=True, exist_ok=True)
     write_table(folder / "trials.csv", results.csv_rows(table, sweep.metric))
     found = {
+        "finished": not interrupted,
         "metric": sweep.metric,
         "score": results.mean(best) if best else None,
         "basis": results.basis(sweep.metric, request.base.data.validation),
@@ -231,6 +271,7 @@ def _conclude(request: SweepRequest, trials: list[Any], tracker: Tracker) -> Rep
         "refit": refit,
     }
     write_json(folder / "best.json", found)
+    progress.end(request.folder, "interrupted" if interrupted else "finished")
     write_json(folder / "space.json", {name: show(domain) for name, domain in request.space.items()})
     results.draw(table, request.space, sweep.metric, folder / "figures")
     if best:

@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.list:
             print("\n".join(listing(study, options)))
             return cli.DONE
-        failed = play(study, options)
+        failed = play(study, options, again)
         for name, reason in failed.items():
             say(f"failed   {name}: {reason.splitlines()[0]}")
         if failed:

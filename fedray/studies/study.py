@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from fedray.compare.runs import finished, parent_of
 from fedray.config import TrackingConfig, override
 from fedray.federate.plan import make_plan
 from fedray.federate.report import KINDS
-from fedray.run import mlflow_store, runfolder, session, side_by_side
+from fedray.run import mlflow_store, progress, runfolder, session, side_by_side
+from fedray.run.progress import Status
 from fedray.run.side_by_side import Ended
 from fedray.run.tracking import MLflowTracker, NullTracker, Tracker
 from fedray.studies.agenda import Options, PlannedRun, plan_runs
@@ -27,11 +29,11 @@ from fedray.terminal import bar, headlines, say
 from fedray.types import FedRayError
 
 
-def play(study: str, options: Options) -> Mapping[str, str]:
+def play(study: str, options: Options, command: str) -> Mapping[str, str]:
     """Play what the tracking store lacks of a study, tell how it went, and print its table if it is complete.
 
-    A run that fails costs no other; the names of those that failed come back, with the reasons. Raises FedRayError
-    before the first run if the store, the data or the cluster cannot be used.
+    ``command`` is what the user typed. A run that fails costs no other; the names of those that failed come back, with
+    the reasons. Raises FedRayError before the first run if the store, the data or the cluster cannot be used.
     """
     agenda = plan_runs(study, options)
     tracking = options.execution.tracking
@@ -46,10 +48,13 @@ def play(study: str, options: Options) -> Mapping[str, str]:
         make_plan(chosen[0].experiment)
     parent = _parent(study, options) if chosen else NullTracker()
     try:
-        failed = _play(study, options, chosen, parent) if chosen else {}
+        failed = _play(study, options, chosen, parent, command) if chosen else {}
     except BaseException as error:
-        parent.finish("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+        stopped = isinstance(error, KeyboardInterrupt)
+        progress.end(_folder(study, options), "interrupted" if stopped else "failed")
+        parent.finish("KILLED" if stopped else "FAILED")
         raise
+    progress.end(_folder(study, options), "failed" if failed else "finished")
     ran = len(chosen) - len(failed)
     say(f"{study}: {ran} run, {skipped} finished before, {len(failed)} failed")
     say(f"compare  {_compare_command(study, options)}")
@@ -67,14 +72,19 @@ def _parent(study: str, options: Options) -> Tracker:
 
 
 class _Board:
-    """Shows on one bar how far all runs of a study are, and a line for each one that has ended."""
+    """Shows how far all runs of a study are: on one bar, by a line for each that has ended, and in its status."""
 
-    def __init__(self, rounds: Mapping[str, int], move: Callable[[int, str], object]):
+    def __init__(self, folder: Path, status: Status, rounds: Mapping[str, int], move: Callable[[int, str], object]):
+        self._folder = folder
+        self._status = status
+        self._began = time.monotonic()
         self._rounds = rounds
         self._reached = dict.fromkeys(rounds, 0)
         self._move = move
         self._ended = 0
         self.failed: dict[str, str] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+        progress.write(folder, status)
 
     def reached(self, name: str, round_number: int) -> None:
         """A run has ended a round."""
@@ -89,15 +99,21 @@ class _Board:
         outcome = f"failed: {ended.failure}" if ended.summary is None else _line(ended.summary)
         say(f"[{self._ended}/{len(self._rounds)}] {ended.name}  {outcome}")
         self.reached(ended.name, self._rounds[ended.name])
+        seconds = (time.monotonic() - self._began) / self._ended
+        self._status = self._status._replace(round=self._ended, seconds=seconds, failures=len(self.failed))
+        progress.write(self._folder, self._status)
 
 
-def _play(study: str, options: Options, chosen: Sequence[PlannedRun], parent: Tracker) -> Mapping[str, str]:
+def _play(
+    study: str, options: Options, chosen: Sequence[PlannedRun], parent: Tracker, command: str
+) -> Mapping[str, str]:
     """Play the chosen runs; those that failed come back, with the reasons."""
     rounds = {each.name: _rounds(each) for each in chosen}
     requests = [request(study, each, options) for each in chosen]
     tags = {"study": study, "mlflow.parentRunId": str(parent.run_id)}
     with bar("round", sum(rounds.values()), f"0 of {len(rounds)} runs") as move:
-        board = _Board(rounds, move)
+        status = Status(study, "running", 0, len(rounds), {}, 0.0, 0, None, command, unit="run")
+        board = _Board(_folder(study, options), status, rounds, move)
         # What was killed after its result was written only has to reach the store.
         written = [each for each in requests if each.resume and (Path(each.resume) / runfolder.FINISHED).exists()]
         side_by_side.play(written, tags, 1, board)

@@ -127,7 +127,7 @@ def test_a_study_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, capfd
     assert capfd.readouterr().out.split() == [
         "finished", "fedavg-s0", "finished", "pfedbayes-s0", "to", "run", "fedavg-s1", "to", "run", "pfedbayes-s1",
     ]  # fmt: skip
-    assert {path.name[:-7] for path in Path("runs/quick").iterdir()} == {"fedavg-s0", "pfedbayes-s0"}
+    assert {path.name[:-7] for path in Path("runs/quick").iterdir() if path.is_dir()} == {"fedavg-s0", "pfedbayes-s0"}
     client = MlflowClient("sqlite:///runs/mlflow.db")
     tagged = client.search_runs(["1"], "tags.study = 'quick' and tags.config != ''")
     assert {(run.info.run_name, run.info.status) for run in tagged} == {

@@ -46,7 +46,7 @@ def test_how_failures_are_dealt_with_reaches_tune_and_its_trials(
     monkeypatch.setattr(sweep, "nodes", lambda: [Node(4.0, 0.0)])
     monkeypatch.setattr(sweep.ray, "put", lambda value: value)
     monkeypatch.setattr(sweep.ray_tune, "with_parameters", lambda trial, common: seen.update(common=common))
-    monkeypatch.setattr(sweep.ray_tune, "with_resources", lambda trial, resources: None)
+    monkeypatch.setattr(sweep.ray_tune, "with_resources", lambda trial, resources: SimpleNamespace())
     monkeypatch.setattr(sweep.ray_tune, "run", run)
     options = ["--on-failure", asked, "--round-timeout", "7", "--space", "lr=uniform(0.1,0.2)"]
     main(["fedavg", *options, "--tracking.uri", "none"])
