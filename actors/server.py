@@ -30,7 +30,7 @@ from fedray.federate.uncertainty.reply import Uncertainty
 
 
 class ServerActor:
-    """Holds the global state; wrapped by ``ray.remote`` where it is placed."""
+    """Holds the global state; wrapped by ``ray.remote`` where it is placed, or in the process of a trial."""
 
     def __init__(
         self,
@@ -45,20 +45,51 @@ class ServerActor:
         most: int = 0,  # actors that it may spread over, where it follows its cluster; 0: it stays as it is
     ):
         fix_numerics()
-        self._plan = plan
-        self._store = store
-        self._policy = policy
-        self._state = begun.state if begun else start(plan)
         group = get_current_placement_group()
         seats = reserved(group)[1:] if group else []  # the first is this actor's
         given, folder = dataset[0] if dataset else None, prepared(store)
         self._cohort = RayCohort(plan, layout, backend, given, policy, folder, seats, follows=most > 0, name=name)
         self._mover = Mover(self._cohort, group, most, bool(folder)) if most else None
         self._hosted = self._cohort.hosted(machines())
+        self._begin(plan, policy, store, begun, name)
+
+    def _begin(
+        self, plan: Plan, policy: FailurePolicy, store: CheckpointStore | None, begun: Checkpoint | None, name: str
+    ) -> None:
+        self._plan = plan
+        self._store = store
+        self._policy = policy
+        self._state = start(plan)
         self._name = name
         self._gauges = Gauges(name)
         if begun:
-            self._cohort.restore(begun.clients)
+            self.restore(begun)
+
+    def reset(
+        self,
+        plan: Plan,
+        policy: FailurePolicy,
+        store: CheckpointStore | None = None,
+        begun: Checkpoint | None = None,
+        name: str = "fedray",
+    ) -> None:
+        """Begin another federation, of as many clients, in the same processes; its states stay in memory."""
+        self._cohort.reset(plan, policy)
+        self._begin(plan, policy, store, begun, name)
+
+    def restore(self, begun: Checkpoint) -> None:
+        """Go on from a checkpoint."""
+        self._state = begun.state
+        self._cohort.restore(begun.clients)
+
+    def close(self) -> None:
+        """Stop the client actors."""
+        self._cohort.close()
+
+    @property
+    def state(self) -> State:
+        """The server's state with the measures of the rounds so far, for who shares its process."""
+        return self._state
 
     def __repr__(self) -> str:
         """As Ray's dashboard and the run's log name this process."""

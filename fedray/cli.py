@@ -173,8 +173,10 @@ def parse(
     more: Sequence[tuple[str, Any, Any]],
     base: tuple[Experiment, Execution] | None = None,
     brief: Callable[[Mapping[str, Algorithm], str], str] | None = None,
+    lead: Sequence[tuple[str, Any, Any]] = (),
 ) -> Parsed:
-    """Parse ``[ALGORITHM] [options]``; ``more`` lists further options as (name, type, default).
+    """Parse ``[ALGORITHM] [options]``; ``more`` lists further options as (name, type, default), and ``lead`` those that
+    --help shows before all others.
 
     Defaults are the algorithm's or, to resume a run, those of ``base``. For help and mistakes, tyro prints a text and
     exits with code 0 or 2. With a ``brief`` description --help shows the options that matter first, and --help-all
@@ -198,6 +200,7 @@ def parse(
     execution = base[1] if base else Execution()
     flat = tyro.conf.arg(name="")
     fields = [
+        *lead,
         ("algorithm", Annotated[record.config, flat], dataclasses.field(default=experiment.algorithm)),
         # The settings of the algorithm have options of their own, above.
         (

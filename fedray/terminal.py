@@ -12,10 +12,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedray.types import FedRayError
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WIDE = 10_000  # columns
 REPEAT_SECONDS = 60.0  # between two lines that say the same
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 LINE_SECONDS = 10.0  # between two lines of progress where there is no terminal
@@ -174,6 +178,13 @@ def span(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.1f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def console() -> Console:
+    """Where results are printed; what is no terminal is as wide as a table needs, and cuts nothing off."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else WIDE)
 
 
 def check_packages() -> None:

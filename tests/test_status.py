@@ -69,6 +69,20 @@ def test_the_line_says_where_the_clients_are_and_how_they_moved(capsys):
     assert "  1 machine (a 6)  1 move, the last before round 3: b left  " in capsys.readouterr().out
 
 
+def test_sweeps_and_studies_count_what_they_consist_of(dead, capsys):
+    again = "python -m tune --resume runs/sweep"
+    leave("runs/sweep", unit="trial", measures={"validation/personal/accuracy": 0.5}, pid=dead, command=again)
+    leave("runs/quick", unit="run", rounds=4, name="quick")
+    leave("runs/quick/fedavg-s0")
+    assert main([]) == 0
+    run, study, sweep = capsys.readouterr().out.splitlines()
+    assert study.startswith("quick  run 3/4  personal 92.1%  global 80.0%  2.5 s/run  2 s left")
+    assert run.startswith("mine  round 3/10")
+    assert "trial 3/10  validation, personal 50.0%  2.5 s/trial" in sweep
+    assert f"stopped: resume with {again}" in sweep
+    assert "checkpoint" not in study + sweep
+
+
 def test_a_run_whose_process_is_dead_is_stopped_and_can_be_resumed(dead, capsys):
     leave("runs/mine", pid=dead)
     assert main([]) == 0

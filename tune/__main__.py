@@ -17,6 +17,7 @@ from fedray.types import Algorithm, FedRayError
 
 if TYPE_CHECKING:
     from fedray.config import Execution
+    from tune.sweep import Report, SweepRequest
 
 NOTE = "sweep.json"
 
@@ -54,8 +55,8 @@ def read(argv: Sequence[str]) -> tuple[Any, bool]:
     from tune.sweep import check, identity
 
     flat = Annotated[Sweep, tyro.conf.arg(name="")]
-    more = [("sweep", flat, dataclasses.field(default=Sweep()))]
-    parsed = cli.parse(argv, "python -m tune", describe, more)
+    lead = [("sweep", flat, dataclasses.field(default=Sweep()))]
+    parsed = cli.parse(argv, "python -m tune", describe, (), lead=lead)
     folder = parsed.more.sweep.resume
     if not folder:
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")[:-3]
@@ -68,7 +69,7 @@ def read(argv: Sequence[str]) -> tuple[Any, bool]:
     target = Path(os.path.abspath(folder))
     with refuse_damage(f"--resume {folder}: holds no sweep", "give the folder that `python -m tune` named"):
         stored = record(Note, decode((target / NOTE).read_bytes()))
-    old = cli.parse(stored.argv, "python -m tune", describe, more)
+    old = cli.parse(stored.argv, "python -m tune", describe, (), lead=lead)
     execution = _with_password(folder, old.execution, parsed.execution)
     request = check(stored.name, target, old.experiment, execution, old.more.sweep)
     if stored.metric != request.sweep.metric:
@@ -112,10 +113,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     return cli.run_command(lambda: _sweep(given))
 
 
+def _play(request: SweepRequest, resume: bool, go_on: str) -> Report:
+    """Play what is left of a sweep, and say how to go on where it is cut off."""
+    from tune import sweep
+
+    terminal.say(f"if it is cut off: {sweep.command(request.folder)}")
+    try:
+        with terminal.bar("trial", request.trials, "starting the first trials") as move:
+            return sweep.play(request, resume, terminal.say, move)
+    except KeyboardInterrupt:
+        terminal.say(go_on)
+        raise
+
+
 def _sweep(argv: Sequence[str]) -> int:
     """Run the sweep of a command line and show what it found."""
-    from rich.console import Console
-
     terminal.check_packages()
     request, resume = read(argv)
     from fedray.run.files import write_json
@@ -125,16 +137,14 @@ def _sweep(argv: Sequence[str]) -> int:
     if not resume:
         note = Note(request.name, [shown(word) for word in argv], request.sweep.metric)
         write_json(request.folder / NOTE, note._asdict())
-    go_on = f"go on    python -m tune --resume {request.folder}"
-    try:
-        with terminal.bar("trial", request.trials, "starting the first trials") as move:
-            found = sweep.play(request, resume, terminal.say, move)
-    except KeyboardInterrupt:
-        terminal.say(go_on)
-        raise
-    console = Console()
+    go_on = f"go on    {sweep.command(request.folder)}"
+    found = sweep.concluded(request) if resume else None
+    if found is None:
+        found = _play(request, resume, go_on)
+    console = terminal.console()
     note = results.basis(request.sweep.metric, request.base.data.validation)
-    console.print(results.show(found.table, request.sweep.metric, found.best, note))
+    table = results.by_rank(found.table, request.sweep.mode)
+    console.print(results.show(table, request.sweep.metric, found.best, note))
     console.print(f"result   {request.folder / 'result'}\ntracked  {found.hint}", soft_wrap=True)
     console.print("         the [+] beside the sweep unfolds its trials", markup=False)
     if found.best:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from fedray.federate.tasks import TASKS
 from fedray.types import LogUniform
 from tune.options import by_test
 from tune.record import outcome_of
-from tune.space import Domain
+from tune.space import Domain, value_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,6 +61,12 @@ def ranked(table: Sequence[TrialResult], mode: str) -> list[list[TrialResult]]:
     return sorted(sound, key=lambda g: (-min(row.rounds for row in g), sign * mean(g)))
 
 
+def by_rank(table: Sequence[TrialResult], mode: str) -> list[TrialResult]:
+    """The trials of the best configuration first, those of configurations without a rank last."""
+    order = [row for group in ranked(table, mode) for row in group]
+    return order + [row for row in table if row not in order]
+
+
 def mean(group: Sequence[TrialResult]) -> float:
     """The mean score of a configuration over its seeds."""
     return statistics.fmean(row.score for row in group if row.score is not None)
@@ -88,6 +95,22 @@ def csv_rows(table: Sequence[TrialResult], metric: str) -> list[dict[str, Any]]:
         {"trial": r.trial, **r.settings, "seed": r.seed, "rounds": r.rounds, metric: r.score, "outcome": r.outcome}
         for r in table
     ]
+
+
+def read_table(path: Path, space: Mapping[str, Domain], metric: str) -> list[TrialResult]:
+    """The rows of a trials.csv; raises what damage leads to."""
+    with path.open(newline="") as file:
+        return [
+            TrialResult(
+                row["trial"],
+                {name: value_of(row[name]) for name in space},
+                int(row["seed"]),
+                int(row["rounds"]),
+                float(row[metric]) if row[metric] else None,
+                row["outcome"],
+            )
+            for row in csv.DictReader(file)
+        ]
 
 
 def show(table: Sequence[TrialResult], metric: str, best: Sequence[TrialResult], note: str) -> Any:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray import tune as ray_tune
-from ray.tune.execution.tune_controller import TuneController
-from ray.tune.experiment.trial import Trial as TuneTrial
 from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, MedianStoppingRule, PopulationBasedTraining
 from ray.tune.search import ConcurrencyLimiter
 from ray.tune.search.basic_variant import BasicVariantGenerator
@@ -28,34 +25,6 @@ class Population(PopulationBasedTraining):
         # the trial's next round (seen with Ray 2.56). That save is of no more use: forget it before the pause.
         trial.temporary_state.saving_to = None
         super()._exploit(tune_controller, trial, trial_to_clone)
-
-
-@contextlib.contextmanager
-def recovered_resets() -> Iterator[None]:
-    """Let Tune recover a trial whose process dies while the trial takes it over from another one.
-
-    Tune recovers running trials only, and during a take-over (``reuse_actors``) a trial is still pending: it would fail
-    for good, however many failures are allowed (seen with Ray 2.60).
-    """
-    honest = TuneController._process_trial_failure
-
-    requeued: set[Any] = set()
-
-    def process(self: TuneController, trial: Any, exception: Any) -> None:
-        if trial in self._resetting_trials:
-            self._resetting_trials.discard(trial)
-            self._set_trial_status(trial, TuneTrial.RUNNING)  # as Tune does where a process dies as it starts
-            requeued.add(trial)
-        elif trial in requeued and trial.status == TuneTrial.PENDING:  # another task of the same dead process
-            requeued.discard(trial)
-            return
-        honest(self, trial, exception)
-
-    TuneController._process_trial_failure = process
-    try:
-        yield
-    finally:
-        TuneController._process_trial_failure = honest
 
 
 def parameters(space: Mapping[str, Domain], search: str, seeds: Sequence[int]) -> dict[str, Any]:
@@ -97,9 +66,11 @@ def searcher(sweep: Sweep, space: Mapping[str, Domain], concurrency: int, seeds:
         raise FedRayError(f"--seeds {len(seeds)}: tpe learns from single trials; use --search random, or one seed")
     if any(isinstance(domain, Grid) for domain in space.values()):
         raise FedRayError("--search tpe: does not cover a grid; write choice(...) in --space, or use --search random")
+    import optuna
     from optuna.samplers import TPESampler
     from ray.tune.search.optuna import OptunaSearch
 
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # each study would say that it was created
     sampler = TPESampler(seed=seeds[0], n_startup_trials=max(4, concurrency))
     return ConcurrencyLimiter(
         OptunaSearch(metric=sweep.metric, mode=sweep.mode, sampler=sampler), max_concurrent=concurrency

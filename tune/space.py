@@ -50,7 +50,7 @@ def _read(entry: str) -> tuple[str, Domain]:
     if not found or found[2] not in KINDS:
         raise FedRayError(f"--space {entry}: cannot be read; write {FORM}")
     name, kind, inner = found.groups()
-    values = tuple(map(_value, inner.split(","))) if inner.strip() else ()
+    values = tuple(map(value_of, inner.split(","))) if inner.strip() else ()
     if kind in ("choice", "grid"):
         if not values:
             raise FedRayError(f"--space {entry}: an empty range; give at least one value")
@@ -60,11 +60,12 @@ def _read(entry: str) -> tuple[str, Domain]:
     return name, KINDS[kind](*map(float, values))
 
 
-def _value(text: str) -> Any:
+def value_of(text: str) -> Any:
+    """A number, a truth value, or a bare word, such as rho, as a command line or a table writes it."""
     try:
         return ast.literal_eval(text.strip())
     except (ValueError, SyntaxError):
-        return text.strip()  # a bare word, such as rho
+        return text.strip()
 
 
 def _path(name: str, cfg: Experiment) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import random
+import json
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import ray
 from ray import tune as ray_tune
 
@@ -22,19 +23,23 @@ from fedray.config.decode import decode, record, refuse_damage
 from fedray.data import loading
 from fedray.federate.failures import failure_policy
 from fedray.federate.plan import make_plan
+from fedray.run import progress
 from fedray.run.files import write_json
 from fedray.run.mlflow_store import locate, shown
+from fedray.run.progress import Status
 from fedray.run.tracking import MLflowTracker, NullTracker, Tracker
 from fedray.run.writer import write_table
 from fedray.terminal import same_handlers
 from fedray.types import require
 from tune import results, search
+from tune.children import ParentRun, child_run
 from tune.options import TEST, Sweep, by_test, complete, validation_share
-from tune.record import UNFINISHED, ParentRun, Recorder
+from tune.play import Programme
+from tune.play import play as play_trials
+from tune.record import UNFINISHED, Recorder
 from tune.space import Domain, make, show
 from tune.trial import Common, Trial
 
-RESUME: Any = ray_tune.ResumeConfig.ResumeType.RESUME  # an enum, although ResumeConfig calls it a string
 REFUSED = {  # settings of the execution that a sweep decides itself: why, and what to do instead
     "runtime": ("a sweep runs on Ray", "leave the option out"),
     "client_states": ("the trials of a sweep keep their clients' states in memory", "leave the option out"),
@@ -119,24 +124,45 @@ def play(
         say(f"{request.trials} trials, {at_once} at a time: {clients} clients in {len(layout.blocks)} actor(s) each")
         say(results.basis(sweep.metric, request.base.data.validation))
         tracker, parent = _records(request)
-        recorder = Recorder(parent, request.base, sweep, move)
+        show = partial(_show_progress, request, time.monotonic(), move)
+        recorder = Recorder(partial(child_run, parent, request.base, sweep), show)
         trials: list[Any] = []
         try:
-            trials = _run(request, layout, at_once, recorder, resume)
+            show([])
+            trials = play_trials(_programme(request, layout, at_once, resume), recorder)
         finally:
-            recorder.close(trials)
             if not trials:
                 tracker.finish("KILLED")
+                progress.end(request.folder, "interrupted")
         return _conclude(request, trials, tracker)
     finally:
         if own:
             ray.shutdown()
 
 
-def _run(request: SweepRequest, layout: Layout, at_once: int, recorder: Recorder, resume: bool) -> list[Any]:
+def concluded(request: SweepRequest) -> Report | None:
+    """What a sweep has found that is finished, from its files; None where trials are left to play.
+
+    Raises FedRayError where a file is damaged.
+    """
+    folder = request.folder / "result"
+    if not (folder / "best.json").exists():
+        return None
+    with refuse_damage(f"{folder}: cannot be read", "start a new sweep in another folder"):
+        found = decode((folder / "best.json").read_bytes())
+        if not found.get("finished"):  # older versions did not say
+            return None
+        table = results.read_table(folder / "trials.csv", request.space, request.sweep.metric)
+        best = [row for row in table if decode(json.dumps(row.settings).encode()) == found["settings"]]
+        tracker, _ = _records(request)
+        tracker.finish("FINISHED")
+        told = found["command"], found["tested"], found["refit"]
+        return Report(request, table, best, *told, tracker.hint(), False)
+
+
+def _programme(request: SweepRequest, layout: Layout, at_once: int, resume: bool) -> Programme:
     sweep = request.sweep
     base = request.base
-    resume = resume and any(request.folder.glob("experiment_state-*.json"))  # else nothing was begun
     dataset = None if "data.name" in request.space else ray.put(loading.load(base.data))
     common = Common(
         base,
@@ -147,31 +173,42 @@ def _run(request: SweepRequest, layout: Layout, at_once: int, recorder: Recorder
         dataset,
         request.execution.round_timeout,
     )
-    random.seed(base.seed)  # Tune's schedulers draw from the global generators
-    np.random.seed(base.seed % 2**32)
-    retries = failure_policy(base).attempts - 1  # a trial whose process is lost starts from its last checkpoint
-    with search.recovered_resets():
-        analysis = ray_tune.run(
-            ray_tune.with_parameters(Trial, common=common),
-            name=request.folder.name,
-            storage_path=str(request.folder.parent),
-            config=search.parameters(request.space, sweep.search, request.seeds),
-            num_samples=1 if sweep.search == "grid" else sweep.samples,
-            search_alg=search.searcher(sweep, request.space, at_once, request.seeds),
-            scheduler=search.scheduler(sweep, request.space),
-            resources_per_trial=ray_tune.PlacementGroupFactory(layout.bundles),  # all of a federation or nothing
-            checkpoint_config=ray_tune.CheckpointConfig(checkpoint_frequency=1, num_to_keep=_kept(sweep)),
-            max_failures=retries,
-            reuse_actors=True,
-            raise_on_failed_trial=False,
-            callbacks=[recorder],
-            trial_name_creator=lambda trial: trial.trial_id,
-            trial_dirname_creator=lambda trial: trial.trial_id,
-            verbose=0,
-            resume=resume,
-            resume_config=ray_tune.ResumeConfig(errored=RESUME) if resume else None,
-        )
-    return list(analysis.trials or [])
+    return Programme(
+        Trial,
+        common,
+        search.parameters(request.space, sweep.search, request.seeds),
+        lambda config: layout,
+        {},
+        search.searcher(sweep, request.space, at_once, request.seeds),
+        search.scheduler(sweep, request.space),
+        samples=1 if sweep.search == "grid" else sweep.samples,
+        seed=base.seed,
+        folder=request.folder,
+        checkpoints=ray_tune.CheckpointConfig(checkpoint_frequency=1, num_to_keep=_kept(sweep)),
+        retries=failure_policy(base).attempts - 1,  # a trial whose process is lost starts from its last checkpoint
+        resume=resume and any(request.folder.glob("experiment_state-*.json")),  # else nothing was begun
+    )
+
+
+def command(folder: Path) -> str:
+    """What to type to go on with the sweep of a folder."""
+    return f"python -m tune --resume {folder}"
+
+
+def _show_progress(request: SweepRequest, began: float, move: Callable[[int, str], object], trials: list[Any]) -> None:
+    """Tell ``move`` and the status how many trials have ended, and the best score so far."""
+    sweep = request.sweep
+    last = [trial.last_result or {} for trial in trials]
+    scores = [result["score"] for result in last if result.get("score") is not None]
+    best = (max if sweep.mode == "max" else min)(scores, default=None)
+    done = sum(trial.is_finished() for trial in trials)
+    failed = sum("failure" in result for result in last)
+    measures = {} if best is None else {sweep.metric: best}
+    seconds = (time.monotonic() - began) / done if done else 0.0
+    go_on = command(request.folder)
+    status = Status(request.name, "running", done, request.trials, measures, seconds, failed, None, go_on, unit="trial")
+    progress.write(request.folder, status)
+    move(done, "" if best is None else f"best {sweep.metric} {best:.4f}")
 
 
 def _kept(sweep: Sweep) -> int | None:
@@ -228,6 +265,7 @@ def _conclude(request: SweepRequest, trials: list[Any], tracker: Tracker) -> Rep
     folder.mkdir(parents=True, exist_ok=True)
     write_table(folder / "trials.csv", results.csv_rows(table, sweep.metric))
     found = {
+        "finished": not interrupted,
         "metric": sweep.metric,
         "score": results.mean(best) if best else None,
         "basis": results.basis(sweep.metric, request.base.data.validation),
@@ -237,6 +275,7 @@ def _conclude(request: SweepRequest, trials: list[Any], tracker: Tracker) -> Rep
         "refit": refit,
     }
     write_json(folder / "best.json", found)
+    progress.end(request.folder, "interrupted" if interrupted else "finished")
     write_json(folder / "space.json", {name: show(domain) for name, domain in request.space.items()})
     results.draw(table, request.space, sweep.metric, folder / "figures")
     if best:

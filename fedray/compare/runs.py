@@ -22,6 +22,7 @@ FINISHED = "attributes.status = 'FINISHED'"
 SECONDS = "time/round_seconds"
 UP = "comm/bytes_up"
 DOWN = "comm/bytes_down"
+PARENTS = ("sweep", "study")  # what the runs above other runs are
 T = TypeVar("T")
 
 
@@ -67,8 +68,8 @@ class RunStore:
             raise FedRayError(f"--experiment {experiment}: is not in {self.where}; choose from {', '.join(names)}")
         newest_first = ["attributes.start_time DESC"]
         runs = self._ask(lambda: mlflow_store.search(self._client, found.experiment_id, FINISHED, newest_first))
-        finished = [run for run in runs if run.data.tags.get("fedray.kind") != "sweep"]
-        candidates = [run for run in finished if sweeps or "mlflow.parentRunId" not in run.data.tags]
+        finished = [run for run in runs if run.data.tags.get("fedray.kind") not in PARENTS]
+        candidates = [run for run in finished if sweeps or not _of_sweep(run)]
         kept = [run for run in candidates if study is None or run.data.tags.get("study") == study]
         if not kept:
             raise FedRayError(_nothing_left(experiment, study, finished, candidates))
@@ -109,21 +110,36 @@ def finished(study: str, uri: str, experiment: str) -> set[str]:
 
     Raises FedRayError if the store cannot be read.
     """
+    runs = _of_study(study, uri, experiment, FINISHED)
+    return {run.data.tags["config"] for run in runs if "config" in run.data.tags}
+
+
+def parent_of(study: str, uri: str, experiment: str) -> str | None:
+    """The id of the run above those of a study; None if the study has not been played. Raises as :func:`finished`."""
+    runs = _of_study(study, uri, experiment, "tags.`fedray.kind` = 'study'")
+    return runs[0].info.run_id if runs else None
+
+
+def _of_study(study: str, uri: str, experiment: str, query: str) -> list[Run]:
     address = mlflow_store.locate(uri)
     if address.database is not None and not address.database.exists():
-        return set()
+        return []
     try:
         with mlflow_store.locked(address.database):
             client = mlflow_store.connect(address.uri)
         found = client.get_experiment_by_name(experiment)
         if found is None:
-            return set()
-        runs = mlflow_store.search(client, found.experiment_id, f"{FINISHED} AND tags.study = '{study}'")
+            return []
+        return mlflow_store.search(client, found.experiment_id, f"{query} AND tags.study = '{study}'")
     except Exception as error:
         where = mlflow_store.shown(address.uri)
         remedy = mlflow_store.remedy(address.uri)
         raise FedRayError(f"--tracking.uri {where}: {mlflow_store.reason(error)}. {remedy}") from None
-    return {run.data.tags.get("config", "") for run in runs}
+
+
+def _of_sweep(run: Run) -> bool:
+    """Whether a run is a trial: the runs of a study have a parent, too."""
+    return "mlflow.parentRunId" in run.data.tags and "study" not in run.data.tags
 
 
 def _existing(uri: str) -> str:

@@ -13,21 +13,8 @@ from fedray.federate.rounds import Snapshot, State
 from fedray.federate.uncertainty.reply import Uncertainty
 
 
-class Federation(Protocol):
-    """A federation that is iterated over, round by round, inside a ``with`` block that frees its resources."""
-
-    @property
-    def plan(self) -> Plan:
-        """What it plays, with the generator that ``auto`` stands for on its device."""
-        ...
-
-    def __enter__(self) -> Federation: ...
-
-    def __exit__(self, *exc: object) -> None: ...
-
-    def __iter__(self) -> Iterator[RoundMetrics]:
-        """Play the rounds that are left; yield the metrics of each as it ends."""
-        ...
+class Source(Protocol):
+    """A federation whose rounds are played: what a result is made of."""
 
     def snapshot(self) -> Snapshot:
         """The server's and the clients' states now."""
@@ -47,4 +34,21 @@ class Federation(Protocol):
 
     def history(self) -> State:
         """The server's state with the measures of the rounds so far."""
+        ...
+
+
+class Federation(Source, Protocol):
+    """A federation that is iterated over, round by round, inside a ``with`` block that frees its resources."""
+
+    @property
+    def plan(self) -> Plan:
+        """What it plays, with the generator that ``auto`` stands for on its device."""
+        ...
+
+    def __enter__(self) -> Federation: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+    def __iter__(self) -> Iterator[RoundMetrics]:
+        """Play the rounds that are left; yield the metrics of each as it ends."""
         ...

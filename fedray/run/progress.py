@@ -41,6 +41,7 @@ class Status(NamedTuple):
     updated: float = 0.0  # Unix time in seconds
     machines: dict[str, int] | None = None  # clients on each, by its name; none without Ray
     moves: tuple[str, ...] = ()  # of clients between machines, each in a line
+    unit: str = "round"  # of which there are that many: trial of a sweep, run of a study
 
 
 def write(folder: Path, status: Status) -> bool:
@@ -95,15 +96,16 @@ def _alive(status: Status) -> bool:
 
 def line(status: Status) -> str:
     """One line for the terminal: the name, how far, how good, how long, and what to type where it is not running."""
-    words = [status.name, f"round {status.round}/{status.rounds}"]
+    words = [status.name, f"{status.unit} {status.round}/{status.rounds}"]
     words += headlines(status.measures)
     if status.seconds > 0:
-        words.append(f"{status.seconds:.2g} s/round" if status.seconds < 10 else f"{status.seconds:.0f} s/round")
+        words.append(f"{status.seconds:{'.2g' if status.seconds < 10 else '.0f'}} s/{status.unit}")
     if status.state == "running":
         words.append(f"{span(_left(status))} left")
     words.append(f"{status.failures} failure{'' if status.failures == 1 else 's'}")
     words += _machines(status)
-    words.append("no checkpoint" if status.checkpoint is None else f"checkpoint {status.checkpoint}")
+    if status.unit == "round":  # the parts of the others have checkpoints
+        words.append("no checkpoint" if status.checkpoint is None else f"checkpoint {status.checkpoint}")
     words.append(f"{span(max(0.0, time.time() - status.updated))} ago")
     if status.state != "running":
         resume = f"resume with {status.command}" if status.command else "it cannot be resumed, start it again"

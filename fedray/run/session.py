@@ -24,7 +24,7 @@ from fedray.federate.checkpoint_files import Checkpoint
 from fedray.federate.compiled.choice import choose
 from fedray.federate.compiled.package import Package
 from fedray.federate.failures import described
-from fedray.federate.federation import Federation
+from fedray.federate.federation import Federation, Source
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.messages import Failure, RoundMetrics, Saved
 from fedray.federate.plan import Plan, make_plan
@@ -74,6 +74,7 @@ class Run(NamedTuple):
     store: CheckpointStore
     log: Log
     begun: Note | None  # what a resumed run noted at its start
+    package: Package | None = None  # the compiled step that its clients train with
 
     @property
     def folder(self) -> Path:
@@ -96,18 +97,22 @@ def run_experiment(experiment: Experiment, execution: Execution | None = None) -
     return run(Request(experiment, execution or Execution()))
 
 
-def run(request: Request, tags: Mapping[str, str] | None = None) -> RunResult:
+def run(
+    request: Request, tags: Mapping[str, str] | None = None, tell: Callable[[int], object] | None = None
+) -> RunResult:
     """Run a request; ``tags`` are added to its run in the tracking store.
+
+    ``tell`` gets the number of every round that ends, and takes the place of the progress bar.
 
     Raises FedRayError before any actor starts if it cannot run, and RunError if it must stop later.
     """
     log = Log()
     log.write(f"FedRay {fedray.__version__}, PyTorch {torch.__version__}, on {socket.gethostname()}")
     with heard(log.write):
-        return _run(request, tags or {}, log)
+        return _run(request, tags or {}, log, tell)
 
 
-def _run(request: Request, tags: Mapping[str, str], log: Log) -> RunResult:
+def _run(request: Request, tags: Mapping[str, str], log: Log, tell: Callable[[int], object] | None) -> RunResult:
     check_packages()
     plan = make_plan(request.experiment)
     if request.execution.loss_deviation:
@@ -133,16 +138,16 @@ def _run(request: Request, tags: Mapping[str, str], log: Log) -> RunResult:
             store = runfolder.store(folder, request.execution)
             # The store does not change parameters: with more rounds it is another run there.
             tracker = open_tracker(plan, request.execution, name, tags, None if longer else note)
-            return _guarded(Run(plan, request, name, writer, tracker, store, log, note))
+            return _guarded(Run(plan, request, name, writer, tracker, store, log, note), tell)
         finally:
             writer.discard()
 
 
-def _guarded(run: Run) -> RunResult:
+def _guarded(run: Run, tell: Callable[[int], object] | None) -> RunResult:
     """Play; if that ends early, note it in the status and the store, and tell the user how to go on."""
     try:
         finished = runfolder.finished_rounds(run.folder) >= run.plan.cfg.rounds
-        return _finish_again(run) if finished else _play(run)
+        return _finish_again(run) if finished else _play(run, tell)
     except BaseException as error:
         stopped = isinstance(error, KeyboardInterrupt)
         ours = isinstance(error, FedRayError | KeyboardInterrupt)
@@ -152,6 +157,17 @@ def _guarded(run: Run) -> RunResult:
         if (run.folder / runfolder.NOTE).exists():
             say(f"go on    {runfolder.command(run.folder)}")
         raise
+
+
+class Tally(NamedTuple):
+    """What a run has found so far, and what its status says of it."""
+
+    status: Status
+    started: float  # time.perf_counter() at the first round that was played now
+    before: tuple[Mapping[str, float], ...]  # the measures of the rounds before an interruption
+    evaluated: RoundMetrics | None = None  # the last round with an evaluation
+    failures: tuple[Failure, ...] = ()
+    recent: tuple[float, ...] = ()  # seconds of the last rounds
 
 
 class Played(NamedTuple):
@@ -165,57 +181,49 @@ class Played(NamedTuple):
     uncertainty: Uncertainty | None = None  # of the last round's models, where it was asked for
 
 
-def _play(run: Run) -> RunResult:
+def _play(run: Run, tell: Callable[[int], object] | None) -> RunResult:
     """Play the rounds that are left, write the result, and hand it to the tracker."""
-    package = _package(run)
-    note = _note(run, package)
-    if runfolder.elsewhere(run.folder, run.store):
-        runfolder.claim(run.store, note, bool(run.request.resume))
-    begun = _checkpoint(run)
+    execution = run.request.execution
+    on_gpus = execution.runtime == "ray" and execution.gpus_per_client != 0 and torch.cuda.is_available()
+    run, begun = ready(run, on_gpus)
     done = len(begun.state.rows) if begun else 0
+    shown = contextlib.nullcontext() if tell else progress_bar(run.plan, done)
     with (
-        open_federation(run.plan, run.request.execution, run.name, run.store, begun, package) as federation,
-        progress_bar(run.plan, done) as advance,
+        open_federation(run.plan, execution, run.name, run.store, begun, run.package) as federation,
+        shown as advance,
     ):
         run = run._replace(plan=federation.plan)
-        runfolder.write(run.folder, _note(run, package))
-        run.log.open(run.folder)
-        played = _rounds(run, federation, begun, advance)
-        if run.request.execution.loss_deviation:
-            say("loss deviation: every personal model predicts the test examples of all clients")
-            run.writer.table(loss_deviation.TABLE, loss_deviation.rows(federation.class_losses()))
-        if run.request.execution.uncertainty:
-            played = played._replace(uncertainty=_uncertainty(run, federation))
-    summary = report.summarize(run.plan, played.history.rows, run.tracker.run_id, played.seconds)
-    if played.uncertainty:
-        summary |= {"uncertainty": uncertain.summarize(run.plan, run.request.execution, played.uncertainty)}
-        run.tracker.log(run.plan.cfg.rounds, uncertain.tracked(summary))
-    summary |= {"backend": "compiled" if package else run.request.execution.backend, "package": note.package}
-    _write(run, summary, played)
-    run.log.write(f"finished: {run.folder}")
-    run.tracker.finish("FINISHED", run.folder)
-    return RunResult(run.plan, summary, run.folder, run.tracker.hint(), played.failures)
+        tally = begin(run, begun)
+        for metrics in federation:
+            tally = account(run, tally, metrics)
+            if advance:
+                advance(report.measures(metrics))
+            if tell:
+                tell(metrics.round)
+        played = collect(run, federation, tally)
+    return conclude(run, played)
 
 
-def _uncertainty(run: Run, federation: Federation) -> Uncertainty:
+def ready(run: Run, on_gpus: bool) -> tuple[Run, Checkpoint | None]:
+    """The run with the compiled step that it trains with, and the checkpoint from which it goes on."""
+    if not (on_gpus and run.request.execution.backend == "auto"):
+        known = run.begun.package if run.begun else None
+        run = run._replace(package=choose(run.plan, run.request.execution.backend, known, say))
+    if runfolder.elsewhere(run.folder, run.store):
+        runfolder.claim(run.store, _note(run), bool(run.request.resume))
+    return run, _checkpoint(run)
+
+
+def _uncertainty(run: Run, federation: Source) -> Uncertainty:
     """The uncertainty report of the models after the last round."""
     say("uncertainty: every client's models predict their test examples, corrupted ones and strange ones")
     ood = run.request.execution.ood
     return federation.uncertainty(questions.far(run.plan, ood) if ood else None)
 
 
-def _note(run: Run, package: Package | None) -> Note:
+def _note(run: Run) -> Note:
     execution = runfolder.absolute(run.request.execution, run.tracker.uri)
-    return Note(run.name, run.plan.cfg, execution, run.tracker.run_id, package.key if package else "")
-
-
-def _package(run: Run) -> Package | None:
-    """The compiled step that the clients train with; None: without one, as on GPUs."""
-    execution = run.request.execution
-    on_gpus = execution.runtime == "ray" and execution.gpus_per_client != 0 and torch.cuda.is_available()
-    if on_gpus and execution.backend == "auto":
-        return None
-    return choose(run.plan, execution.backend, run.begun.package if run.begun else None, say)
+    return Note(run.name, run.plan.cfg, execution, run.tracker.run_id, run.package.key if run.package else "")
 
 
 def _checkpoint(run: Run) -> Checkpoint | None:
@@ -230,11 +238,11 @@ def _checkpoint(run: Run) -> Checkpoint | None:
     return begun
 
 
-def _rounds(
-    run: Run, federation: Federation, begun: Checkpoint | None, advance: Callable[[dict[str, float]], None]
-) -> Played:
-    """Play the rounds that are left; log each one and update the status."""
-    before = begun.state.rows if begun else ()
+def begin(run: Run, begun: Checkpoint | None) -> Tally:
+    """Note what is played in the run's folder, and log the rounds that were played before an interruption."""
+    runfolder.write(run.folder, _note(run))
+    run.log.open(run.folder)
+    before = tuple(begun.state.rows) if begun else ()
     for row in before:  # some may have been on their way to the store when the run was interrupted
         run.tracker.log(int(row["round"]), {name: value for name, value in row.items() if name != "round"})
     done = len(before)
@@ -243,28 +251,54 @@ def _rounds(
     go_on = runfolder.command(run.folder)
     status = Status(run.name, "running", done, run.plan.rounds, {}, 0.0, 0, done or None, go_on)
     progress.write(run.folder, status)
-    started = time.perf_counter()
-    failures: list[Failure] = []
-    recent: list[float] = []  # seconds of the last rounds
-    evaluated: RoundMetrics | None = None
-    for metrics in federation:
-        values = report.measures(metrics)
-        failures += metrics.failures
-        recent = [*recent, metrics.seconds["round"]][-RECENT_ROUNDS:]
-        if metrics.personal is not None or metrics.global_ is not None:
-            evaluated = metrics
-        if evaluated is not None and metrics.novel is not None:
-            evaluated = report.with_newcomers(evaluated, metrics)
-        run.tracker.log(metrics.round, values)
-        _log(run, metrics, values)
-        status = _after(run, status, metrics, values, recent)
-        progress.write(run.folder, status)
-        advance(values)
-    seconds = time.perf_counter() - started + sum(row["time/round_seconds"] for row in before)
+    return Tally(status, time.perf_counter(), before)
+
+
+def account(run: Run, tally: Tally, metrics: RoundMetrics) -> Tally:
+    """Log one more round, update the status, and keep what the result needs of it."""
+    values = report.measures(metrics)
+    recent = (*tally.recent, metrics.seconds["round"])[-RECENT_ROUNDS:]
+    evaluated = tally.evaluated
+    if metrics.personal is not None or metrics.global_ is not None:
+        evaluated = metrics
+    if evaluated is not None and metrics.novel is not None:
+        evaluated = report.with_newcomers(evaluated, metrics)
+    run.tracker.log(metrics.round, values)
+    _log(run, metrics, values)
+    status = _after(run, tally.status, metrics, values, recent)
+    progress.write(run.folder, status)
+    failures = (*tally.failures, *metrics.failures)
+    return tally._replace(status=status, evaluated=evaluated, failures=failures, recent=recent)
+
+
+def collect(run: Run, federation: Source, tally: Tally) -> Played:
+    """What the result is made of, taken from a federation that has played its last round."""
+    seconds = time.perf_counter() - tally.started + sum(row["time/round_seconds"] for row in tally.before)
     history = federation.history()
     snapshot = _saved(run, federation, history) if run.store.states else federation.snapshot()
-    seconds -= sum(row.get(report.START, 0.0) for row in history.rows[done:])
-    return Played(snapshot, history, evaluated, tuple(failures), seconds)
+    seconds -= sum(row.get(report.START, 0.0) for row in history.rows[len(tally.before) :])
+    if run.request.execution.loss_deviation:
+        say("loss deviation: every personal model predicts the test examples of all clients")
+        run.writer.table(loss_deviation.TABLE, loss_deviation.rows(federation.class_losses()))
+    asked = run.request.execution.uncertainty
+    found = _uncertainty(run, federation) if asked else None
+    return Played(snapshot, history, tally.evaluated, tally.failures, seconds, found)
+
+
+def conclude(run: Run, played: Played) -> RunResult:
+    """Write the result into the run's folder and hand it to the tracker."""
+    summary = report.summarize(run.plan, played.history.rows, run.tracker.run_id, played.seconds)
+    if played.uncertainty:
+        summary |= {"uncertainty": uncertain.summarize(run.plan, run.request.execution, played.uncertainty)}
+        run.tracker.log(run.plan.cfg.rounds, uncertain.tracked(summary))
+    summary |= {
+        "backend": "compiled" if run.package else run.request.execution.backend,
+        "package": run.package.key if run.package else "",
+    }
+    _write(run, summary, played)
+    run.log.write(f"finished: {run.folder}")
+    run.tracker.finish("FINISHED", run.folder)
+    return RunResult(run.plan, summary, run.folder, run.tracker.hint(), played.failures)
 
 
 def _log(run: Run, metrics: RoundMetrics, values: Mapping[str, float]) -> None:
@@ -276,7 +310,7 @@ def _log(run: Run, metrics: RoundMetrics, values: Mapping[str, float]) -> None:
     run.log.write("  ".join(words))
 
 
-def _saved(run: Run, federation: Federation, history: State) -> Snapshot:
+def _saved(run: Run, federation: Source, history: State) -> Snapshot:
     """The federation with the clients' states in the files of its result, for they may not fit into memory."""
     folder = run.writer.folder / PERSONAL
     folder.mkdir()

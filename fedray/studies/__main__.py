@@ -1,14 +1,17 @@
-"""python -m fedray.studies STUDY [options]: run the experiments behind a table, one after the other."""
+"""python -m fedray.studies STUDY [options]: run the experiments behind a table, side by side on the whole cluster."""
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 
 from fedray import cli, registry
+from fedray.run.mlflow_store import shown
+from fedray.studies.agenda import Options, listing
 from fedray.studies.named import STUDIES
-from fedray.studies.study import Options, conclude, listing, run
-from fedray.terminal import check_packages
+from fedray.studies.study import play
+from fedray.terminal import check_packages, say
 from fedray.types import FedRayError
 
 
@@ -33,19 +36,23 @@ def parse(argv: Sequence[str]) -> tuple[str, Options]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Exit codes: 0 done, 1 some run failed, 2 invalid request, 130 interrupted."""
 
+    words = sys.argv[1:] if argv is None else argv
+    again = f"python -m fedray.studies {shlex.join(map(shown, words))}"
+
     def body() -> int:
         check_packages()
-        study, options = parse(sys.argv[1:] if argv is None else argv)
+        study, options = parse(words)
         if options.list:
             print("\n".join(listing(study, options)))
             return cli.DONE
-        tally = run(study, options)
-        conclude(study, options, tally)
-        return cli.FAILED if tally.failed else cli.DONE
+        failed = play(study, options, again)
+        for name, reason in failed.items():
+            say(f"failed   {name}: {reason.splitlines()[0]}")
+        if failed:
+            say(f"again    {again}")
+        return cli.FAILED if failed else cli.DONE
 
-    return cli.run_command(
-        body, "interrupted: finished runs are kept; the same command continues where this one stopped"
-    )
+    return cli.run_command(body, f"interrupted: finished runs are kept; the same command continues\ngo on    {again}")
 
 
 if __name__ == "__main__":

@@ -1,211 +1,136 @@
-"""A study: many runs behind one table, one after the other.
+"""A study: many runs behind one table, side by side on the whole cluster, or in processes of this machine.
 
 Each run stores the name of its study and the fingerprint of its settings with its MLflow run. A study that is started
-again skips the runs that are finished there and resumes the one that was interrupted. The studies lie in named/.
+again skips the runs that are finished there and resumes those that were interrupted.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import shlex
-import traceback
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
-
-import tyro
+from typing import Any
 
 from fedray import registry
 from fedray.compare import comparison
-from fedray.compare.runs import finished
-from fedray.config import Execution, Experiment, TrackingConfig, fingerprint, override
-from fedray.federate.plan import make_plan, refusal, resolve
+from fedray.compare.runs import finished, parent_of
+from fedray.config import TrackingConfig, override
+from fedray.federate.plan import make_plan
 from fedray.federate.report import KINDS
-from fedray.run import mlflow_store, runfolder, session
-from fedray.studies.cell import Cell
-from fedray.studies.named import STUDIES, TABLES
-from fedray.terminal import headlines, say
-from fedray.types import FedRayError, check_types, require
+from fedray.run import mlflow_store, progress, runfolder, session, side_by_side
+from fedray.run.progress import Status
+from fedray.run.side_by_side import Ended
+from fedray.run.tracking import MLflowTracker, NullTracker, Tracker
+from fedray.studies.agenda import Options, PlannedRun, plan_runs
+from fedray.studies.named import TABLES
+from fedray.terminal import bar, headlines, say
+from fedray.types import FedRayError
 
 
-@dataclass(frozen=True, kw_only=True)
-class Data:
-    """Where the datasets are, and whether to download them."""
+def play(study: str, options: Options, command: str) -> Mapping[str, str]:
+    """Play what the tracking store lacks of a study, tell how it went, and print its table if it is complete.
 
-    root: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
-    """Folder of the datasets, in torchvision's layout; by default $FEDRAY_DATA_ROOT or ~/.cache/fedray."""
-    download: bool = False
-    """Let torchvision download a missing dataset into the root."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """How much of a study to run, and where."""
-
-    seeds: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """Runs per cell, with consecutive seeds; by default 2, or 5 in the selection studies."""
-    seed_start: int = 0
-    """The first seed."""
-    rounds: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """Communication rounds; by default those of the study (800 for the paper's tables)."""
-    eval_every: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """Evaluate after every k-th round and after the last; by default as the study does."""
-    only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="ROW ...")] = ()
-    """Only the cells of these rows, such as zeta, rho_init or lr of table2, or an algorithm of table1-mnist."""
-    size: Literal["small", "medium", "large", "all"] = "all"
-    """Only the cells with this size of the data."""
-    limit: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    """Run at most N of the runs that are not finished yet."""
-    list: bool = False
-    """List the runs and which of them are finished, without running any."""
-    data: Data = field(default_factory=Data)
-    execution: Annotated[Execution, tyro.conf.arg(name="")] = field(default_factory=Execution)
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        for name in ("seeds", "limit"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, name, value, "at least one is needed", "leave it out")
-        require(self.seed_start >= 0, "seed_start", self.seed_start, "must be at least zero", "leave it out")
-        require(
-            self.execution.name is None,
-            "name",
-            self.execution.name,
-            "a study names its runs itself",
-            "choose their folder with --output",
-        )
-        uri = self.execution.tracking.uri
-        require(
-            uri != "none",
-            "tracking.uri",
-            uri,
-            "a study needs a store to know which runs are finished",
-            "give sqlite:///FILE.db",
-        )
-
-
-class PlannedRun(NamedTuple):
-    """A cell with a seed."""
-
-    name: str  # <cell>-s<seed>
-    experiment: Experiment
-
-    @property
-    def fingerprint(self) -> str:
-        """The fingerprint under which the tracking store holds the run."""
-        return fingerprint(resolve(self.experiment))
-
-
-class Agenda(NamedTuple):
-    """What a study plays, and what it leaves out."""
-
-    runs: tuple[PlannedRun, ...]
-    left_out: Mapping[str, str]  # name of a cell -> why it cannot be played
-
-
-def plan_runs(study: str, options: Options) -> Agenda:
-    """The selected cells of a study that can be played, once per seed: all with the first seed, then all with the next.
-
-    A cell is left out where its settings alone speak against it, such as a method that does not take the network.
-    Raises FedRayError if the options select no cell, or none that can be played.
+    ``command`` is what the user typed. A run that fails costs no other; the names of those that failed come back, with
+    the reasons. Raises FedRayError before the first run if the store, the data or the cluster cannot be used.
     """
-    settings: dict[str, Any] = {f"data.{key}": value for key, value in vars(options.data).items()}
-    if options.rounds is not None:
-        settings["rounds"] = options.rounds
-    if options.eval_every is not None:
-        settings["eval_every"] = options.eval_every
-    selected = [each._replace(experiment=override(each.experiment, settings)) for each in _select(study, options)]
-    reasons = {cell.name: refusal(cell.experiment) for cell in selected}
-    left_out = {name: reason for name, reason in reasons.items() if reason is not None}
-    cells = [cell for cell in selected if cell.name not in left_out]
-    if not cells:
-        raise FedRayError(f"{study}: none of the selected cells can be played; {'; '.join(_grouped(left_out))}")
-    runs = []
-    for number in range(max(_seeds(cell, options) for cell in cells)):
-        seed = options.seed_start + number
-        for cell in cells:
-            if number < _seeds(cell, options):
-                runs.append(PlannedRun(f"{cell.name}-s{seed}", override(cell.experiment, {"seed": seed})))
-    return Agenda(tuple(runs), left_out)
-
-
-def _grouped(left_out: Mapping[str, str]) -> list[str]:
-    """One line for each reason why cells are left out."""
-    names: dict[str, list[str]] = {}
-    for name, reason in left_out.items():
-        names.setdefault(reason, []).append(name)
-    return [f"{', '.join(cells)}: {reason}" for reason, cells in names.items()]
-
-
-def _select(study: str, options: Options) -> list[Cell]:
-    """The cells of a study that --only and --size select."""
-    cells = STUDIES[study]()
-    rows = dict.fromkeys(row for cell in cells for row in cell.rows)
-    for row in options.only:
-        require(row in rows, "only", row, f"no row of {study}", f"choose from {', '.join(rows)}")
-    sizes = dict.fromkeys(cell.experiment.data.size for cell in cells)
-    known = options.size == "all" or options.size in sizes
-    require(known, "size", options.size, f"{study} has no such cell", f"choose from {', '.join(sizes)}")
-    if options.size != "all":
-        cells = [cell for cell in cells if cell.experiment.data.size == options.size]
-    if options.only:
-        cells = [cell for cell in cells if set(options.only) & set(cell.rows)]
-    return cells
-
-
-def _seeds(cell: Cell, options: Options) -> int:
-    return cell.seeds if options.seeds is None else options.seeds
-
-
-def listing(study: str, options: Options) -> list[str]:
-    """A line for each run of a study, which says whether it is finished, and for what the study leaves out."""
-    tracking = options.execution.tracking
-    done = finished(study, tracking.uri, tracking.experiment)
     agenda = plan_runs(study, options)
-    lines = [f"{'finished' if run.fingerprint in done else 'to run':<8}  {run.name}" for run in agenda.runs]
-    return lines + [f"left out  {line}" for line in _grouped(agenda.left_out)]
-
-
-class Tally(NamedTuple):
-    """How a study went."""
-
-    ran: int
-    skipped: int  # finished before
-    failed: tuple[str, ...]  # names of runs
-
-
-def run(study: str, options: Options) -> Tally:
-    """Run what the tracking store lacks of a study, one run after the other; a failed run is reported and skipped.
-
-    Raises FedRayError before the first run if the store or the data cannot be used.
-    """
-    runs, left_out = plan_runs(study, options)
     tracking = options.execution.tracking
     done = finished(study, tracking.uri, tracking.experiment)
-    todo = [each for each in runs if each.fingerprint not in done]
-    skipped = len(runs) - len(todo)
+    todo = [each for each in agenda.runs if each.fingerprint not in done]
+    skipped = len(agenda.runs) - len(todo)
     chosen = todo[: options.limit]
-    for line in _grouped(left_out):
-        say(f"left out  {line}")
-    say(f"{study}: {len(runs)} in all, {skipped} finished before, {len(chosen)} to run now")
+    for line in agenda.omissions:
+        say(line)
+    say(f"{study}: {len(agenda.runs)} in all, {skipped} finished before, {len(chosen)} to run now")
     if chosen:
         make_plan(chosen[0].experiment)
-    ran = 0
-    failed = []
-    for number, each in enumerate(chosen, 1):
-        say(f"[{number}/{len(chosen)}] {each.name}")
-        try:
-            outcome = session.run(request(study, each, options), {"study": study})
-        except Exception as error:  # one bad run must not cost a whole night
-            if not isinstance(error, FedRayError):
-                traceback.print_exc()
-            say(f"  failed: {error}")
-            failed.append(each.name)
-            continue
-        say(f"  {_line(outcome.summary)}")
-        ran += 1
-    return Tally(ran, skipped, tuple(failed))
+    parent = _parent(study, options) if chosen else NullTracker()
+    try:
+        failed = _play(study, options, chosen, parent, command) if chosen else {}
+    except BaseException as error:
+        stopped = isinstance(error, KeyboardInterrupt)
+        progress.end(_folder(study, options), "interrupted" if stopped else "failed")
+        parent.finish("KILLED" if stopped else "FAILED")
+        raise
+    progress.end(_folder(study, options), "failed" if failed else "finished")
+    ran = len(chosen) - len(failed)
+    say(f"{study}: {ran} run, {skipped} finished before, {len(failed)} failed")
+    say(f"compare  {_compare_command(study, options)}")
+    folder = _compare(study, options) if ran + skipped == len(agenda.runs) else None
+    parent.finish("FAILED" if failed else "FINISHED", folder)
+    return failed
+
+
+def _parent(study: str, options: Options) -> Tracker:
+    """The MLflow run of the study, above those of its runs; every command that plays a part of it continues it."""
+    where = options.execution.tracking
+    known = parent_of(study, where.uri, where.experiment)
+    tags = {"fedray.kind": "study", "study": study}
+    return MLflowTracker(where.uri, where.experiment, study, {}, tags, lambda text: say(f"warning: {text}"), known)
+
+
+class _Board:
+    """Shows how far all runs of a study are: on one bar, by a line for each that has ended, and in its status."""
+
+    def __init__(self, folder: Path, status: Status, rounds: Mapping[str, int], move: Callable[[int, str], object]):
+        self._folder = folder
+        self._status = status
+        self._began = time.monotonic()
+        self._rounds = rounds
+        self._reached = dict.fromkeys(rounds, 0)
+        self._move = move
+        self._ended = 0
+        self.failed: dict[str, str] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+        progress.write(folder, status)
+
+    def reached(self, name: str, round_number: int) -> None:
+        """A run has ended a round."""
+        self._reached[name] = round_number
+        self._move(sum(self._reached.values()), f"{self._ended} of {len(self._rounds)} runs")
+
+    def ended(self, ended: Ended) -> None:
+        """A run has ended; one that failed is not waited for."""
+        self._ended += 1
+        if ended.summary is None:
+            self.failed[ended.name] = ended.failure
+        outcome = f"failed: {ended.failure}" if ended.summary is None else _line(ended.summary)
+        say(f"[{self._ended}/{len(self._rounds)}] {ended.name}  {outcome}")
+        self.reached(ended.name, self._rounds[ended.name])
+        seconds = (time.monotonic() - self._began) / self._ended
+        self._status = self._status._replace(round=self._ended, seconds=seconds, failures=len(self.failed))
+        progress.write(self._folder, self._status)
+
+
+def _play(
+    study: str, options: Options, chosen: Sequence[PlannedRun], parent: Tracker, command: str
+) -> Mapping[str, str]:
+    """Play the chosen runs; those that failed come back, with the reasons."""
+    rounds = {each.name: _rounds(each) for each in chosen}
+    requests = [request(study, each, options) for each in chosen]
+    tags = {"study": study, "mlflow.parentRunId": str(parent.run_id)}
+    with bar("round", sum(rounds.values()), f"0 of {len(rounds)} runs") as move:
+        status = Status(study, "running", 0, len(rounds), {}, 0.0, 0, None, command, unit="run")
+        board = _Board(_folder(study, options), status, rounds, move)
+        # What was killed after its result was written only has to reach the store.
+        written = [each for each in requests if each.resume and (Path(each.resume) / runfolder.FINISHED).exists()]
+        side_by_side.play(written, tags, 1, board)
+        left = [each for each in requests if each not in written]
+        if left and options.execution.runtime == "local":
+            side_by_side.play(left, tags, options.concurrency, board)
+        elif left:
+            from tune import runs
+
+            runs.play(left, tags, options.concurrency, board)
+    return board.failed
+
+
+def _rounds(planned: PlannedRun) -> int:
+    """How many rounds a run has, those in which newcomers adapt included."""
+    cfg = planned.experiment
+    return cfg.rounds + (cfg.adapt_rounds if cfg.novel_clients else 0)
 
 
 def _folder(study: str, options: Options) -> Path:
@@ -222,7 +147,12 @@ def request(study: str, planned: PlannedRun, options: Options) -> session.Reques
     # The loss deviation is about personal models; a study may also have methods without them.
     method = registry.algorithm_of(planned.experiment.algorithm)
     deviation = options.execution.loss_deviation and method.predict_personal is not None
-    execution = dataclasses.replace(options.execution, name=planned.name, output=output, loss_deviation=deviation)
+    checkpoints = options.execution.checkpoint
+    if checkpoints.url:  # runs that are played at the same time need places of their own
+        checkpoints = dataclasses.replace(checkpoints, url=f"{checkpoints.url.rstrip('/')}/{output.name}")
+    execution = dataclasses.replace(
+        options.execution, name=planned.name, output=output, loss_deviation=deviation, checkpoint=checkpoints
+    )
     return session.Request(planned.experiment, execution, resume=str(output) if interrupted else "")
 
 
@@ -230,16 +160,6 @@ def _line(summary: Mapping[str, Any]) -> str:
     values = {f"{kind}/{name}": value for kind in KINDS for name, value in (summary[kind] or {}).items()}
     shown = headlines(values, digits=2)
     return f"{'  '.join(shown)}  {summary['seconds']:.0f} s"
-
-
-def conclude(study: str, options: Options, tally: Tally) -> None:
-    """Say how a study went and what to type next. If it is complete, also print its table and write its figures."""
-    say(f"{study}: {tally.ran} run, {tally.skipped} finished before, {len(tally.failed)} failed")
-    if tally.failed:
-        say(f"failed: {', '.join(tally.failed)}; the same command tries them again")
-    say(f"compare  {_compare_command(study, options)}")
-    if tally.ran + tally.skipped == len(plan_runs(study, options).runs):
-        _compare(study, options)
 
 
 def _compare_command(study: str, options: Options) -> str:
@@ -255,12 +175,15 @@ def _compare_command(study: str, options: Options) -> str:
     return shlex.join(words)
 
 
-def _compare(study: str, options: Options) -> None:
+def _compare(study: str, options: Options) -> Path | None:
+    """Print the table of a complete study; the folder of its figures, or None where there is nothing to compare."""
     tracking = options.execution.tracking
     output = _folder(study, options) / "comparison"
     wanted = comparison.Options(study=study, uri=tracking.uri, experiment=tracking.experiment, output=output)
     try:
         print(comparison.compare(override(wanted, TABLES.get(study, {}))), end="")
         say(f"figures and report.html in {output}")
+        return output
     except FedRayError as error:  # for example, no selected run has one of the study's metrics
         say(f"no table: {error}")
+        return None

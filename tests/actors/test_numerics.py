@@ -32,7 +32,7 @@ class Observed(Trial):
     """A trial that reports the numerics of its own process and of its client actor."""
 
     def step(self) -> dict[str, object]:
-        client = ray.get(self._cohort.actors[0].__ray_call__.remote(found))
+        client = ray.get(self._server._cohort.actors[0].__ray_call__.remote(found))
         return super().step() | {"own": found(), "client": client}
 
 

@@ -14,17 +14,19 @@ from fedray.data.readers import Dataset
 from fedray.data.scaling import within
 from fedray.federate.plan import make_plan, refusal, resolve
 from fedray.run import session
+from fedray.studies import agenda as agenda_module
 from fedray.studies import study as study_module
 from fedray.studies.__main__ import main, parse
+from fedray.studies.agenda import plan_runs
 from fedray.studies.cell import Cell
 from fedray.studies.named import STUDIES
 from fedray.studies.named.pfedbayes import base
 from fedray.studies.named.quick import quick
-from fedray.studies.study import plan_runs
 from fedray.types import FedRayError
 
 pytestmark = pytest.mark.usefixtures("unpainted")
-FAST = ["--rounds", "1", "--runtime", "local"]
+ALONE = ["--runtime", "local", "--concurrency", "1"]  # in this process, where a test can reach into it
+FAST = ["--rounds", "1", *ALONE]
 
 
 @pytest.fixture(autouse=True)
@@ -111,7 +113,7 @@ def test_the_fingerprint_tells_algorithms_with_the_same_settings_apart() -> None
 def test_a_study_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     from mlflow.tracking import MlflowClient
 
-    monkeypatch.setattr(study_module, "STUDIES", {"quick": short})
+    monkeypatch.setattr(agenda_module, "STUDIES", {"quick": short})
     command = ["quick", "--limit", "1", *FAST]
     assert main(command) == 0
     assert "[1/1] fedavg-s0" in capfd.readouterr().err
@@ -125,9 +127,9 @@ def test_a_study_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, capfd
     assert capfd.readouterr().out.split() == [
         "finished", "fedavg-s0", "finished", "pfedbayes-s0", "to", "run", "fedavg-s1", "to", "run", "pfedbayes-s1",
     ]  # fmt: skip
-    assert {path.name[:-7] for path in Path("runs/quick").iterdir()} == {"fedavg-s0", "pfedbayes-s0"}
+    assert {path.name[:-7] for path in Path("runs/quick").iterdir() if path.is_dir()} == {"fedavg-s0", "pfedbayes-s0"}
     client = MlflowClient("sqlite:///runs/mlflow.db")
-    tagged = client.search_runs(["1"], "tags.study = 'quick'")
+    tagged = client.search_runs(["1"], "tags.study = 'quick' and tags.config != ''")
     assert {(run.info.run_name, run.info.status) for run in tagged} == {
         ("fedavg-s0", "FINISHED"),
         ("pfedbayes-s0", "FINISHED"),
@@ -144,8 +146,8 @@ def test_a_cell_that_fails_does_not_stop_the_others(
 ) -> None:
     played = []
 
-    def run(request: session.Request, tags: dict[str, str]) -> SimpleNamespace:
-        played.append((request.execution.name, tags))
+    def run(request: session.Request, tags: dict[str, str], tell: object) -> SimpleNamespace:
+        played.append((request.execution.name, tags["study"]))
         if request.execution.name == "fedavg-s0":
             raise launch_error()
         if request.execution.name == "pfedbayes-s0":
@@ -159,18 +161,19 @@ def test_a_cell_that_fails_does_not_stop_the_others(
 
     monkeypatch.setattr(session, "run", run)
     assert main(["quick", *FAST]) == 1
-    assert played == [(f"{name}-s{seed}", {"study": "quick"}) for seed in (0, 1) for name in ("fedavg", "pfedbayes")]
+    assert played == [(f"{name}-s{seed}", "quick") for seed in (0, 1) for name in ("fedavg", "pfedbayes")]
     err = capfd.readouterr().err
     assert "failed: it diverged; lower --lr" in err
     assert "2 run, 0 finished before, 2 failed" in err
-    assert "fedavg-s0, pfedbayes-s0" in err
+    assert "failed   fedavg-s0: it diverged; lower --lr\nfailed   pfedbayes-s0: a bug\nagain    python -m " in err
+    assert f"again    python -m fedray.studies quick {' '.join(FAST)}" in err
     assert "global 50.00%" in err
     # A mistake in the program is shown whole, what a cell refuses is one line.
     assert err.count("Traceback") == 1
 
 
 def test_ctrl_c_ends_the_study(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    def run(request: session.Request, tags: dict[str, str]) -> SimpleNamespace:
+    def run(request: session.Request, tags: dict[str, str], tell: object) -> SimpleNamespace:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(session, "run", run)
@@ -198,8 +201,8 @@ def test_an_interrupted_run_of_a_study_is_resumed(monkeypatch: pytest.MonkeyPatc
         if step == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(study_module, "STUDIES", {"quick": lambda: short()[1:]})
-    command = ["quick", "--rounds", "5", "--runtime", "local", "--seeds", "1"]
+    monkeypatch.setattr(agenda_module, "STUDIES", {"quick": lambda: short()[1:]})
+    command = ["quick", "--rounds", "5", *ALONE, "--seeds", "1"]
     with monkeypatch.context() as patched:
         patched.setattr(MLflowTracker, "log", log_three_rounds)
         assert main(command) == 130
@@ -391,8 +394,8 @@ def test_what_a_study_leaves_out_does_not_keep_it_from_being_complete(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     reasons = {"fedavg": None, "pfedbayes": "zeta 10: it is too large; lower it"}
-    monkeypatch.setattr(study_module, "STUDIES", {"quick": short})
-    monkeypatch.setattr(study_module, "refusal", lambda cfg: reasons[registry.algorithm_name(cfg.algorithm)])
+    monkeypatch.setattr(agenda_module, "STUDIES", {"quick": short})
+    monkeypatch.setattr(agenda_module, "refusal", lambda cfg: reasons[registry.algorithm_name(cfg.algorithm)])
     assert main(["quick", "--seeds", "1", *FAST]) == 0
     told = capfd.readouterr()
     assert "left out  pfedbayes: zeta 10: it is too large; lower it" in told.err
@@ -417,8 +420,8 @@ def test_a_complete_study_ends_in_its_table_and_figures(
         """In turn, and by HIP."""
         return [cells[0], cells[3]]
 
-    monkeypatch.setattr(study_module, "STUDIES", {"selection-digits": two})
-    command = ["selection-digits", "--runtime", "local", "--seeds", "1"]
+    monkeypatch.setattr(agenda_module, "STUDIES", {"selection-digits": two})
+    command = ["selection-digits", *ALONE, "--seeds", "1"]
     assert main([*command, "--limit", "1"]) == 0
     assert capfd.readouterr().out == ""  # half of it is no comparison
     assert main(command) == 0

@@ -11,20 +11,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from actors import server
 from actors.placement import Layout
 from fedray.config import override
 from fedray.data import loading
 from fedray.federate import report
-from fedray.federate.in_process import LocalCohort, LocalFederation
+from fedray.federate.in_process import LocalFederation
 from fedray.federate.plan import Plan, make_plan
 from fedray.federate.tasks import CLASSIFICATION
 from fedray.types import Choice
-from tests.helpers import experiment
+from tests.helpers import HereCohort, experiment
 from tune import results, search, sweep
 from tune import trial as trial_module
 from tune.__main__ import main, read
+from tune.children import ChildRun
 from tune.options import Sweep, validation_share
-from tune.record import Recorder
 from tune.results import TrialResult
 from tune.trial import Common, Trial
 
@@ -50,8 +51,8 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]
         share = validation_share(metric, 0.0)
         base = override(experiment(algorithm), {"clients_per_round": 6, "rounds": 3, "data.validation": share})
         monkeypatch.setattr(trial_module, "make_plan", lambda cfg, dataset=None: fault(make_plan(cfg, dataset)))
-        monkeypatch.setattr(trial_module, "RayCohort", lambda plan, layout, backend, *_: LocalCohort(plan, backend))
-        monkeypatch.setattr(trial_module, "fix_numerics", lambda: None)
+        monkeypatch.setattr(server, "RayCohort", lambda plan, layout, backend, *_: HereCohort(plan, backend))
+        monkeypatch.setattr(server, "fix_numerics", lambda: None)
         found = []
         for value in RATES:
             trial = object.__new__(Trial)
@@ -97,7 +98,9 @@ def test_validation_data_are_what_the_choice_is_made_by(play: Callable[..., Any]
 def test_test_data_choose_where_they_are_asked_to(play: Callable[..., Any]) -> None:
     metric = "test/global/accuracy"
     honest, planted = play(metric), play(metric, functools.partial(mislabelled, "test"))
-    assert not any(name.startswith("validation/") for name in honest[0])  # all training examples are trained on
+    assert not any(
+        name.startswith("validation/") for name in honest[0]["rows"][-1]
+    )  # all training examples are trained on
     assert ranking(planted)[0] != ranking(honest)[0]
     assert [result["score"] for result in honest] == [r["tested"]["global"]["accuracy"] for r in honest]
 
@@ -213,14 +216,13 @@ def test_a_choice_by_test_data_is_said_in_the_table(play: Callable[..., Any], tm
 
 @pytest.mark.parametrize("metric", ["validation/global/accuracy", "test/global/accuracy"])
 def test_the_store_holds_no_test_measure_of_a_trial_unless_test_data_choose(
-    metric: str, play: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    metric: str, play: Callable[..., Any]
 ) -> None:
     logged: dict[str, float] = {}
     tracker = SimpleNamespace(log=lambda step, values: logged.update(values))
-    recorder = Recorder(None, experiment(), Sweep(metric=metric, mode="max"), lambda *_: None)
-    monkeypatch.setattr(recorder, "_open", lambda trial: (tracker, 0))
-    result = play(metric)[0]
-    recorder.on_trial_result(1, [], Finished(trial_id="x_0", config={}, last_result=result), result)
+    child = ChildRun(tracker, 0, Finished(config={}), 3, Sweep(metric=metric, mode="max"))  # type: ignore[arg-type]
+    for row in play(metric)[0]["rows"]:
+        child.add(row)
     assert ("global/accuracy" in logged) == metric.startswith("test/")
     assert ("validation/global/accuracy" in logged) == metric.startswith("validation/")
     assert "time/round_seconds" in logged

@@ -6,14 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from actors import server
 from actors.demand import Cluster
 from actors.placement import Layout, Node
 from fedray.config import Execution, flatten, override, to_dict
 from fedray.federate.failures import ATTEMPTS, FailurePolicy
-from fedray.federate.in_process import LocalCohort
 from fedray.federate.plan import make_plan
 from tests.chaos.faults import always
-from tests.helpers import experiment
+from tests.helpers import HereCohort, experiment
 from tune import sweep
 from tune import trial as trial_module
 from tune.__main__ import main
@@ -47,6 +47,7 @@ def test_how_failures_are_dealt_with_reaches_tune_and_its_trials(
     monkeypatch.setattr(sweep.demand, "survey", lambda wanted, patience: Cluster([Node(4.0, 0.0)]))
     monkeypatch.setattr(sweep.ray, "put", lambda value: value)
     monkeypatch.setattr(sweep.ray_tune, "with_parameters", lambda trial, common: seen.update(common=common))
+    monkeypatch.setattr(sweep.ray_tune, "with_resources", lambda trial, resources: SimpleNamespace())
     monkeypatch.setattr(sweep.ray_tune, "run", run)
     options = ["--on-failure", asked, "--round-timeout", "7", "--space", "lr=uniform(0.1,0.2)"]
     main(["fedavg", *options, "--tracking.uri", "none"])
@@ -59,17 +60,17 @@ def policies(monkeypatch: pytest.MonkeyPatch) -> list[FailurePolicy]:
     """The policies that the cohorts of trials get; their clients live here, and one of them always fails."""
     found: list[FailurePolicy] = []
 
-    def cohort(plan, layout, backend, dataset, policy) -> LocalCohort:
+    def cohort(plan, layout, backend, dataset, policy, folder) -> HereCohort:
         found.append(policy)
-        return LocalCohort(plan, backend)
+        return HereCohort(plan, backend)
 
     def plan(cfg, dataset=None):
         made = make_plan(cfg, dataset)
         return always(made, len(made.partition.train[VICTIM]), "exception")
 
-    monkeypatch.setattr(trial_module, "RayCohort", cohort)
+    monkeypatch.setattr(server, "RayCohort", cohort)
     monkeypatch.setattr(trial_module, "make_plan", plan)
-    monkeypatch.setattr(trial_module, "fix_numerics", lambda: None)
+    monkeypatch.setattr(server, "fix_numerics", lambda: None)
     return found
 
 
@@ -83,7 +84,7 @@ def begun(on_failure: str) -> Trial:
 def test_a_trial_leaves_a_client_out_where_the_experiment_says_so(policies: list[FailurePolicy]) -> None:
     result = begun("skip").step()
     assert policies == [FailurePolicy(ATTEMPTS, skip=True, timeout=7.0)]
-    assert result["failures"] == 1.0
+    assert result["rows"][-1]["failures"] == 1.0
     assert "failure" not in result
 
 

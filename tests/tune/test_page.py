@@ -23,8 +23,9 @@ import pytest
 from fedray.algorithms.averaging.fedavg import FedAvg
 from fedray.config import Experiment
 from fedray.run.tracking import MLflowTracker
+from tune.children import ParentRun, child_run
 from tune.options import Sweep
-from tune.record import ParentRun, Recorder
+from tune.record import Recorder
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="neither chromium nor chromium-browser is on the PATH")
@@ -60,14 +61,16 @@ def sweep(tmp_path_factory):
     uri = f"sqlite:///{folder}/runs/mlflow.db"
     parent = MLflowTracker(uri, "fedray", "sweep", {"sweep.samples": 3}, {"fedray.kind": "sweep", "sweep": "sweep"})
     kept = ParentRun(uri, "fedray", parent.run_id, "sweep", "fedavg")
-    recorder = Recorder(kept, Experiment(algorithm=FedAvg(), rounds=ROUNDS), Sweep(mode="max"), lambda *heard: None)
+    base = Experiment(algorithm=FedAvg(), rounds=ROUNDS)
+    recorder = Recorder(functools.partial(child_run, kept, base, Sweep(mode="max")))
     for name, rate in RATES.items():
         trial = SimpleNamespace(trial_id=name, config={"algorithm.lr": rate}, status="RUNNING", last_result=None)
         trial.is_finished = functools.partial(lambda t: t.status == "TERMINATED", trial)
         recorder.on_trial_start(0, [trial], trial)
         for step in range(1, ROUNDS + 1):
             values = {metric: accuracy(name, metric, step) for metric in METRICS}
-            trial.last_result = {"round": step, "time/round_seconds": 0.1} | values
+            row = {"round": step, "time/round_seconds": 0.1} | values
+            trial.last_result = {"round": step, "rows": [row]}
             recorder.on_trial_result(step, [trial], trial, trial.last_result)
         trial.status = "TERMINATED"
         recorder.on_trial_complete(ROUNDS, [trial], trial)

@@ -4,13 +4,18 @@ import shlex
 from types import SimpleNamespace
 
 import pytest
+import ray
 
 from fedray import cli, launch
 from fedray.algorithms.averaging.fedavg import FedAvg
 from fedray.algorithms.bayesian.pfedbayes import PFedBayes
 from fedray.config import DataConfig, Experiment, ModelConfig
+from fedray.run.files import write_json
+from fedray.run.tracking import NullTracker
+from fedray.run.writer import write_table
 from fedray.types import Choice, FedRayError, LogUniform
-from tune import record, results, search
+from tune import record, results, search, sweep
+from tune.__main__ import NOTE, Note, main, read
 from tune.options import Sweep, complete
 from tune.results import TrialResult
 from tune.space import Grid
@@ -35,6 +40,54 @@ def test_what_was_stopped_ranks_below_what_finished_and_what_failed_has_no_rank(
     ]
     assert [group[0].settings["algorithm.zeta"] for group in results.ranked(table, "max")] == [1.0, 2.0]
     assert results.ranked(table[2:], "max") == []
+
+
+def test_the_table_shows_the_best_first_and_what_has_no_rank_last():
+    table = [row(3.0, 0, 0.999, text="failed: NaN"), row(1.0, 0, 0.5), row(2.0, 0, 0.8)]
+    assert [r.settings["algorithm.zeta"] for r in results.by_rank(table, "max")] == [2.0, 1.0, 3.0]
+    assert [r.settings["algorithm.zeta"] for r in results.by_rank(table, "min")] == [1.0, 2.0, 3.0]
+
+
+def test_a_table_is_read_as_it_was_written(tmp_path):
+    """What a finished sweep shows again stands in its files: fractions to the last bit, words, tuples and gaps."""
+    table = [
+        TrialResult("x_0", {"a": 0.1 + 0.2, "b": "rho", "c": (8, 4)}, 3, 12, 1 / 3, "finished"),
+        TrialResult("x_1", {"a": 1, "b": "q", "c": ()}, 4, 0, None, "failed: it, and a comma"),
+    ]
+    write_table(tmp_path / "trials.csv", results.csv_rows(table, "m"))
+    assert results.read_table(tmp_path / "trials.csv", dict.fromkeys("abc"), "m") == table
+
+
+def test_a_finished_sweep_is_shown_again_without_ray(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["fedavg", "--space", "lr=grid(0.1,0.2)", "--name", "s", "--tracking.uri", "none", "--max-rounds", "3"]
+    request, _ = read(words)
+    ended = [
+        SimpleNamespace(
+            trial_id=f"x_{i}",
+            config={"algorithm.lr": lr, "seed": 0},
+            status="TERMINATED",
+            last_result={"round": 3, "score": lr, "tested": {"global": {"accuracy": lr}}, "done": True},
+        )
+        for i, lr in enumerate((0.1, 0.2))
+    ]
+    assert sweep.concluded(request) is None
+    told = sweep._conclude(request, ended * 8, NullTracker())  # the grid is repeated for every sample
+    write_json(request.folder / NOTE, Note("s", words, request.sweep.metric)._asdict())
+    assert main(["--resume", "runs/s"]) == 0
+    out = capsys.readouterr().out
+    assert told.command in out
+    assert told.refit in out
+    assert "tested   global 20.00% on test examples" in out
+    assert out.index(" 0.2000 ") < out.index(" 0.1000 ")
+    assert not ray.is_initialized()
+
+
+def test_what_a_sweep_searches_comes_first_in_its_help(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out
+    assert text.index("--samples INT") < text.index("--space NAME") < text.index("--rounds INT")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from ray import tune as ray_tune
 from fedray.types import LogUniform
 from tune import search
 from tune.options import Sweep
+from tune.play import recovered_resets
 
 
 def slow_to_save():
@@ -94,7 +95,7 @@ def dies_in_reset(folder):
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_a_trial_whose_process_dies_as_it_takes_it_over_is_recovered(tmp_path):
-    with search.recovered_resets():
+    with recovered_resets():
         found = ray_tune.run(
             dies_in_reset(tmp_path),
             config={"seed": ray_tune.grid_search([0, 1, 2])},

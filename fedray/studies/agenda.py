@@ -1,0 +1,163 @@
+"""What a study plays: its options, its runs, and what it leaves out. The studies lie in named/."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import tyro
+
+from fedray.compare.runs import finished
+from fedray.config import Execution, Experiment, fingerprint, override
+from fedray.federate.plan import refusal, resolve
+from fedray.studies.cell import Cell
+from fedray.studies.named import STUDIES
+from fedray.types import FedRayError, check_types, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Where the datasets are, and whether to download them."""
+
+    root: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    """Folder of the datasets, in torchvision's layout; by default $FEDRAY_DATA_ROOT or ~/.cache/fedray."""
+    download: bool = False
+    """Let torchvision download a missing dataset into the root."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How much of a study to run, and where."""
+
+    seeds: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Runs per cell, with consecutive seeds; by default 2, or 5 in the selection studies."""
+    seed_start: int = 0
+    """The first seed."""
+    rounds: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Communication rounds; by default those of the study (800 for the paper's tables)."""
+    eval_every: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Evaluate after every k-th round and after the last; by default as the study does."""
+    only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="ROW ...")] = ()
+    """Only the cells of these rows, such as zeta, rho_init or lr of table2, or an algorithm of table1-mnist."""
+    size: Literal["small", "medium", "large", "all"] = "all"
+    """Only the cells with this size of the data."""
+    limit: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """Run at most N of the runs that are not finished yet."""
+    concurrency: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """Runs at a time; by default as many as the cluster has room for, and with --runtime local as many as there are
+    CPU cores. Results do not depend on it."""
+    list: bool = False
+    """List the runs and which of them are finished, without running any."""
+    data: Data = field(default_factory=Data)
+    execution: Annotated[Execution, tyro.conf.arg(name="")] = field(default_factory=Execution)
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        for name in ("seeds", "limit", "concurrency"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, name, value, "at least one is needed", "leave it out")
+        require(self.seed_start >= 0, "seed_start", self.seed_start, "must be at least zero", "leave it out")
+        require(
+            self.execution.name is None,
+            "name",
+            self.execution.name,
+            "a study names its runs itself",
+            "choose their folder with --output",
+        )
+        uri = self.execution.tracking.uri
+        require(
+            uri != "none",
+            "tracking.uri",
+            uri,
+            "a study needs a store to know which runs are finished",
+            "give sqlite:///FILE.db",
+        )
+
+
+class PlannedRun(NamedTuple):
+    """A cell with a seed."""
+
+    name: str  # <cell>-s<seed>
+    experiment: Experiment
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint under which the tracking store holds the run."""
+        return fingerprint(resolve(self.experiment))
+
+
+class Agenda(NamedTuple):
+    """What a study plays, and what it leaves out."""
+
+    runs: tuple[PlannedRun, ...]
+    left_out: Mapping[str, str]  # name of a cell -> why it cannot be played
+
+    @property
+    def omissions(self) -> list[str]:
+        """A line for each reason why cells are left out."""
+        return [f"left out  {line}" for line in _grouped(self.left_out)]
+
+
+def plan_runs(study: str, options: Options) -> Agenda:
+    """The selected cells of a study that can be played, once per seed: all with the first seed, then all with the next.
+
+    A cell is left out where its settings alone speak against it, such as a method that does not take the network.
+    Raises FedRayError if the options select no cell, or none that can be played.
+    """
+    settings: dict[str, Any] = {f"data.{key}": value for key, value in vars(options.data).items()}
+    if options.rounds is not None:
+        settings["rounds"] = options.rounds
+    if options.eval_every is not None:
+        settings["eval_every"] = options.eval_every
+    selected = [each._replace(experiment=override(each.experiment, settings)) for each in _select(study, options)]
+    reasons = {cell.name: refusal(cell.experiment) for cell in selected}
+    left_out = {name: reason for name, reason in reasons.items() if reason is not None}
+    cells = [cell for cell in selected if cell.name not in left_out]
+    if not cells:
+        raise FedRayError(f"{study}: none of the selected cells can be played; {'; '.join(_grouped(left_out))}")
+    runs = []
+    for number in range(max(_seeds(cell, options) for cell in cells)):
+        seed = options.seed_start + number
+        for cell in cells:
+            if number < _seeds(cell, options):
+                runs.append(PlannedRun(f"{cell.name}-s{seed}", override(cell.experiment, {"seed": seed})))
+    return Agenda(tuple(runs), left_out)
+
+
+def _grouped(left_out: Mapping[str, str]) -> list[str]:
+    """One line for each reason why cells are left out."""
+    names: dict[str, list[str]] = {}
+    for name, reason in left_out.items():
+        names.setdefault(reason, []).append(name)
+    return [f"{', '.join(cells)}: {reason}" for reason, cells in names.items()]
+
+
+def _select(study: str, options: Options) -> list[Cell]:
+    """The cells of a study that --only and --size select."""
+    cells = STUDIES[study]()
+    rows = dict.fromkeys(row for cell in cells for row in cell.rows)
+    for row in options.only:
+        require(row in rows, "only", row, f"no row of {study}", f"choose from {', '.join(rows)}")
+    sizes = dict.fromkeys(cell.experiment.data.size for cell in cells)
+    known = options.size == "all" or options.size in sizes
+    require(known, "size", options.size, f"{study} has no such cell", f"choose from {', '.join(sizes)}")
+    if options.size != "all":
+        cells = [cell for cell in cells if cell.experiment.data.size == options.size]
+    if options.only:
+        cells = [cell for cell in cells if set(options.only) & set(cell.rows)]
+    return cells
+
+
+def _seeds(cell: Cell, options: Options) -> int:
+    return cell.seeds if options.seeds is None else options.seeds
+
+
+def listing(study: str, options: Options) -> list[str]:
+    """A line for each run of a study, which says whether it is finished, and for what the study leaves out."""
+    tracking = options.execution.tracking
+    done = finished(study, tracking.uri, tracking.experiment)
+    agenda = plan_runs(study, options)
+    lines = [f"{'finished' if run.fingerprint in done else 'to run':<8}  {run.name}" for run in agenda.runs]
+    return lines + agenda.omissions

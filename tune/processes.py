@@ -1,0 +1,87 @@
+"""The processes of a trial: its own is the server of a federation, whose clients are actors in its reservation."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from actors.placement import Layout
+from actors.server import ServerActor
+from fedray.arrays import trees
+from fedray.federate.checkpoint import CheckpointStore
+from fedray.federate.checkpoint_files import Checkpoint
+from fedray.federate.compiled.package import Backend
+from fedray.federate.failures import FailurePolicy
+from fedray.federate.messages import ClassLosses, File
+from fedray.federate.plan import Plan
+from fedray.federate.rounds import Snapshot, State
+from fedray.federate.uncertainty.reply import Uncertainty
+
+
+class Hosted(NamedTuple):
+    """A federation as a trial hosts it."""
+
+    plan: Plan
+    layout: Layout
+    backend: Backend
+    policy: FailurePolicy
+    dataset: Any = None  # reference to the loaded dataset; None: each process loads its own
+    store: CheckpointStore | None = None  # of its checkpoints; None: Tune keeps them
+    begun: Checkpoint | None = None
+    name: str = "fedray"
+
+
+class Processes:
+    """Hands the client processes of a trial on to the trial that follows in its place, where they fit that one."""
+
+    def __init__(self) -> None:
+        self._server: ServerActor | None = None
+        self._fit: Any = None  # what the processes were started with
+
+    def serve(self, hosted: Hosted) -> ServerActor:
+        """The server of a federation that begins, in this process."""
+        plan, layout, backend, policy, dataset, store, begun, name = hosted
+        states = store.states if store else ""
+        fit = layout, backend, dataset, states
+        if self._server is not None and fit == self._fit and not states:
+            self._server.reset(plan, policy, store, begun, name)
+        else:
+            self.close()
+            given = [] if dataset is None else [dataset]
+            self._server = ServerActor(plan, layout, backend, policy, store, begun, name, given)
+            self._fit = fit
+        return self._server
+
+    def close(self) -> None:
+        """Stop the client processes."""
+        if self._server is not None:
+            self._server.close()
+        self._server = None
+
+
+class Served:
+    """What the result of a run is made of, asked of its server in this process."""
+
+    def __init__(self, server: ServerActor):
+        self._server = server
+
+    def snapshot(self) -> Snapshot:
+        """The server's and the clients' states now."""
+        return trees.to_torch(self._server.snapshot())
+
+    def save(self, folder: str) -> list[File]:
+        """Write the clients' states into a folder, and list the files."""
+        return self._server.save(folder)
+
+    def class_losses(self) -> ClassLosses:
+        """The sums by class that the loss deviation is made of."""
+        return trees.to_torch(self._server.class_losses())
+
+    def uncertainty(self, far: Tensor | None = None) -> Uncertainty:
+        """What the uncertainty of the members' models is good for; ``far`` are examples of another dataset."""
+        return trees.to_torch(self._server.uncertainty(trees.to_numpy(far)))
+
+    def history(self) -> State:
+        """The server's state with the measures of the rounds so far."""
+        return trees.to_torch(self._server.history())
