@@ -50,7 +50,7 @@ class ServerActor:
         given, folder = dataset[0] if dataset else None, prepared(store)
         self._cohort = RayCohort(plan, layout, backend, given, policy, folder, seats, follows=most > 0, name=name)
         self._mover = Mover(self._cohort, group, most, bool(folder)) if most else None
-        self._hosted = self._cohort.hosted(machines())
+        self._hosted = self._cohort.hosted(machines()) if group else {}
         self._begin(plan, policy, store, begun, name)
 
     def _begin(

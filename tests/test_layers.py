@@ -24,9 +24,9 @@ MAY_IMPORT = {
     "actors": "federate data config registry arrays terminal types",
     "run": "actors federate data config registry nets arrays terminal types",
     "compare": "run federate cli config registry terminal types",
-    "truth": "run federate data cli config registry nets terminal types",
     "tune": "run actors federate data cli config registry arrays terminal types",
     "studies": "tune compare run federate cli config registry terminal types",
+    "truth": "run federate data cli config registry nets terminal types",
     "doors": "run actors federate data cli config registry arrays terminal types",
 }
 OURS = ("fedray", "actors", "tune")

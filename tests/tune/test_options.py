@@ -60,7 +60,7 @@ def policies(monkeypatch: pytest.MonkeyPatch) -> list[FailurePolicy]:
     """The policies that the cohorts of trials get; their clients live here, and one of them always fails."""
     found: list[FailurePolicy] = []
 
-    def cohort(plan, layout, backend, dataset, policy, folder) -> HereCohort:
+    def cohort(plan, layout, backend, dataset, policy, folder, *follow, **named) -> HereCohort:
         found.append(policy)
         return HereCohort(plan, backend)
 
