@@ -90,6 +90,8 @@ def _fitting(run: Plan, options: Options) -> Dataset:
     wanted_real = run.target is not None
     reason = f"its targets are {kinds[dataset.real]}, those of the run {kinds[wanted_real]}"
     require(dataset.real == wanted_real, "data", options.data, reason, "give targets of that kind")
+    reason = f"it has {dataset.classes} classes, the run {run.model.classes}"
+    require(dataset.real or dataset.classes <= run.model.classes, "data", options.data, reason, "leave out the others")
     return dataset._replace(scaling=run.scaling, target=run.target)
 
 

@@ -179,7 +179,7 @@ def test_a_finished_run_takes_in_clients_that_it_has_never_met(finished, capsys)
 UNFIT = [
     (["fedavg", "theirs.npz"], "fedavg has no personal factors"),
     (["bpfed", "wide.npz"], "its inputs have the shape [1, 9, 9], those of the run [1, 8, 8]"),
-    (["bpfed", "twelve.npz"], "its labels are not 12 integers that number 10 classes"),
+    (["bpfed", "twelve.npz"], "it has 12 classes, the run 10"),
     (["bpfed", "none.npz"], "none.npz"),
     (["bpfed", "notes.txt"], "not an .npz file"),
     (["nowhere", "theirs.npz"], "give the folder of a finished run"),

@@ -18,7 +18,7 @@ from fedray.types import FedRayError
 
 ROOT = Path(__file__).resolve().parent.parent
 GUIDE = (ROOT / "docs/add-a-dataset.md").read_text(encoding="utf-8")
-(RINGS,) = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+RINGS = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)[-1]
 PROX = re.findall(r"```python\n(.*?)```", (ROOT / "docs/add-an-algorithm.md").read_text(encoding="utf-8"), re.DOTALL)[0]
 POLICY = "from fedray.selection import uniform\n\nSELECTION = uniform.SELECTION._replace(summary='mine')\n"
 PLUG_INS = {"rings": RINGS, "my_prox": PROX, "my_policy": POLICY}
