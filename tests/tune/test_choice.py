@@ -51,8 +51,9 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]
         share = validation_share(metric, 0.0)
         base = override(experiment(algorithm), {"clients_per_round": 6, "rounds": 3, "data.validation": share})
         monkeypatch.setattr(trial_module, "make_plan", lambda cfg, dataset=None: fault(make_plan(cfg, dataset)))
-        monkeypatch.setattr(server, "RayCohort", lambda plan, layout, backend, *_: HereCohort(plan, backend))
+        monkeypatch.setattr(server, "RayCohort", lambda plan, layout, backend, *_, **__: HereCohort(plan, backend))
         monkeypatch.setattr(server, "fix_numerics", lambda: None)
+        monkeypatch.setattr(server, "get_current_placement_group", lambda: None)  # which would start Ray
         found = []
         for value in RATES:
             trial = object.__new__(Trial)
