@@ -28,9 +28,9 @@ from fedray.federate.device.cpu import numerics
 from fedray.federate.in_process import LocalCohort
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot, State, play_round
-from fedray.run import predictor
-from fedray.run.predictor import Predictor
-from fedray.run.writer import Writer
+from fedray.runs import predictor
+from fedray.runs.predictor import Predictor
+from fedray.runs.writer import Writer
 from fedray.terminal import bar, headlines
 from fedray.types import require
 

@@ -14,8 +14,8 @@ import pytest
 from fedray import launch
 from fedray.compare.__main__ import main
 from fedray.compare.runs import finished
-from fedray.run import mlflow_store
-from fedray.run.tracking import MLflowTracker
+from fedray.runs import mlflow_store
+from fedray.runs.tracking import MLflowTracker
 
 PAPER = {
     "data.name": "mnist",

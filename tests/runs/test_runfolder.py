@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedray.config import Execution, override
-from fedray.run import runfolder
-from fedray.run.runfolder import Note
+from fedray.runs import runfolder
+from fedray.runs.runfolder import Note
 from fedray.types import FedRayError
 from tests.helpers import small_plan
 

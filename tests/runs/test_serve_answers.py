@@ -10,9 +10,9 @@ import torch
 
 from fedray import launch
 from fedray.arrays import trees
-from fedray.run import answers, predictor
-from fedray.run.answers import Answers, RequestError, Terms, digest_of
-from fedray.run.predictor import Prediction
+from fedray.runs import answers, predictor
+from fedray.runs.answers import Answers, RequestError, Terms, digest_of
+from fedray.runs.predictor import Prediction
 from fedray.types import FedRayError
 
 pytestmark = pytest.mark.usefixtures("unpainted")

@@ -32,7 +32,7 @@ from fedray.federate.rounds import Snapshot, State
 from fedray.federate.uncertainty import questions
 from fedray.federate.uncertainty import summary as uncertain
 from fedray.federate.uncertainty.reply import Uncertainty
-from fedray.run import (
+from fedray.runs import (
     client_figures,
     extension,
     figures,
@@ -42,12 +42,12 @@ from fedray.run import (
     tracking,
     uncertainty_figures,
 )
-from fedray.run.files import remove_leftovers
-from fedray.run.log import Log
-from fedray.run.progress import Status
-from fedray.run.runfolder import Note
-from fedray.run.tracking import Tracker
-from fedray.run.writer import PERSONAL, Writer
+from fedray.runs.files import remove_leftovers
+from fedray.runs.log import Log
+from fedray.runs.progress import Status
+from fedray.runs.runfolder import Note
+from fedray.runs.tracking import Tracker
+from fedray.runs.writer import PERSONAL, Writer
 from fedray.terminal import bar, check_packages, headlines, heard, same_handlers, say
 from fedray.types import FedRayError, for_command_line
 

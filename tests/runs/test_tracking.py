@@ -13,9 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedray.run import mlflow_store, tracking
-from fedray.run.mlflow_store import locate
-from fedray.run.tracking import MLflowTracker, NullTracker, Tracker, git_commit
+from fedray.runs import mlflow_store, tracking
+from fedray.runs.mlflow_store import locate
+from fedray.runs.tracking import MLflowTracker, NullTracker, Tracker, git_commit
 from fedray.types import FedRayError
 
 

@@ -10,9 +10,9 @@ import psutil
 import pytest
 
 from fedray.config import Execution, TrackingConfig, override
-from fedray.run import side_by_side
-from fedray.run.session import Request
-from fedray.run.side_by_side import Ended
+from fedray.runs import side_by_side
+from fedray.runs.session import Request
+from fedray.runs.side_by_side import Ended
 from tests.helpers import experiment
 
 pytestmark = pytest.mark.slow

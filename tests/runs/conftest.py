@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from fedray import launch
-from fedray.run import session
+from fedray.runs import session
 
 
 @pytest.fixture
