@@ -21,7 +21,7 @@ from actors.cohort import ClientsLostError
 from actors.demand import Cluster
 from actors.offer import need
 from actors.placement import Layout, Node, arrange
-from actors.seats import reserved
+from actors.seats import added_to, reserved
 from actors.server import remote_options
 from fedray.arrays import trees
 from fedray.config import Execution
@@ -233,7 +233,8 @@ class RayFederation:
             if self.server is not None:
                 ray.kill(self.server)
             if self._group is not None:
-                remove_placement_group(self._group)
+                for group in [self._group, *added_to(self._group)]:
+                    remove_placement_group(group)
         self.server = self._group = self._ahead = None
 
     def _get(self, ref: Any) -> Any:

@@ -15,7 +15,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from actors.cluster import Machine, machines
 from actors.cohort import START_SECONDS, ClientsLostError, Newcomer, RayCohort
 from actors.placement import seats_in
-from actors.seats import Seat, reserved
+from actors.seats import Seat, added_name, reserved
 from actors.spread import spread
 from fedray.federate.messages import Failure, Move
 from fedray.types import first_line
@@ -120,7 +120,8 @@ class Mover:
             return []
         bundles = [self._cohort.layout.bundles[1]] * number
         selector = [{"ray.io/node-id": machine}] * number
-        group = placement_group(bundles, strategy="STRICT_PACK", bundle_label_selector=selector)
+        name = added_name(self._groups[0])
+        group = placement_group(bundles, strategy="STRICT_PACK", name=name, bundle_label_selector=selector)
         if not group.wait(RESERVE_SECONDS):
             remove_placement_group(group)
             return []

@@ -20,10 +20,13 @@ class Layout(NamedTuple):
     blocks: tuple[tuple[int, ...], ...]  # client ids, consecutive and ascending
     cpus: float
     gpus: float
+    inside: bool = False  # the only block is in the server's process, which asks for what both need
 
     @property
     def bundles(self) -> list[dict[str, float]]:
         """Resources of the whole federation, the server's first."""
+        if self.inside:
+            return [{"CPU": SERVER_CPUS + self.cpus}]
         client = {"CPU": self.cpus} | ({"GPU": self.gpus} if self.gpus else {})
         return [{"CPU": SERVER_CPUS}] + [client] * len(self.blocks)
 
@@ -95,11 +98,13 @@ def arrange_trials(
     nodes: Sequence[Node],
     concurrency: int | None = None,
     wish: Wish = ANYTHING,
+    apart: bool = False,
 ) -> tuple[Layout, int]:
     """The layout of every trial of a sweep, and how many of them run at a time.
 
     By default one trial per CPU (two per GPU where there are GPUs), the clients of each packed into its share of the
-    cluster; with an explicit concurrency, packed so that as many fit.
+    cluster; with an explicit concurrency, packed so that as many fit. Clients that fit into one process without a GPU
+    share that of their server, unless they must be ``apart`` from it.
     Raises FedRayError where the cluster could not hold even one such trial, or not as many as were asked for.
     """
     clients_per_actor, gpus_per_client = wish.clients_per_actor, wish.gpus_per_client
@@ -118,7 +123,7 @@ def arrange_trials(
         share = 1.0 if per_gpu <= 1 else _floor(1 / per_gpu)
     actors = wanted * len(blocks)
     cpu_share = min(_cpu_share(actors, share, nodes, wanted), _floor(cpus / actors) if wish.cpus else 1.0)
-    layout = Layout(blocks, cpu_share, share)
+    layout = Layout(blocks, cpu_share, share, inside=len(blocks) == 1 and not share and not apart)
     room = _room(layout, nodes, wanted) if cpu_share > 0 else 0
     if room < (concurrency or 1):
         asked = f"--concurrency {concurrency}: {concurrency} trials" if concurrency else "a trial"

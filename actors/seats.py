@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ray.util.placement_group import placement_group_table
+from ray import PlacementGroupID
+from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.cluster import Machine
@@ -32,6 +34,18 @@ def reserved(group: Any) -> list[Seat]:
     table = placement_group_table(group)
     where = table["bundles_to_node_id"]
     return [Seat(where.get(bundle) or "", group, bundle) for bundle in sorted(table["bundles"])]
+
+
+def added_name(group: Any) -> str:
+    """A name of its own for a reservation that adds to another one."""
+    return f"{group.id.hex()}+{uuid.uuid4().hex}"
+
+
+def added_to(group: Any) -> list[Any]:
+    """The reservations that add to another one: Ray keeps them when the actor that made them is gone."""
+    mark = f"{group.id.hex()}+"
+    found = [entry for entry in placement_group_table().values() if entry["name"].startswith(mark)]
+    return [PlacementGroup(PlacementGroupID(bytes.fromhex(entry["placement_group_id"]))) for entry in found]
 
 
 def doomed(machines: Iterable[str], there: Mapping[str, Machine]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
@@ -12,6 +12,7 @@ from ray.util.placement_group import get_current_placement_group
 from actors.cluster import machines
 from actors.cohort import ClientsLostError, RayCohort
 from actors.gauges import Gauges
+from actors.inside import InsideCohort
 from actors.moves import LeaveError, Mover
 from actors.placement import Layout
 from actors.seats import reserved
@@ -45,12 +46,19 @@ class ServerActor:
         most: int = 0,  # actors that it may spread over, where it follows its cluster; 0: it stays as it is
     ):
         fix_numerics()
-        group = get_current_placement_group()
-        seats = reserved(group)[1:] if group else []  # the first is this actor's
         given, folder = dataset[0] if dataset else None, prepared(store)
-        self._cohort = RayCohort(plan, layout, backend, given, policy, folder, seats, follows=most > 0, name=name)
-        self._mover = Mover(self._cohort, group, most, bool(folder)) if most else None
-        self._hosted = self._cohort.hosted(machines()) if group else {}
+        self._cohort: RayCohort | InsideCohort
+        self._mover: Mover | None = None
+        self._hosted: Mapping[str, int] = {}
+        if layout.inside:
+            self._cohort = InsideCohort(plan, backend, given, folder)
+        else:
+            group = get_current_placement_group()
+            seats = reserved(group)[1:] if group else []  # the first is this actor's
+            cohort = RayCohort(plan, layout, backend, given, policy, folder, seats, follows=most > 0, name=name)
+            self._cohort = cohort
+            self._mover = Mover(cohort, group, most, bool(folder)) if most else None
+            self._hosted = cohort.hosted(machines()) if group else {}
         self._begin(plan, policy, store, begun, name)
 
     def _begin(

@@ -17,7 +17,7 @@ from fedray.data import loading
 from fedray.federate import checkpoint, totals
 from fedray.federate.block import Block
 from fedray.federate.compiled import package
-from fedray.federate.in_process import LocalCohort, LocalFederation
+from fedray.federate.in_process import LocalFederation
 from fedray.federate.plan import make_plan
 from fedray.federate.rounds import aggregate
 from fedray.nets import network
@@ -161,15 +161,6 @@ def aggregated(record, ctx, server, ids, ups, n):
 def eager(work):
     """What would be loaded of the package of a unit, uncompiled."""
     return package.Loaded(lambda inputs: list(package._Flat(work)(*inputs)), work)
-
-
-class HereCohort(LocalCohort):
-    """Clients in this process, for a server that asks as it asks those on Ray."""
-
-    lags: dict[str, float] = {}  # noqa: RUF012
-
-    def take_failures(self):
-        return ()
 
 
 def differing(a, b):

@@ -153,6 +153,7 @@ def _layouts(entered: Mapping[str, Entered], at_once: int | None, cluster: Clust
             cluster.nodes,
             None if at_once is None else min(at_once, len(entered)),
             demand.wish(run.execution),
+            apart=run.execution.round_timeout is not None,
         )
         room = max(room, fits)
     return found, room

@@ -119,9 +119,11 @@ def play(
         wish = demand.wish(execution)
         wanted = need_of_trials(clients, concurrency or request.trials, wish)
         cluster = demand.survey(wanted, execution.start_timeout)
-        layout, at_once = arrange_trials(clients, request.trials, cluster.nodes, concurrency, wish)
+        apart = execution.round_timeout is not None  # nobody could stop a process that hangs with its own clients
+        layout, at_once = arrange_trials(clients, request.trials, cluster.nodes, concurrency, wish, apart)
         demand.bring_up(layout.bundles, cluster)
-        say(f"{request.trials} trials, {at_once} at a time: {clients} clients in {len(layout.blocks)} actor(s) each")
+        where = "the trial's own process" if layout.inside else f"{len(layout.blocks)} actor(s) each"
+        say(f"{request.trials} trials, {at_once} at a time: {clients} clients in {where}")
         say(results.basis(sweep.metric, request.base.data.validation))
         tracker, parent = _records(request)
         show = partial(_show_progress, request, time.monotonic(), move)

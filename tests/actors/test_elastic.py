@@ -199,6 +199,23 @@ def test_the_server_leaves_too_and_no_round_is_played_again(
         ends_as_if_left_alone(federation)
 
 
+def test_what_a_federation_had_added_is_free_for_the_one_that_is_built_anew(
+    cluster_of: Callable[..., Machines], tmp_path: Path
+) -> None:
+    cluster = cluster_of(0, 1)
+    (going,) = cluster.workers
+    with federation_on(cluster, CheckpointStore(str(tmp_path), every=1000)) as federation:
+        rounds = iter(federation)
+        next(rounds)
+        cluster.add()
+        cluster.add()
+        until(rounds, lambda metrics: len(metrics.machines) == 3)
+        cluster.announce(going)  # the server's machine; the others are full, with what was added
+        elsewhere, _ = until(rounds, lambda metrics: bool(metrics.failures))
+        assert sorted(elsewhere.machines.values()) == [3, 3]
+        ends_as_if_left_alone(federation)
+
+
 def test_a_round_that_does_not_end_in_time_is_begun_again_elsewhere(
     cluster_of: Callable[..., Machines], tmp_path: Path
 ) -> None:

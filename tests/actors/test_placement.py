@@ -105,6 +105,15 @@ def test_trials_fill_the_cluster_by_packing(nodes: list[Node], trials: int, at_o
     assert room * sum(bundle.get("GPU", 0) for bundle in layout.bundles) <= sum(node.gpus for node in nodes) + 1e-9
 
 
+def test_clients_of_a_trial_are_in_its_own_process_where_one_without_a_gpu_holds_them() -> None:
+    inside, at_once = arrange_trials(10, 30, LAPTOP)
+    apart, as_many = arrange_trials(10, 30, LAPTOP, apart=True)
+    assert (len(inside.bundles), len(apart.bundles), at_once) == (1, 2, as_many)
+    assert inside.bundles[0]["CPU"] == sum(bundle["CPU"] for bundle in apart.bundles)
+    assert not arrange_trials(10, 1, LAPTOP)[0].inside  # two actors
+    assert not arrange_trials(10, 30, [Node(16, 2)])[0].inside  # on a share of a GPU, which the server does not have
+
+
 def test_trials_that_do_not_divide_a_cluster_leave_room_that_is_counted() -> None:
     layout, room = arrange_trials(10, 30, [Node(3, 0), Node(3, 0)], wish=Wish(clients_per_actor=5))
     assert layout.cpus * len(layout.blocks) * room <= 6

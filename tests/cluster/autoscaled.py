@@ -1,6 +1,6 @@
 """From a bare head to machines with GPUs and back, by `fedray.launch` alone; and what happens where none can be had.
 
-    python -m tests.cluster.autoscaled [--keep]
+    python -m tests.cluster.autoscaled [CASE ...] [--keep]
 
 Ray's own autoscaler starts the machines: raylets on this machine, with GPUs that do not exist.
 """  # fmt: skip
@@ -18,13 +18,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import yaml
 
+from fedray.runs import progress
 from fedray.types import FedRayError
 from tests.cluster.end_to_end import ROOT, compare, in_a_folder, say, until
 from tests.cluster.hosts import run
@@ -33,6 +35,7 @@ from tests.cluster.provider import ALIKE, HEAD, RAY, switch_off
 # Philox, because `auto` stands for it on machines with GPUs only.
 OPTIONS = "pfedbayes --rounds 3 --seed 3 --local-steps 5 --noise-generator philox --backend vmap --tracking.uri none"
 MOST = 4  # machines
+LONG_ROUNDS = 600  # which take longer than machines to come
 IDLE_SECONDS = 12
 START_SECONDS, RUN_SECONDS = 240, 400  # on a machine under load
 TYPES = {
@@ -124,6 +127,18 @@ class Cloud:
             (self.machines / name).unlink()
             switch_off(pid)
 
+    def announce_end(self, name: str) -> None:
+        """What the provider of a spot machine says before it takes the machine away."""
+        from ray import _raylet
+        from ray.core.generated.autoscaler_pb2 import DRAIN_NODE_REASON_PREEMPTION
+
+        status = self.status()
+        (node,) = (n.node_id for n in [*status.active_nodes, *status.idle_nodes] if n.instance_id == name)
+        client, deadline = _raylet.GcsClient(address=self.address), int(1000 * (time.time() + RUN_SECONDS))
+        accepted, reason = client.drain_node(node, DRAIN_NODE_REASON_PREEMPTION, "spot", deadline)
+        if not accepted:
+            raise FedRayError(f"{name} cannot be drained: {reason}")
+
     def status(self) -> Any:
         """What the autoscaler says."""
         from ray.autoscaler.v2.sdk import get_cluster_status
@@ -206,6 +221,45 @@ def up_and_down(cloud: Cloud) -> None:
     compare(cloud.work / "local", result)
 
 
+def grown_and_shrunk(cloud: Cloud) -> None:
+    """A run spreads from one machine over three, and leaves one that announces its end; its bits stay the same."""
+    until("the machines of the last case end", START_SECONDS, lambda: not cloud.names(), 1)
+    single = TYPES["single"] | {"max_workers": 1}
+    cloud.offers({"single": single})
+    log, result = cloud.work / "grown.log", cloud.work / "grown"
+    longer = ["--rounds", str(LONG_ROUNDS), "--eval-every", str(LONG_ROUNDS // 4), "--checkpoint.every", "50"]
+    job = cloud.launch(log, *longer, "--output", str(result))
+
+    def on(number: int, without: str = "") -> Callable[[], bool]:
+        def there() -> bool:
+            if job.poll() is not None:
+                raise FedRayError(f"it ended before: {log.read_text(errors='replace')[-3000:]}")
+            actors = cloud.actors()
+            return len(actors) == number and without not in actors
+
+        return there
+
+    until("clients on one machine", START_SECONDS, on(1), 0.2)
+    cloud.offers({"single": single | {"min_workers": 3, "max_workers": 3}})  # as `ray up` with a larger file
+    until("clients on three machines", START_SECONDS, on(3), 0.2)
+    say(f"client actors by machine: {cloud.actors()}")
+    going = sorted(cloud.actors())[0]
+    cloud.offers({"single": single | {"max_workers": 2}})  # no successor
+    cloud.announce_end(going)
+    until("clients on two machines", START_SECONDS, on(2, going), 0.2)
+    cloud.end(going)
+    cloud.offers(TYPES)
+    said = ended(job, log, 0)
+    moves = progress.read(result).moves
+    if not (any("spread to" in move for move in moves) and any("announced the end" in move for move in moves)):
+        raise FedRayError(f"the status does not tell its moves, {moves}: {said[-3000:]}")
+    for move in moves:
+        say(f"moved: {move}")
+    local = ["-m", "fedray.launch", *OPTIONS.split(), *longer, "--runtime", "local"]
+    run(sys.executable, *local, "--output", str(cloud.work / "grown-local"), cwd=ROOT)
+    compare(cloud.work / "grown-local", result)
+
+
 def interrupted(cloud: Cloud) -> None:
     """Ctrl-C while machines start withdraws the demand."""
     cloud.offers({"single": TYPES["single"] | {"node_config": {"never": True}}})
@@ -263,22 +317,28 @@ def sweep(cloud: Cloud) -> None:
     say("a sweep of 2 trials came to its end on machines that it had asked for")
 
 
-CASES = (up_and_down, interrupted, too_few, never, no_quota, sweep)
+CASES = (up_and_down, grown_and_shrunk, interrupted, too_few, never, no_quota, sweep)
 
 
-def walk(work: Path) -> None:
-    """All cases, one after the other, on one head."""
+def walk(work: Path, cases: Sequence[Callable[[Cloud], None]] = CASES) -> None:
+    """The cases, one after the other, on one head."""
     with Cloud(work) as cloud:
         say(f"a bare head at {cloud.address}; the cloud has {', '.join(TYPES)}")
-        for case in CASES:
+        for case in cases:
             say(f"{case.__name__}: {case.__doc__}")
             case(cloud)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [case.__name__ for case in CASES]
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"only these of {', '.join(names)}")
     parser.add_argument("--keep", action="store_true", help="keep the folder with all logs")
-    return in_a_folder(walk, parser.parse_args().keep)
+    args = parser.parse_args()
+    if unknown := set(args.cases) - set(names):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    chosen = [case for case in CASES if not args.cases or case.__name__ in args.cases]
+    return in_a_folder(partial(walk, cases=chosen), args.keep)
 
 
 if __name__ == "__main__":

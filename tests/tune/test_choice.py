@@ -20,7 +20,7 @@ from fedray.federate.in_process import LocalFederation
 from fedray.federate.plan import Plan, make_plan
 from fedray.federate.tasks import CLASSIFICATION
 from fedray.types import Choice
-from tests.helpers import HereCohort, experiment
+from tests.helpers import experiment
 from tune import results, search, sweep
 from tune import trial as trial_module
 from tune.__main__ import main, read
@@ -29,7 +29,7 @@ from tune.options import Sweep, validation_share
 from tune.results import TrialResult
 from tune.trial import Common, Trial
 
-LAYOUT = Layout((tuple(range(6)),), 0.1, 0.0)
+LAYOUT = Layout((tuple(range(6)),), 0.1, 0.0, inside=True)
 RATES = (0.02, 0.05, 0.1, 0.2, 0.4)
 
 
@@ -51,9 +51,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]
         share = validation_share(metric, 0.0)
         base = override(experiment(algorithm), {"clients_per_round": 6, "rounds": 3, "data.validation": share})
         monkeypatch.setattr(trial_module, "make_plan", lambda cfg, dataset=None: fault(make_plan(cfg, dataset)))
-        monkeypatch.setattr(server, "RayCohort", lambda plan, layout, backend, *_, **__: HereCohort(plan, backend))
         monkeypatch.setattr(server, "fix_numerics", lambda: None)
-        monkeypatch.setattr(server, "get_current_placement_group", lambda: None)  # which would start Ray
         found = []
         for value in RATES:
             trial = object.__new__(Trial)

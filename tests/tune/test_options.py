@@ -8,12 +8,13 @@ import pytest
 
 from actors import server
 from actors.demand import Cluster
+from actors.inside import InsideCohort
 from actors.placement import Layout, Node
 from fedray.config import Execution, flatten, override, to_dict
 from fedray.federate.failures import ATTEMPTS, FailurePolicy
 from fedray.federate.plan import make_plan
 from tests.chaos.faults import always
-from tests.helpers import HereCohort, experiment
+from tests.helpers import experiment
 from tune import sweep
 from tune import trial as trial_module
 from tune.__main__ import main
@@ -60,9 +61,9 @@ def policies(monkeypatch: pytest.MonkeyPatch) -> list[FailurePolicy]:
     """The policies that the cohorts of trials get; their clients live here, and one of them always fails."""
     found: list[FailurePolicy] = []
 
-    def cohort(plan, layout, backend, dataset, policy, folder, *follow, **named) -> HereCohort:
+    def cohort(plan, layout, backend, dataset, policy, folder, *follow, **named) -> InsideCohort:
         found.append(policy)
-        return HereCohort(plan, backend)
+        return InsideCohort(plan, backend)
 
     def plan(cfg, dataset=None):
         made = make_plan(cfg, dataset)

@@ -25,7 +25,7 @@ TINY = [
 ]  # fmt: skip
 
 
-ONE = ["--concurrency", "1", "--clients-per-actor", "4"]  # two actors to start instead of four
+ONE = ["--concurrency", "1", "--clients-per-actor", "4"]  # one process to start
 ZETAS = ["--space", "zeta=loguniform(0.5,20)", "--samples", "5", "--scheduler", "none", "--max-rounds", "12"]
 
 
@@ -184,12 +184,17 @@ def whole(tmp_path_factory, cluster):
 
 
 @pytest.mark.slow
-def test_killed_actors_cost_no_trial_and_no_step(tmp_path, whole):
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [((), ("ray::Trial",)), (("--clients-per-actor", "2"), ("ray::Trial", "ray::ClientActor"))],
+    ids=["inside", "apart"],
+)
+def test_killed_actors_cost_no_trial_and_no_step(tmp_path, whole, options, names):
     """SIGKILL of a trial's own process, its server, and of a client actor; figures as in a sweep left alone."""
     with ThreadPoolExecutor() as threads:
-        running = threads.submit(sweep, tmp_path, *ZETAS, algorithm="pfedbayes")
+        running = threads.submit(sweep, tmp_path, *ZETAS, *options, algorithm="pfedbayes")
         wait_for(lambda: len(list((tmp_path / "runs/sweep").glob("*/checkpoint_*"))) >= 2, running.done)
-        for name in ("ray::Trial", "ray::ClientActor"):
+        for name in names:
             wait_for(functools.partial(kill_one, name), running.done)
         code, _, err = running.result()
     assert code == 0, err
