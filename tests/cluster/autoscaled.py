@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 import yaml
 
-from fedray.runs import progress
+from fedray.running import progress
 from fedray.types import FedRayError
 from tests.cluster.end_to_end import ROOT, compare, in_a_folder, say, until
 from tests.cluster.hosts import run
