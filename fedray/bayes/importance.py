@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedray.arrays.averages import total
 from fedray.bayes.priors import Prior
-from fedray.bayes.stein import Bandwidth, Reference, hip, ksd, rbf, reference
+from fedray.bayes.stein import Kernel, Reference, hip, ksd, reference
 from fedray.types import Batch, Context, Stage
 
 Scores = Callable[..., tuple[Tensor, Tensor]]  # ctx, client, down, data -> scores of p_k and of p̃_k [M, P]
@@ -25,14 +25,13 @@ class Config(Protocol):
     """The settings of a method that the indicators depend on."""
 
     @property
-    def bandwidth(self) -> Bandwidth: ...
-    @property
     def ksd(self) -> Literal["v", "u"]: ...
     @property
     def hip(self) -> Literal["paper", "first_order"]: ...
     @property
     def hip_offset(self) -> bool: ...
     def p0(self, d: int) -> Prior: ...
+    def kernel(self, x: Tensor) -> Kernel: ...
 
 
 def stages(scores: Scores) -> Mapping[str, tuple[Stage, ...]]:
@@ -58,14 +57,14 @@ def compared(ctx: Context[Config], server: Any, own: Iterable[Tensor]) -> Refere
     x = server.x.double()
     (added, clients) = total(own)
     target = added / clients if cfg.hip == "paper" else added + cfg.p0(size).score(x)
-    other = reference(x, target, rbf(x, cfg.bandwidth), size)
+    other = reference(x, target, cfg.kernel(x), size)
     return other if cfg.hip_offset else other._replace(offset=torch.zeros_like(other.offset))
 
 
 def _ksd(scores: Scores, ctx: Context[Config], client: Any, down: Any, message: None, data: Batch) -> Tensor:
     """S(q, p̃_k) []."""
     _, s = scores(ctx, client, down, data)
-    return ksd(down.x, s, rbf(down.x, ctx.cfg.bandwidth), ctx.model.size, ctx.cfg.ksd)
+    return ksd(down.x, s, ctx.cfg.kernel(down.x), ctx.model.size, ctx.cfg.ksd)
 
 
 def _tell_own(scores: Scores, ctx: Context[Config], client: Any, down: Any, message: None, data: Batch) -> Tensor:

@@ -277,3 +277,15 @@ def test_the_shared_width_is_that_of_the_kernel():
     """exp(-D/2λ²) at λ² = h/2 is the kernel itself."""
     width, kernel = median_width(X), rbf(X)
     assert_close(torch.exp(-kernel.distance / (2 * width**2)), kernel.k)
+
+
+def test_a_wide_kernel_finds_the_variances_of_a_gaussian_that_a_narrow_one_understates():
+    sd = torch.tensor([0.5, 2.0])
+    x = normals("wide", 50, 2) * sd
+
+    def ratio(width):
+        moved = descend(Descent(0.05, rule="plain", width=width), x, lambda x: -x / sd**2, 1500)
+        return moved.std(0, correction=0) / sd
+
+    assert (ratio(1.0) < 0.98).all()
+    assert_close(ratio(16.0), torch.ones(2), rtol=0, atol=0.01)

@@ -26,7 +26,7 @@ from fedray.arrays.rng import Stream
 from fedray.bayes.importance import stages
 from fedray.bayes.particles import Likelihood, check_layers, curvature, network
 from fedray.bayes.sites import BACKENDS, Settings, regression
-from fedray.bayes.stein import descend, direction, move, rbf
+from fedray.bayes.stein import descend, direction, move
 from fedray.types import Algorithm, Batch, Choice, Context, LogUniform, Preset, Sums, require
 
 
@@ -224,7 +224,7 @@ def step(ctx: Context[DSVGD], local: Local, batch: Batch, noise: Tensor) -> tupl
 def svgd_step(cfg: DSVGD, d: int, local: Local, likelihood: Likelihood) -> tuple[Local, Info]:
     """One SVGD step on p̃_k (eq. 13)."""
     nll, s = likelihood(local.x)
-    kernel = rbf(local.x, cfg.bandwidth)
+    kernel = cfg.kernel(local.x)
     s = tilted(cfg, d, local.cavity, local.x, s)
     phi = direction(local.x, s, kernel)
     x, v = move(cfg.descent, local.x, local.v, local.first > 0, phi)

@@ -21,7 +21,7 @@ from fedray.algorithms.averaging import fedavg
 from fedray.algorithms.averaging.fedavg import Nothing
 from fedray.arrays.rng import Stream
 from fedray.bayes.particles import Likelihood, ParticleSettings, network
-from fedray.bayes.stein import Bandwidth, Descent, Rule, direction, move, rbf
+from fedray.bayes.stein import Bandwidth, Descent, Kernel, Rule, direction, move, rbf
 from fedray.nets.likelihood import predictive
 from fedray.types import Algorithm, Batch, Choice, Context, LogUniform, Sums, require
 
@@ -40,16 +40,23 @@ class SVGD(ParticleSettings):
     and sum start anew at every visit."""
     bandwidth: Bandwidth = "median"
     """Bandwidth h of the kernel: median of squared distances / log(M + 1); paper: / log M; code: zeros included."""
+    kernel_width: float = 1.0
+    """Factor of h. Few particles understate σ; a wider kernel looks at them all, and at 16 the σ of a posterior close
+    to Gaussian comes out right. Steps must be smaller then (see fedray.truth)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("lr", "fudge"):
+        for name in ("lr", "fudge", "kernel_width"):
             require(getattr(self, name) > 0, name, getattr(self, name), "it is positive", "leave it out")
 
     @property
     def descent(self) -> Descent:
         """How particles move."""
-        return Descent(self.lr, self.fudge, self.rule, self.bandwidth)
+        return Descent(self.lr, self.fudge, self.rule, self.bandwidth, self.kernel_width)
+
+    def kernel(self, x: Tensor) -> Kernel:
+        """The kernel of particles [M, P]."""
+        return rbf(x, self.bandwidth, width=self.kernel_width)
 
 
 class Server(NamedTuple):
@@ -120,7 +127,7 @@ def absorb(ctx: Context[SVGD], server: Server, sums: Up, n: Tensor) -> Server:
     """One SVGD step on p0 Π_k p_k; where clients failed, the others stand for them: N mean_k s_k is unbiased."""
     cfg = ctx.cfg
     s = (sums.s * (ctx.facts.clients / len(n))).to(server.x.dtype) + cfg.p0(ctx.model.size).score(server.x)
-    phi = direction(server.x, s, rbf(server.x, cfg.bandwidth))
+    phi = direction(server.x, s, cfg.kernel(server.x))
     x, v = move(cfg.descent, server.x, server.v, server.first > 0, phi)
     return server._replace(x=x, v=v, first=torch.zeros_like(server.first))
 
