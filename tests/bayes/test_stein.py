@@ -287,5 +287,5 @@ def test_a_wide_kernel_finds_the_variances_of_a_gaussian_that_a_narrow_one_under
         moved = descend(Descent(0.05, rule="plain", width=width), x, lambda x: -x / sd**2, 1500)
         return moved.std(0, correction=0) / sd
 
-    assert (ratio(1.0) < 0.98).all()
-    assert_close(ratio(16.0), torch.ones(2), rtol=0, atol=0.01)
+    assert (ratio(1.0) < 0.95).all()
+    assert_close(ratio(16.0), torch.ones(2), rtol=0, atol=0.03)
