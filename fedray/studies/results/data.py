@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedray.config.decode import refuse_damage
 from fedray.runs.files import write_whole
@@ -51,15 +52,23 @@ def read(folder: Path, study: str) -> list[Line]:
 
 def add(folder: Path, lines: Sequence[Line]) -> None:
     """Add runs to the file of their study, each in the place of an earlier one of the same cell, rounds and seed."""
-    from filelock import FileLock
-
     folder.mkdir(parents=True, exist_ok=True)
     for study in dict.fromkeys(line.study for line in lines):
         path = folder / f"{study}.csv"
-        with FileLock(folder / f".{study}.lock"):
+        with _alone(folder / f".{study}.lock"):
             known = {line.key: line for line in read(folder, study)}
             known |= {line.key: line for line in lines if line.study == study}
             write_whole(path, text([known[key] for key in sorted(known)]))
+
+
+@contextlib.contextmanager
+def _alone(place: Path) -> Iterator[None]:
+    """Keep other processes from the file of a study meanwhile."""
+    from filelock import FileLock
+
+    with FileLock(place):
+        yield
+    place.unlink(missing_ok=True)
 
 
 def text(lines: Sequence[Line]) -> str:
@@ -74,7 +83,7 @@ def text(lines: Sequence[Line]) -> str:
 
 
 def _line(row: Mapping[str, str]) -> Line:
-    kinds = Line.__annotations__
-    values = {name: {"int": int, "float": float}.get(str(kinds[name]), str)(row[name]) for name in NAMES}
+    values: dict[str, Any] = {name: row[name] for name in NAMES}
+    values |= {name: int(row[name]) for name in ("seed", "rounds", "eval_every")}
     metrics = {name: float(value) for name, value in row.items() if name not in NAMES and value}
-    return Line(**values, metrics=metrics)
+    return Line(**values | {"cpu_seconds": float(row["cpu_seconds"]), "metrics": metrics})

@@ -32,8 +32,7 @@ def line(study: str, planned: PlannedRun, folder: Path, commit: str) -> Line | N
         return None
     with refuse_damage(f"{folder}: the result cannot be read", "remove the folder and play the run again"):
         summary = decode((folder / "summary.json").read_bytes())
-        with (folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
-            rows = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+        played = rows(folder)
         cfg = planned.experiment
         return Line(
             study=study,
@@ -46,10 +45,16 @@ def line(study: str, planned: PlannedRun, folder: Path, commit: str) -> Line | N
             commit=commit,
             command=command(study, planned),
             machine=machine.kind(),
-            cpu_seconds=round(sum(row.get(CPU, 0.0) for row in rows), 1),
+            cpu_seconds=round(sum(row.get(CPU, 0.0) for row in played), 1),
             digest=digest(folder),
-            metrics=measured(rows) | uncertain.tracked(summary),
+            metrics=measured(played) | uncertain.tracked(summary),
         )
+
+
+def rows(folder: Path) -> list[dict[str, float]]:
+    """The measures of the rounds of a finished run."""
+    with (folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
+        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
 
 
 def command(study: str, planned: PlannedRun) -> str:
