@@ -91,12 +91,14 @@ def make(folder: Path) -> str:
 
 def _rows(folder: Path, table: Table) -> list[Row]:
     """The rows of a table for which there are data, in the order of the study."""
-    lines = data.read(folder, table.study)
+    lines = [line for line in data.read(folder, table.study) if line.rounds == table.rounds]
+    if not lines:  # planning takes time
+        return []
     cells = {cell.name: cell for cell in STUDIES[table.study]()}
     wanted = dict.fromkeys(run.cell for run in table.runs())
     rows = []
     for name in wanted:
-        found = tuple(line for line in lines if line.cell == name and line.rounds == table.rounds)
+        found = tuple(line for line in lines if line.cell == name)
         if found:
             settings = _settings(override(cells[name].experiment, {"rounds": table.rounds}))
             current = all(_fingerprint(cells[name].experiment, line) == line.config for line in found)
@@ -119,9 +121,11 @@ def _fingerprint(cfg: Experiment, line: Line) -> str:
 def _overview(filled: Sequence[tuple[Table, Sequence[Row]]]) -> Iterator[str]:
     """How much is played, what it cost, and how much of it agrees."""
     lines = [line for _, rows in filled for row in rows for line in row.lines]
-    planned = sum(len(table.runs()) for table in TABLES)
     hours = sum(line.cpu_seconds for line in lines) / 3600
-    yield f"**{len(lines)} of {planned} planned runs** are in the data; they took {hours:.2f} CPU hours."
+    yield (
+        f"**{len(lines)} runs** of {len(filled)} of {len(TABLES)} tables are in the data; they took {hours:.2f} CPU "
+        "hours. `python -m fedray.studies all --list` names those that are missing."
+    )
     found = [verdict for _, rows in filled for row in rows for verdict in _verdicts(row)]
     if with_sd := [each for each in found if each.paper.sd is not None]:
         near = sum(each.text != "apart" for each in with_sd)
@@ -130,9 +134,8 @@ def _overview(filled: Sequence[tuple[Table, Sequence[Row]]]) -> Iterator[str]:
             "within the larger of 1 point and twice the ±."
         )
     yield "\n| table | runs in the data | planned | CPU hours |\n| :-- | --: | --: | --: |"
-    counts = {id(table): [line for row in rows for line in row.lines] for table, rows in filled}
-    for table in TABLES:
-        played = counts.get(id(table), [])
+    for table, rows in filled:
+        played = [line for row in rows for line in row.lines]
         cost = sum(line.cpu_seconds for line in played) / 3600
         yield f"| {table.title} | {len(played)} | {len(table.runs())} | {cost:.2f} |"
     yield ""

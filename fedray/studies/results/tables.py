@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
@@ -35,7 +36,12 @@ class Table(NamedTuple):
 
     def runs(self) -> tuple[PlannedRun, ...]:
         """Every run of it that can be played."""
-        return plan_runs(self.study, self.options()).runs
+        return _planned(self)
+
+
+@functools.cache
+def _planned(table: Table) -> tuple[PlannedRun, ...]:
+    return plan_runs(table.study, table.options()).runs
 
 
 def _claims(metric: str, better: str, *worse: str) -> tuple[Claim, ...]:
