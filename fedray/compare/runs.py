@@ -105,13 +105,13 @@ class RunStore:
             raise FedRayError(f"--uri {self.where}: {mlflow_store.reason(error)}; {remedy}") from None
 
 
-def finished(study: str, uri: str, experiment: str) -> set[str]:
-    """Fingerprints of the finished runs of a study; empty if the store is new.
+def finished(study: str, uri: str, experiment: str) -> dict[str, str]:
+    """The commits that played the finished runs of a study, by their fingerprints; empty if the store is new.
 
     Raises FedRayError if the store cannot be read.
     """
     runs = _of_study(study, uri, experiment, FINISHED)
-    return {run.data.tags["config"] for run in runs if "config" in run.data.tags}
+    return {tags["config"]: tags.get("git_commit", "unknown") for run in runs if "config" in (tags := run.data.tags)}
 
 
 def parent_of(study: str, uri: str, experiment: str) -> str | None:

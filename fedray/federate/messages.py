@@ -101,7 +101,8 @@ class RoundMetrics(NamedTuple):
     train: Mapping[str, float]  # means of the step's info over those who trained
     personal: Stats | None  # [K, ...]; None where not evaluated in this round
     global_: Stats | None
-    seconds: Mapping[str, float]  # wall seconds: train, aggregate, evaluate, round; start of new actors, checkpoint
+    # Wall seconds: train, aggregate, evaluate, round; start of new actors, checkpoint. CPU seconds here: cpu.
+    seconds: Mapping[str, float]
     bytes_up: int
     bytes_down: int
     spotlights: tuple[Spotlight, ...] = ()

@@ -87,12 +87,12 @@ def play_round(plan: Plan, state: State, cohort: Cohort, policy: FailurePolicy =
     After the federation's rounds, the clients that were held out adapt instead. Raises TrainingError, which names the
     client, if a client failed; with a policy that skips such clients, only if none succeeded.
     """
-    began = time.perf_counter()
+    began, cpu = time.perf_counter(), time.process_time()
     started = cohort.wait_until_ready()
     start_up = {"start": time.perf_counter() - began} if started else {}
     play = _adapt if plan.adapting(state.round + 1) else _federate
     after, metrics = play(plan, state, cohort, policy)
-    metrics = metrics._replace(seconds={**start_up, **metrics.seconds})
+    metrics = metrics._replace(seconds={**start_up, **metrics.seconds, "cpu": time.process_time() - cpu})
     row = {"round": after.round} | report.measures(metrics)
     return after._replace(rows=(*state.rows, row)), metrics
 

@@ -1,4 +1,7 @@
-"""python -m fedray.studies STUDY [options]: run the experiments behind a table, side by side on the whole cluster."""
+"""python -m fedray.studies STUDY [options]: run the experiments behind a table, side by side on the whole cluster.
+
+``page``, ``verify STUDY/CELL`` and ``all`` in the place of a study are about the published results.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from fedray import cli, registry
 from fedray.running.mlflow_store import shown
 from fedray.studies.agenda import Options, listing
 from fedray.studies.named import STUDIES
+from fedray.studies.results.commands import COMMANDS
 from fedray.studies.study import play
 from fedray.terminal import check_packages, say
 from fedray.types import FedRayError
@@ -28,7 +32,9 @@ def parse(argv: Sequence[str]) -> tuple[str, Options]:
         argv[1:] if named else argv,
         f"python -m fedray.studies {argv[0] if named else 'STUDY'}",
         "Run a study. Runs that the tracking store holds as finished are skipped. Results go to folders in --output, "
-        f"by default runs/STUDY. STUDY is one of\n\n{studies}",
+        "by default runs/STUDY. In the place of a study, page makes the page of the published results, verify "
+        "STUDY/CELL plays one of them again, and all plays those that are missing. STUDY is one of"
+        f"\n\n{studies}",
     )
     return argv[0], options
 
@@ -41,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def body() -> int:
         check_packages()
+        if words and words[0] in COMMANDS:
+            return COMMANDS[words[0]](words[1:], again)
         study, options = parse(words)
         if options.list:
             print("\n".join(listing(study, options)))

@@ -40,7 +40,8 @@ class Options:
     eval_every: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """Evaluate after every k-th round and after the last; by default as the study does."""
     only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="ROW ...")] = ()
-    """Only the cells of these rows, such as zeta, rho_init or lr of table2, or an algorithm of table1-mnist."""
+    """Only these cells, or those of these rows, such as zeta, rho_init or lr of table2, or an algorithm of
+    table1-mnist."""
     size: Literal["small", "medium", "large", "all"] = "all"
     """Only the cells with this size of the data."""
     limit: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
@@ -48,6 +49,9 @@ class Options:
     concurrency: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Runs at a time; by default as many as the cluster has room for, and with --runtime local as many as there are
     CPU cores. Results do not depend on it."""
+    record: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    """Write a line of data for every finished run into DIR/STUDY.csv, such as docs/results; needs --runtime local, for
+    CPU seconds and the kind of machine are those of this one."""
     list: bool = False
     """List the runs and which of them are finished, without running any."""
     data: Data = field(default_factory=Data)
@@ -66,6 +70,9 @@ class Options:
             "a study names its runs itself",
             "choose their folder with --output",
         )
+        local = self.record is None or self.execution.runtime == "local"
+        reason = "the kind of machine that played a run is only known without Ray"
+        require(local, "record", self.record, reason, "add --runtime local, on the machine that plays")
         uri = self.execution.tracking.uri
         require(
             uri != "none",
@@ -79,8 +86,13 @@ class Options:
 class PlannedRun(NamedTuple):
     """A cell with a seed."""
 
-    name: str  # <cell>-s<seed>
+    cell: str
     experiment: Experiment
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return f"{self.cell}-s{self.experiment.seed}"
 
     @property
     def fingerprint(self) -> str:
@@ -122,7 +134,7 @@ def plan_runs(study: str, options: Options) -> Agenda:
         seed = options.seed_start + number
         for cell in cells:
             if number < _seeds(cell, options):
-                runs.append(PlannedRun(f"{cell.name}-s{seed}", override(cell.experiment, {"seed": seed})))
+                runs.append(PlannedRun(cell.name, override(cell.experiment, {"seed": seed})))
     return Agenda(tuple(runs), left_out)
 
 
@@ -137,7 +149,7 @@ def _grouped(left_out: Mapping[str, str]) -> list[str]:
 def _select(study: str, options: Options) -> list[Cell]:
     """The cells of a study that --only and --size select."""
     cells = STUDIES[study]()
-    rows = dict.fromkeys(row for cell in cells for row in cell.rows)
+    rows = dict.fromkeys([*(row for cell in cells for row in cell.rows), *(cell.name for cell in cells)])
     for row in options.only:
         require(row in rows, "only", row, f"no row of {study}", f"choose from {', '.join(rows)}")
     sizes = dict.fromkeys(cell.experiment.data.size for cell in cells)
@@ -146,7 +158,7 @@ def _select(study: str, options: Options) -> list[Cell]:
     if options.size != "all":
         cells = [cell for cell in cells if cell.experiment.data.size == options.size]
     if options.only:
-        cells = [cell for cell in cells if set(options.only) & set(cell.rows)]
+        cells = [cell for cell in cells if set(options.only) & {*cell.rows, cell.name}]
     return cells
 
 

@@ -25,12 +25,13 @@ from fedray.running.side_by_side import Ended
 from fedray.running.tracking import MLflowTracker, NullTracker, Tracker
 from fedray.studies.agenda import Options, PlannedRun, plan_runs
 from fedray.studies.named import TABLES
+from fedray.studies.results import data, record
 from fedray.terminal import bar, headlines, say
 from fedray.types import FedRayError
 
 
-def play(study: str, options: Options, command: str) -> Mapping[str, str]:
-    """Play what the tracking store lacks of a study, tell how it went, and print its table if it is complete.
+def play(study: str, options: Options, command: str, table: bool = True) -> Mapping[str, str]:
+    """Play what the tracking store lacks of a study, tell how it went, and print its ``table`` if it is complete.
 
     ``command`` is what the user typed. A run that fails costs no other; the names of those that failed come back, with
     the reasons. Raises FedRayError before the first run if the store, the data or the cluster cannot be used.
@@ -54,11 +55,13 @@ def play(study: str, options: Options, command: str) -> Mapping[str, str]:
         progress.end(_folder(study, options), "interrupted" if stopped else "failed")
         parent.finish("KILLED" if stopped else "FAILED")
         raise
+    finally:
+        _record(study, options, agenda.runs)
     progress.end(_folder(study, options), "failed" if failed else "finished")
     ran = len(chosen) - len(failed)
     say(f"{study}: {ran} run, {skipped} finished before, {len(failed)} failed")
     say(f"compare  {_compare_command(study, options)}")
-    folder = _compare(study, options) if ran + skipped == len(agenda.runs) else None
+    folder = _compare(study, options) if table and ran + skipped == len(agenda.runs) else None
     parent.finish("FAILED" if failed else "FINISHED", folder)
     return failed
 
@@ -137,12 +140,33 @@ def _folder(study: str, options: Options) -> Path:
     return Path(options.execution.output or Path("runs") / study)
 
 
-def request(study: str, planned: PlannedRun, options: Options) -> session.Request:
-    """The request of one run. Its folder is named after its settings, so that no other run uses it.
+def _record(study: str, options: Options, runs: Sequence[PlannedRun]) -> None:
+    """Write the data of all finished runs, those of earlier commands included; code that no commit has leaves none."""
+    if options.record is None:
+        return
+    tracking = options.execution.tracking
+    commits = finished(study, tracking.uri, tracking.experiment)
+    lines = []
+    for each in runs:
+        commit = commits.get(each.fingerprint)
+        if commit is None:
+            continue
+        if "+dirty" in commit or commit == "unknown":
+            say(f"no data  {each.name}: it was played by code that no commit has; commit, remove it, and play it again")
+        elif found := record.line(study, each, _place(study, each, options), commit):
+            lines.append(found)
+    data.add(options.record, lines)
+    say(f"data     {len(lines)} runs in {options.record / study}.csv")
 
-    If the folder holds an interrupted run, the request resumes it.
-    """
-    output = _folder(study, options) / f"{planned.name}-{planned.fingerprint[:6]}"
+
+def _place(study: str, planned: PlannedRun, options: Options) -> Path:
+    """The folder of a run, named after its settings, so that no other run uses it."""
+    return _folder(study, options) / f"{planned.name}-{planned.fingerprint[:6]}"
+
+
+def request(study: str, planned: PlannedRun, options: Options) -> session.Request:
+    """The request of one run. If its folder holds an interrupted run, the request resumes it."""
+    output = _place(study, planned, options)
     interrupted = (output / runfolder.NOTE).exists()
     # The loss deviation is about personal models; a study may also have methods without them.
     method = registry.algorithm_of(planned.experiment.algorithm)

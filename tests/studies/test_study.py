@@ -135,7 +135,7 @@ def test_a_study_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, capfd
         ("pfedbayes-s0", "FINISHED"),
     }
     # Neither another study nor a run that did not finish counts.
-    assert study_module.finished("table2", "", "fedray") == set()
+    assert study_module.finished("table2", "", "fedray") == {}
     assert len(study_module.finished("quick", "", "fedray")) == 2
     client.set_terminated(tagged[0].info.run_id, "FAILED")
     assert len(study_module.finished("quick", "", "fedray")) == 1

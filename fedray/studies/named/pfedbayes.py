@@ -1,4 +1,4 @@
-"""Tables 1 and 2 of Zhang et al., "Personalized Federated Learning via Variational Bayesian Inference", ICML 2022."""
+"""Tables 1 to 3 of Zhang et al., "Personalized Federated Learning via Variational Bayesian Inference", ICML 2022."""
 
 from __future__ import annotations
 
@@ -16,6 +16,32 @@ TUNED: Mapping[str, Mapping[str, Any]] = {
     "fedavg": {"lr": 0.01},
     "fedprox": {"lr": 0.01, "mu": 0.001},
     "pfedbayes": {"zeta": 10.0, "rho_init": -2.5, "lr_personal": 0.001, "lr_global": 0.001},
+}
+# Table 1 has one budget: in a round a client's model takes 100 gradient steps on minibatches of 100 examples, as those
+# of pFedBayes do, 20 times 5. So 200 rounds are as many steps of FedAvg as 1,000 rounds of its usual 20 minibatches.
+BATCH, STEPS = 100, 100
+# Gradient steps that a model takes on one minibatch, where it is not one.
+STEPS_PER_MINIBATCH = {"pfedbayes": 5, "bpfed": 5, "pfedme": 5, "pfedbred": 5, "per_fedavg": 2}
+# What a method counts in minibatches keeps its share of them. SVGD sends every step to the server: a round is a step.
+SHARES: Mapping[str, Mapping[str, Any]] = {
+    "fedrep": {"algorithm.head_steps": 20},
+    "fedpop": {"algorithm.burn_in": 20},
+    "fedsoul": {"algorithm.burn_in": 20},
+    "svgd": {"local_steps": 1},
+}
+# Table 3: the rivals' learning rates. HeurFedAMP's ξ of a client's own model is the table's α.
+RATES = (0.0005, 0.001, 0.005, 0.01)
+TABLE3: Mapping[str, tuple[Mapping[str, float], ...]] = {
+    "fedavg": tuple({"lr": lr} for lr in RATES),
+    "fedprox": (
+        *({"lr": lr, "mu": 0.001} for lr in RATES),
+        *({"lr": 0.001, "mu": mu} for mu in (0.01, 0.1, 1.0)),
+    ),
+    "bnfed": tuple({"lr": lr} for lr in (*RATES, 0.1, 0.2, 0.5)),
+    "per_fedavg": tuple({"alpha": lr} for lr in (*RATES, 0.1)),
+    "pfedme": tuple({"alpha": lr, "alpha_m": max(lr, 0.001)} for lr in (*RATES, 0.1)),
+    "heurfedamp": tuple({"xi_own": own, "lr": lr} for own in (0.1, 0.5) for lr in (*RATES, 0.1)),
+    "pfedgp": tuple({"lr": lr} for lr in (0.01, 0.05, 0.1)),
 }
 
 
@@ -44,6 +70,17 @@ def table2() -> list[Cell]:
     return cells
 
 
+def table3() -> list[Cell]:
+    """The rivals of pFedBayes on MNIST medium with the learning rates of the paper's Table 3."""
+    cells = []
+    for algorithm, series in TABLE3.items():
+        for settings in series:
+            name = ",".join([algorithm, *(f"{key}={value:g}" for key, value in settings.items())])
+            changes = {f"algorithm.{key}": value for key, value in settings.items()}
+            cells.append(Cell(name, (algorithm,), override(base(algorithm, "mnist"), changes)))
+    return cells
+
+
 def table1_mnist() -> list[Cell]:
     """Every algorithm on MNIST, small, medium and large, as in the paper's Table 1."""
     return _table1("mnist")
@@ -61,14 +98,21 @@ def table1_cifar10() -> list[Cell]:
 
 def _table1(dataset: str) -> list[Cell]:
     return [
-        Cell(f"{algorithm}-{size}", (algorithm,), base(algorithm, dataset, size))
+        Cell(f"{algorithm}-{size}", (algorithm,), override(base(algorithm, dataset, size), _budget(algorithm)))
         for size in SIZES
         for algorithm in registry.algorithms()
     ]
 
 
+def _budget(algorithm: str) -> Mapping[str, Any]:
+    """The settings that give a method the budget of Table 1."""
+    steps = STEPS // STEPS_PER_MINIBATCH.get(algorithm, 1)
+    return {"batch_size": BATCH, "local_steps": steps, **SHARES.get(algorithm, {})}
+
+
 STUDIES: Mapping[str, Study] = {
     "table2": table2,
+    "table3": table3,
     "table1-mnist": table1_mnist,
     "table1-fmnist": table1_fmnist,
     "table1-cifar10": table1_cifar10,

@@ -1,0 +1,48 @@
+"""The table of the BPFed paper: methods that keep layers with their clients, on few and on many examples.
+
+All take 100 gradient steps of a client's model on minibatches of 50 in every round. The rates are the paper's: Adam
+with 0.001. The last layer is personal; ``head.bias``, only its bias, is a variant of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedray.studies.cell import Cell, Study, experiment
+
+ADAM: Mapping[str, Any] = {"algorithm.optimizer": "adam", "algorithm.lr": 0.001, "local_steps": 100}
+BAYESIAN: Mapping[str, Any] = {"local_steps": 20}  # times five steps of the posterior
+METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "fedper": ("fedper", ADAM),
+    "fedrep": ("fedrep", {**ADAM, "algorithm.head_steps": 50}),
+    "lg_fedavg": ("lg_fedavg", ADAM),
+    "pfedbayes": ("pfedbayes", BAYESIAN),
+    "bpfed": ("bpfed", BAYESIAN),
+    "bpfed,head.bias": ("bpfed", {**BAYESIAN, "algorithm.personal": ("head.bias",)}),
+}
+NEWCOMERS = 2  # clients of the novel-client figure that the federation has not met
+
+
+def column(dataset: str, title: str) -> Study:
+    """The study of a dataset."""
+
+    def cells() -> list[Cell]:
+        shared = {"data.name": dataset, "rounds": 800, "batch_size": 50}
+        found = []
+        for size in ("small", "large"):
+            for name, (algorithm, own) in METHODS.items():
+                cfg = experiment(algorithm, {**shared, **own, "data.size": size})
+                found.append(Cell(f"{name}-{size}", (name,), cfg))
+        held_out = {**shared, **BAYESIAN, "data.size": "small", "novel_clients": NEWCOMERS}
+        found.append(Cell("bpfed,novel-small", ("novel",), experiment("bpfed", held_out)))
+        return found
+
+    cells.__doc__ = f"{title}, small and large: BPFed beside methods with personal layers, and clients it never met."
+    return cells
+
+
+STUDIES: Mapping[str, Study] = {
+    "bpfed-mnist": column("mnist", "MNIST"),
+    "bpfed-fmnist": column("fashion_mnist", "FashionMNIST"),
+}

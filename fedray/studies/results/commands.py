@@ -1,0 +1,110 @@
+"""The commands about published results: page, verify and all. Each reads its words and returns an exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from fedray import cli
+from fedray.config import Execution
+from fedray.runs.files import write_whole
+from fedray.studies.agenda import Data, Options
+from fedray.studies.results import missing, page
+from fedray.studies.results import verify as repeat
+from fedray.terminal import say
+from fedray.types import FedRayError, check_types, require
+
+RESULTS = Path("docs/results")
+PROG = "python -m fedray.studies"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageOptions:
+    """Make the page of results of the data beside it."""
+
+    results: Annotated[Path, tyro.conf.arg(metavar="DIR")] = RESULTS
+    """Folder of the data."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions:
+    """Play a published run again, and say whether it comes out the same."""
+
+    seed: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Seed of the run; by default the first that is published."""
+    results: Annotated[Path, tyro.conf.arg(metavar="DIR")] = RESULTS
+    """Folder of the data."""
+    data: Data = field(default_factory=Data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllOptions:
+    """Play every published run that is missing in the data, cheapest first."""
+
+    results: Annotated[Path, tyro.conf.arg(metavar="DIR")] = RESULTS
+    """Folder of the data."""
+    list: bool = False
+    """List the missing runs and what they will cost, without playing any."""
+    measure: bool = False
+    """First play three rounds of every cell of unknown cost; the estimates are kept beside the runs."""
+    limit: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """Play at most N of the cells that are missing."""
+    concurrency: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """Runs at a time; by default as many as there are CPU cores."""
+    data: Data = field(default_factory=Data)
+    execution: Annotated[Execution, tyro.conf.arg(name="")] = field(default_factory=lambda: Execution(runtime="local"))
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        for name in ("limit", "concurrency"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, name, value, "at least one is needed", "leave it out")
+
+
+def make_page(words: Sequence[str], again: str) -> int:
+    """``page``: write the page; ``again`` is what the user typed, as in the commands below."""
+    options = cli.read_options(PageOptions, words, f"{PROG} page", PageOptions.__doc__ or "")
+    text = page.make(options.results)
+    options.results.mkdir(parents=True, exist_ok=True)
+    write_whole(options.results / page.PAGE, text)
+    say(f"page     {options.results / page.PAGE}")
+    return cli.DONE
+
+
+def verify(words: Sequence[str], again: str) -> int:
+    """``verify STUDY/CELL``: exit code 0 where the run comes out the same."""
+    named = bool(words) and not words[0].startswith("-")
+    if not named and "-h" not in words and "--help" not in words:
+        raise FedRayError("verify: no cell is given; give STUDY/CELL, such as selection/hip")
+    prog = f"{PROG} verify {words[0] if named else 'STUDY/CELL'}"
+    options = cli.read_options(VerifyOptions, words[1:] if named else words, prog, VerifyOptions.__doc__ or "")
+    answer = repeat.verify(options.results, words[0], options.seed, options.data)
+    print(f"{words[0]}: {answer.text}")
+    return cli.DONE if answer.same else cli.FAILED
+
+
+def play_all(words: Sequence[str], again: str) -> int:
+    """``all``: exit code 1 where some run failed."""
+    options = cli.read_options(AllOptions, words, f"{PROG} all", AllOptions.__doc__ or "")
+    output = Path(options.execution.output or "runs/results")
+    works = missing.missing(options.results, output)
+    if options.measure:
+        missing.measure(works[: options.limit], output, options.data)
+        works = missing.missing(options.results, output)
+    if options.list:
+        print("\n".join(missing.listing(works)))
+        return cli.DONE
+    shared = Options(
+        record=options.results, concurrency=options.concurrency, data=options.data, execution=options.execution
+    )
+    failed = missing.play(works[: options.limit], shared, output, again)
+    for name, reason in failed.items():
+        say(f"failed   {name}: {reason.splitlines()[0]}")
+    return cli.FAILED if failed else cli.DONE
+
+
+COMMANDS = {"page": make_page, "verify": verify, "all": play_all}

@@ -1,0 +1,125 @@
+"""The whole set: which published runs are missing, what they will cost, and how to play them, cheapest first."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fedray.config import Execution, TrackingConfig, override
+from fedray.config.decode import decode, refuse_damage
+from fedray.runs import session
+from fedray.runs.files import write_json
+from fedray.studies import study
+from fedray.studies.agenda import Data, Options, PlannedRun
+from fedray.studies.results import data, record
+from fedray.studies.results.tables import TABLES, Table
+from fedray.terminal import say
+from fedray.types import FedRayError
+
+COSTS = "costs.json"  # CPU seconds of cells that were only tried, below the folder of the runs
+TRIED = 3  # rounds: the first is warm-up, the second has no evaluation, the third has one
+
+
+class Work(NamedTuple):
+    """A cell of a table, and what of it is missing."""
+
+    table: Table
+    runs: tuple[PlannedRun, ...]  # those that are not in the data, one per seed
+    cpu_seconds: float | None  # of one run: that of another seed, or an estimate of some rounds; None: not known
+
+    @property
+    def name(self) -> str:
+        """STUDY/CELL."""
+        return f"{self.table.study}/{self.runs[0].cell}"
+
+
+def missing(folder: Path, output: Path) -> list[Work]:
+    """What is missing in the data, in order of cost; cells of which no cost is known come last."""
+    estimates = _estimates(output)
+    found = []
+    for table in TABLES:
+        lines = data.read(folder, table.study)
+        played = {line.config for line in lines}
+        left: dict[str, list[PlannedRun]] = {}
+        for run in table.runs():
+            if run.fingerprint not in played:
+                left.setdefault(run.cell, []).append(run)
+        for cell, runs in left.items():
+            known = [line.cpu_seconds for line in lines if (line.cell, line.rounds) == (cell, table.rounds)]
+            seconds = sum(known) / len(known) if known else estimates.get(runs[0].fingerprint)
+            found.append(Work(table, tuple(runs), seconds))
+    return sorted(found, key=lambda work: (work.cpu_seconds is None, work.cpu_seconds or 0.0))
+
+
+def listing(works: Sequence[Work]) -> list[str]:
+    """A line for each cell, and the sum."""
+    lines = []
+    for work in works:
+        cost = "?" if work.cpu_seconds is None else f"{work.cpu_seconds / 60:.1f}"
+        lines.append(f"{work.name:<44} {len(work.runs)} runs x {cost:>6} CPU min")
+    runs = sum(len(work.runs) for work in works)
+    known = [work.cpu_seconds * len(work.runs) for work in works if work.cpu_seconds is not None]
+    unknown = f", and {len(works) - len(known)} cells of unknown cost" if len(known) < len(works) else ""
+    return [*lines, f"{runs} runs are missing: {sum(known) / 3600:.1f} CPU hours{unknown}"]
+
+
+def measure(works: Sequence[Work], output: Path, where: Data) -> None:
+    """Play a few rounds of every cell of unknown cost, and keep the estimates; what was measured is not again."""
+    for work in works:
+        if work.cpu_seconds is None:
+            try:
+                seconds = _tried(work.runs[0], where)
+            except FedRayError as error:
+                say(f"{work.name}: {str(error).splitlines()[0]}")
+                continue
+            say(f"{work.name}: {seconds / 60:.1f} CPU minutes per run")
+            write_json(output / COSTS, dict(_estimates(output)) | {work.runs[0].fingerprint: round(seconds, 1)})
+
+
+def play(works: Sequence[Work], options: Options, output: Path, command: str) -> Mapping[str, str]:
+    """Play what is missing, cell after cell, its seeds side by side; the names of runs that failed, with reasons.
+
+    Everything that ends is in the data at once: an interruption costs nothing but the runs under way, and those go on
+    from their checkpoints.
+    """
+    failed: dict[str, str] = {}
+    for number, work in enumerate(works, start=1):
+        say(f"[{number}/{len(works)}] {work.name}")
+        seeds = [run.experiment.seed for run in work.runs]
+        chosen = dataclasses.replace(
+            options,
+            only=(work.runs[0].cell,),
+            seed_start=min(seeds),
+            seeds=max(seeds) - min(seeds) + 1,
+            rounds=work.table.rounds,
+            eval_every=work.table.eval_every,
+            execution=dataclasses.replace(options.execution, output=output / work.table.study),
+        )
+        lost = study.play(work.table.study, chosen, command, table=False)
+        failed |= {f"{work.table.study}/{name}": why for name, why in lost.items()}
+    return failed
+
+
+def _tried(run: PlannedRun, where: Data) -> float:
+    """CPU seconds that a run will take, from three of its rounds."""
+    data_of = {f"data.{name}": value for name, value in vars(where).items()}
+    cfg = override(run.experiment, {**data_of, "rounds": TRIED, "eval_every": TRIED})
+    with tempfile.TemporaryDirectory() as place:
+        execution = Execution(runtime="local", output=Path(place) / "run", tracking=TrackingConfig(uri="none"))
+        session.run_experiment(cfg, execution)
+        rows = record.rows(Path(place) / "run")
+    train, both = (row[record.CPU] for row in rows[1:])
+    evaluations = math.ceil(run.experiment.rounds / run.experiment.eval_every)
+    return run.experiment.rounds * train + evaluations * max(0.0, both - train)
+
+
+def _estimates(output: Path) -> Mapping[str, float]:
+    path = output / COSTS
+    if not path.exists():
+        return {}
+    with refuse_damage(f"{path}: not a file of costs", "delete it"):
+        return {str(name): float(value) for name, value in decode(path.read_bytes()).items()}

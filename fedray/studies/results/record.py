@@ -1,0 +1,118 @@
+"""From the folder of a finished run to its line of data."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedray.config.decode import decode, refuse_damage
+from fedray.federate import report
+from fedray.federate.tasks import TASKS
+from fedray.federate.uncertainty import summary as uncertain
+from fedray.runs import runfolder
+from fedray.studies.agenda import PlannedRun
+from fedray.studies.results import machine
+from fedray.studies.results.data import BEST, Line
+
+LAST = 10  # evaluations that a figure averages, where a run has so many
+CPU = "time/cpu_seconds"
+MEASURED = ("train/", "selection/")  # beside the evaluations
+
+
+def line(study: str, planned: PlannedRun, folder: Path, commit: str) -> Line | None:
+    """The line of a run that was played without Ray on a machine of this kind; None where it is not finished.
+
+    Raises FedRayError for a damaged folder.
+    """
+    if not (folder / runfolder.FINISHED).exists():
+        return None
+    with refuse_damage(f"{folder}: the result cannot be read", "remove the folder and play the run again"):
+        summary = decode((folder / "summary.json").read_bytes())
+        played = rows(folder)
+        cfg = planned.experiment
+        return Line(
+            study=study,
+            cell=planned.cell,
+            seed=cfg.seed,
+            rounds=cfg.rounds,
+            eval_every=cfg.eval_every,
+            config=planned.fingerprint,
+            protocol=_protocol(summary["protocol"]),
+            commit=commit,
+            command=command(study, planned),
+            machine=machine.kind(),
+            cpu_seconds=round(sum(row.get(CPU, 0.0) for row in played), 1),
+            digest=digest(folder),
+            metrics=measured(played) | uncertain.tracked(summary),
+        )
+
+
+def rows(folder: Path) -> list[dict[str, float]]:
+    """The measures of the rounds of a finished run."""
+    with (folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
+        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+
+
+def command(study: str, planned: PlannedRun) -> str:
+    """What to type to play one run."""
+    cfg = planned.experiment
+    words = ["python", "-m", "fedray.studies", study, "--only", planned.cell, "--size", "all"]
+    words += ["--seeds", "1", "--seed-start", str(cfg.seed), "--rounds", str(cfg.rounds)]
+    return shlex.join([*words, "--eval-every", str(cfg.eval_every), "--runtime", "local"])
+
+
+def measured(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Of every measure of the models the mean over the last ten evaluations, and of accuracies and errors the best.
+
+    Bytes are those of the whole run, measures of training and selection the mean over all rounds.
+    """
+    evaluated = [row for row in rows if any(name in row for name in report.EVALUATED)]
+    found: dict[str, float] = {}
+    for name in sorted({name for row in rows for name in row}):
+        if name.startswith("comm/"):
+            found[name] = sum(row[name] for row in rows)
+        elif name.startswith(MEASURED):
+            found[name] = _mean([row[name] for row in rows if name in row])
+        elif report.is_measured(name):
+            found[name] = _mean([row[name] for row in evaluated[-LAST:] if name in row])
+    for name, best in _headlines():
+        values = [row[name] for row in evaluated if name in row]
+        found |= {f"{BEST}{name}": best(values)} if values else {}
+    for kind in report.KINDS:
+        if (spread := report.stability(rows, kind)) is not None:
+            found[f"{kind}/stability"] = spread
+    return found
+
+
+def digest(folder: Path) -> str:
+    """SHA-256 of the states in a run's folder, by the names of their files."""
+    summed = hashlib.sha256()
+    for path in sorted(folder.glob("**/*.safetensors")):
+        if "checkpoints" not in path.relative_to(folder).parts:
+            summed.update(f"{path.relative_to(folder).as_posix()}\0{path.stat().st_size}\0".encode())
+            summed.update(path.read_bytes())
+    return summed.hexdigest()
+
+
+def _headlines() -> list[tuple[str, Any]]:
+    """The measures by which a paper would choose a round, and which of their values is best."""
+    return [
+        (f"{kind}/{task.headline}", max if task.headline == "accuracy" else min)
+        for task in TASKS
+        for kind in report.KINDS
+    ]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _protocol(facts: Mapping[str, Any]) -> str:
+    """What a run's numbers mean, in one line."""
+    names = ("clients", "prediction", "dataset", "partition")
+    sizes = f"{facts['train_examples']} training and {facts['test_examples']} test examples"
+    return "; ".join([*(str(facts[name]) for name in names), sizes])

@@ -1,0 +1,210 @@
+"""Published results: data of finished runs, the page made of them, and the verdict over a repeated run."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedray.compare.published import Published
+from fedray.config import override
+from fedray.studies import agenda, study
+from fedray.studies.__main__ import main
+from fedray.studies.cell import Cell
+from fedray.studies.named import STUDIES
+from fedray.studies.named.quick import quick
+from fedray.studies.results import compare, data, machine, missing, page, record, tables, verify
+from fedray.studies.results.data import BEST, Line
+from fedray.studies.results.tables import Claim, Table
+from fedray.types import FedRayError
+
+pytestmark = pytest.mark.usefixtures("unpainted")
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs" / "results"
+
+
+def line(seed: int = 0, cell: str = "fedavg", **metrics: float) -> Line:
+    found = metrics or {"global/accuracy": 0.9}
+    return Line("quick", cell, seed, 5, 1, f"f{seed}", "all", "abc", "python", "x86", 1.5, "d", found)
+
+
+def test_the_page_is_what_the_generator_makes_of_the_data() -> None:
+    assert (RESULTS / page.PAGE).read_text(encoding="utf-8") == page.make(RESULTS)
+
+
+def test_lines_survive_the_file_to_the_bit_and_a_later_run_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
+    first = line(0, **{"global/accuracy": 0.1 + 0.2, "global/nll": math.pi})
+    data.add(tmp_path, [first, line(1)])
+    assert data.read(tmp_path, "quick") == [first, line(1)]
+    data.add(tmp_path, [line(0, **{"global/accuracy": 0.5})])
+    assert [each.metrics["global/accuracy"] for each in data.read(tmp_path, "quick")] == [0.5, 0.9]
+    assert data.read(tmp_path, "table2") == []
+    (tmp_path / "quick.csv").write_text("study,cell\nquick,fedavg\n")
+    with pytest.raises(FedRayError, match="not a file of results"):
+        data.read(tmp_path, "quick")
+
+
+def test_a_figure_is_the_mean_of_the_last_ten_evaluations_and_the_best_of_all() -> None:
+    accuracies = np.linspace(0.9, 0.2, 12)  # falls: the best is the first
+    rows = [{"round": 1.0, "comm/bytes_up": 7.0}]
+    rows += [{"round": 2.0 + i, "global/accuracy": float(a), "comm/bytes_up": 7.0} for i, a in enumerate(accuracies)]
+    found = record.measured(rows)
+    assert found["global/accuracy"] == pytest.approx(accuracies[-10:].mean())
+    assert found[f"{BEST}global/accuracy"] == 0.9
+    assert found["comm/bytes_up"] == 91
+    rmse = record.measured([{"round": 1.0, "personal/rmse": 3.0}, {"round": 2.0, "personal/rmse": 4.0}])
+    assert rmse[f"{BEST}personal/rmse"] == 3.0
+
+
+@pytest.mark.parametrize(
+    ("ours", "sd", "expected"),
+    [
+        (0.902, 0.003, "within ±"),
+        (0.909, 0.003, "within 1 point"),
+        (0.915, 0.008, "within twice ±"),
+        (0.915, 0.007, "apart"),
+        (0.895, None, "within 1 point"),
+        (0.889, None, "apart"),
+    ],
+)
+def test_verdicts(ours: float, sd: float | None, expected: str) -> None:
+    assert compare.verdict(ours, Published(0.9, sd, "a paper")) == expected
+
+
+def test_the_paired_interval_is_students_and_takes_the_partitions_out() -> None:
+    noise = np.random.default_rng(0).normal(size=12)
+    a = {seed: 5.0 + 10 * x + (-1) ** seed for seed, x in enumerate(noise)}
+    b = {seed: 4.0 + 10 * x for seed, x in enumerate(noise)} | {99: 0.0}
+    found = compare.paired(a, b)
+    assert found is not None
+    half = 2.200985 * math.sqrt(12 / 11) / math.sqrt(12)  # of differences 1 ± 1 in twelve seeds, by the table of t
+    assert found.n == 12
+    assert (found.mean, found.low, found.high) == pytest.approx((1.0, 1 - half, 1 + half), abs=1e-5)
+    assert found.verdict == "holds"
+    other = compare.paired(b, a)
+    assert other is not None
+    assert other.verdict == "refuted"
+    assert compare.paired({0: 1.0}, {0: 2.0}) is None
+
+
+def test_a_repeated_run_is_judged_by_its_bits_or_by_the_deviation() -> None:
+    seeds = [line(seed, **{"global/accuracy": 0.9 + 0.01 * seed, "time/x": 1.0}) for seed in range(3)]  # sd 0.01
+    told = verify.judge(seeds[0], seeds[0]._replace(metrics={"global/accuracy": 0.9, "time/x": 2.0}), seeds)
+    assert (told.same, "to the bit" in told.text) == (True, True)
+    assert not verify.judge(seeds[0], seeds[0]._replace(digest="other"), seeds).same
+    near = seeds[0]._replace(digest="other", metrics={"global/accuracy": 0.919}, machine="arm")
+    assert verify.judge(seeds[0], near, seeds).same
+    assert not verify.judge(seeds[0], near._replace(metrics={"global/accuracy": 0.921}), seeds).same
+
+
+def test_the_kind_of_machine_names_what_bits_depend_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "cpuinfo"
+    info.write_text(
+        "vendor_id : GenuineIntel\nflags : fpu avx2 fma\n\nvendor_id : GenuineIntel\nflags : fpu avx2 fma\n"
+    )
+    monkeypatch.setattr(machine, "CPUINFO", info)
+    assert "GenuineIntel avx2 fma; " in machine.kind()
+    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "none")
+    assert "torch" in machine.kind()
+
+
+def short() -> list[Cell]:
+    """The first cell of the quick study with two minibatches per round."""
+    return [cell._replace(experiment=override(cell.experiment, {"local_steps": 2})) for cell in quick()[:1]]
+
+
+def test_record_then_verify_and_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A study leaves its data, the page shows them, the run comes out the same, and only the other seed is missing."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(agenda, "STUDIES", {"quick": short})
+    monkeypatch.setattr(page, "STUDIES", {"quick": short})
+    wanted = (Table("quick", "Quick", "None.", 2, 1, 2, (Claim("global/accuracy", "fedavg", "fedavg"),)),)
+    monkeypatch.setattr(missing, "TABLES", wanted)
+    monkeypatch.setattr(page, "TABLES", wanted)
+    monkeypatch.setattr(study, "finished", lambda *_: _committed("abc123"))
+    local = ["--runtime", "local", "--concurrency", "1"]
+    assert main(["quick", "--rounds", "2", "--seeds", "1", *local, "--record", "data"]) == 0
+    [found] = data.read(tmp_path / "data", "quick")
+    assert (found.cell, found.seed, found.rounds, found.commit) == ("fedavg", 0, 2, "abc123")
+    assert found.command.endswith("--only fedavg --size all --seeds 1 --seed-start 0 --rounds 2 --eval-every 1 "
+                                  "--runtime local")  # fmt: skip
+    assert found.cpu_seconds >= 0
+    assert len(found.digest) == 64
+    assert main(["verify", "quick/fedavg", "--results", "data"]) == 0
+    assert "the same to the bit" in capfd.readouterr().out
+    works = missing.missing(tmp_path / "data", tmp_path)
+    assert [(work.name, [run.experiment.seed for run in work.runs]) for work in works] == [("quick/fedavg", [1])]
+    assert works[0].cpu_seconds == found.cpu_seconds
+    text = page.make(tmp_path / "data")
+    assert f"| fedavg | global | 1 | {100 * found.metrics['global/accuracy']:.2f} |" in text
+    assert "| Quick | 1 | 2 | 0.00 |" in text
+    with pytest.raises(FedRayError, match=r"choose from quick/fedavg"):
+        verify.find(tmp_path / "data", "quick/fedprox")
+
+
+class _Everything(dict):
+    """The commits of a store that holds every run that has a folder."""
+
+    def get(self, key: str, default: str | None = None) -> str:
+        return str(self["commit"])
+
+    def __contains__(self, key: object) -> bool:
+        return False
+
+
+def _committed(commit: str) -> _Everything:
+    return _Everything(commit=commit)
+
+
+def test_what_no_commit_has_leaves_no_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(agenda, "STUDIES", {"quick": short})
+    monkeypatch.setattr(study, "finished", lambda *_: _committed("abc123+dirty"))
+    command = ["quick", "--rounds", "1", "--seeds", "1", "--runtime", "local", "--concurrency", "1"]
+    assert main([*command, "--record", "data"]) == 0
+    assert "played by code that no commit has" in capfd.readouterr().err
+    assert data.read(tmp_path / "data", "quick") == []
+    assert main([*command[:-4], "--record", "data"]) == 2
+    assert "add --runtime local" in capfd.readouterr().err
+
+
+def test_every_published_table_is_of_a_study_and_claims_are_of_its_cells() -> None:
+    for table in tables.TABLES:
+        cells = {cell.name for cell in STUDIES[table.study]()}
+        assert {name for claim in table.claims for name in (claim.better, claim.worse)} <= cells
+    [first] = [table for table in tables.TABLES if table.study == "selection"]
+    assert len({run.name for run in first.runs()}) == 40
+    assert {(run.experiment.rounds, run.experiment.eval_every) for run in first.runs()} == {(100, 2)}
+
+
+def test_table1_has_one_budget() -> None:
+    """A client's model takes 100 gradient steps per round in every method but SVGD, whose rounds are steps."""
+    from fedray.studies.named.pfedbayes import STEPS_PER_MINIBATCH
+
+    for cell in STUDIES["table1-mnist"]():
+        cfg = cell.experiment
+        inner = getattr(cfg.algorithm, "personal_steps", getattr(cfg.algorithm, "inner_steps", None))
+        per_minibatch = STEPS_PER_MINIBATCH.get(cell.rows[0], 1)
+        assert inner is None or inner == per_minibatch
+        assert cfg.local_steps * per_minibatch == (1 if cell.rows == ("svgd",) else 100)
+        assert cfg.batch_size == 100
+
+
+@pytest.mark.slow
+def test_five_published_runs_come_out_to_the_bit() -> None:
+    """Drawn anew each time among those of this kind of machine that take less than a CPU minute."""
+    lines = [each for name in STUDIES for each in data.read(RESULTS, name) if each.cpu_seconds < 60]
+    lines = [each for each in lines if each.machine == machine.kind()]
+    if not lines:
+        pytest.skip("no cheap run was published from this kind of machine")
+    seed = int(np.random.SeedSequence().entropy) % 2**32  # type: ignore[arg-type]
+    drawn = np.random.default_rng(seed).choice(len(lines), size=min(5, len(lines)), replace=False)
+    for i in drawn:
+        answer = verify.judge(lines[i], verify.again(lines[i], agenda.Data()), [lines[i]])
+        assert "the same to the bit" in answer.text, f"seed {seed}: {lines[i].study}/{lines[i].cell}: {answer.text}"
