@@ -11,7 +11,7 @@ import tyro
 
 from fedray import cli
 from fedray.config import Execution
-from fedray.runs.files import write_whole
+from fedray.running.files import write_whole
 from fedray.studies.agenda import Data, Options
 from fedray.studies.results import missing, page
 from fedray.studies.results import verify as repeat

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedray.config.decode import refuse_damage
-from fedray.runs.files import write_whole
+from fedray.running.files import write_whole
 
 BEST = "best:"  # before a metric: the best evaluation, which papers report; without it the mean of the last ten
 

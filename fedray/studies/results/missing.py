@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from fedray.config import Execution, TrackingConfig, override
 from fedray.config.decode import decode, refuse_damage
-from fedray.runs import session
-from fedray.runs.files import write_json
+from fedray.running import session
+from fedray.running.files import write_json
 from fedray.studies import study
 from fedray.studies.agenda import Data, Options, PlannedRun
 from fedray.studies.results import data, record

@@ -13,7 +13,7 @@ from fedray.config.decode import decode, refuse_damage
 from fedray.federate import report
 from fedray.federate.tasks import TASKS
 from fedray.federate.uncertainty import summary as uncertain
-from fedray.runs import runfolder
+from fedray.running import runfolder
 from fedray.studies.agenda import PlannedRun
 from fedray.studies.results import machine
 from fedray.studies.results.data import BEST, Line

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedray.config import Execution, TrackingConfig, override
-from fedray.runs import session
+from fedray.running import session
 from fedray.studies.agenda import Data, Options, plan_runs
 from fedray.studies.results import compare, data, record
 from fedray.studies.results.data import Line
