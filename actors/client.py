@@ -95,36 +95,36 @@ class ClientActor:
             self._block.private.load(saved)
         return seen, self._block.private.piece(self._ids)()
 
-    def train(self, round_number: int, ids: Sequence[int], down: Any) -> TrainReply:
-        """The reply of a round; asked again for the same round, it answers the same."""
+    def train(
+        self, round_number: int, ids: Sequence[int], down: Any, exponents: Sequence[int], commit: Sequence[int]
+    ) -> tuple[TrainReply, Piece]:
+        """(reply, states of ``commit``) of a round; asked again for the same round, it answers the same.
+
+        With exponents, the units that the server expects, the reply has the partial sums over all who trained.
+        """
+        reply = self._trained(round_number, ids, down)
+        piece = self._block.private.piece(commit)  # its numbers travel while the sums are formed
+        if exponents and reply.ids:
+            reply = reply._replace(sums=trees.to_numpy(self._block.add(reply.ids, exponents)))
+        return reply, piece()
+
+    def add(
+        self, round_number: int, ids: Sequence[int], down: Any, chosen: Sequence[int], exponents: Sequence[int]
+    ) -> Any:
+        """Partial sums over ``chosen``, of a round that ends with them.
+
+        A process that took over from one that died has not trained in this round yet: then it does.
+        """
+        self._trained(round_number, ids, down)
+        return trees.to_numpy(self._block.add(chosen, exponents))
+
+    def _trained(self, round_number: int, ids: Sequence[int], down: Any) -> TrainReply:
+        """The reply of a round, which this process plays once."""
         if round_number != self._round or self._reply is None:
             reply = self._block.train(round_number, ids, trees.to_torch(down, self._device))
             self._round = round_number
             self._reply = trees.to_numpy(reply)
         return self._reply
-
-    def train_and_commit(
-        self, round_number: int, ids: Sequence[int], down: Any, commit: Sequence[int]
-    ) -> tuple[TrainReply, Piece]:
-        """(reply, states of ``commit``) of a round that ends with its replies."""
-        return self.train(round_number, ids, down), self._block.private.piece(commit)()
-
-    def add(
-        self,
-        round_number: int,
-        ids: Sequence[int],
-        down: Any,
-        chosen: Sequence[int],
-        exponents: Sequence[int],
-        commit: Sequence[int],
-    ) -> tuple[Any, Piece]:
-        """(partial sums over ``chosen``, states of ``commit``) of a round that ends with them.
-
-        A process that took over from one that died has not trained in this round yet: then it does.
-        """
-        self.train(round_number, ids, down)
-        piece = self._block.private.piece(commit)  # its numbers travel while the sums are formed
-        return trees.to_numpy(self._block.add(chosen, exponents)), piece()
 
     def evaluate(self, round_number: int, view: Any, spotlight: bool) -> EvalReply:
         """Evaluation sums of every hosted client."""

@@ -6,7 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -50,7 +50,7 @@ class Question(Generic[Reply]):
     method: Callable[..., Reply] | Callable[..., tuple[Reply, Piece]]  # of ClientActor
     args: Mapping[int, tuple[Any, ...]]  # of every actor that is asked, by its slot
     round_number: int = 0
-    # Of every actor that returns states as a second value, to be committed: whose they are.
+    # Of every actor that returns states as a second value, to be committed by who asks: whose they are.
     commits: Mapping[int, Sequence[int]] = field(default_factory=dict)
     patience: float = 1.0  # factor of the time limit of an answer
     leave_out: Callable[[int, Failure], Reply] | None = None  # the reply for an actor that is given up; None: an error
@@ -77,6 +77,13 @@ class Newcomer(NamedTuple):
     seat: Seat
     block: tuple[int, ...]  # the clients that it is to host
     ready: Any  # reference to its first answer
+
+
+class _Trained(NamedTuple):
+    """What an actor was asked in a round, and its reply."""
+
+    args: tuple[Any, ...]  # round, clients, reference to what was sent down
+    reply: TrainReply
 
 
 class RayCohort:
@@ -119,7 +126,9 @@ class RayCohort:
         self._committed = [Commits() for _ in layout.blocks]
         self._fresh = set(range(len(layout.blocks)))  # actors that have not answered yet
         self._failures: list[Failure] = []  # since the last take_failures
-        self._trained: dict[int, tuple[Any, ...]] = {}  # the last round's arguments of the actors that trained in it
+        self._held: dict[int, tuple[Sequence[int], Any]] = {}  # clients and their states, which are not committed yet
+        self._trained: dict[int, _Trained] = {}  # by slot, until its sums are there
+        self._units: tuple[int, ...] = ()  # exponents of the last round, which are those of most rounds after it
         self.lags: dict[str, float] = {}  # how many seconds after the first reply that of each actor came
         self.actors = [self._spawn(slot) for slot in range(len(layout.blocks))]
 
@@ -129,6 +138,7 @@ class RayCohort:
         self._policy = policy
         self._plan_ref = ray.put(self._plan)
         self._committed = [Commits() for _ in self.layout.blocks]
+        self._units = ()
         self._ask(Question(ClientActor.reset, self._to_all(self._plan_ref)))
 
     def wait_until_ready(self) -> bool:
@@ -156,10 +166,11 @@ class RayCohort:
         self.actors = [self.actors[slot] for slot in kept] + [newcomer.actor for newcomer in newcomers]
         self._fresh = {new for new, slot in enumerate(kept) if slot in self._fresh}
         self._committed = committed
-        self._trained, self.lags = {}, {}
+        self._trained, self.lags, self._held = {}, {}, {}
         moved = {slot: block for slot, block in enumerate(blocks) if block != own[slot]}
         args = {slot: (block, *committed[slot].refs) for slot, block in moved.items()}
         self._ask(Question(ClientActor.host, args, commits=moved))
+        self._commit()
         for actor in going:  # until now their machines held the states
             ray.kill(actor)
 
@@ -179,6 +190,7 @@ class RayCohort:
         """Every actor reads its own clients; one that does not see the folder gets them from here."""
         blocks = dict(enumerate(self.layout.blocks))
         seen = self._ask(Question[bool](ClientActor.load, self._to_all(saved), commits=blocks))
+        self._commit()
         initial = self._plan.algorithm.client_init(self._plan.context, self._plan.initial_server())
         for slot in [slot for slot, done in enumerate(seen) if not done]:
             found = list(checkpoint_files.read_clients(saved, blocks[slot], initial))
@@ -201,30 +213,39 @@ class RayCohort:
         args = {slot: (round_number, mine, ref) for (slot, mine), ref in zip(chosen.items(), downs, strict=True)}
         leave_out = partial(_left_out, round_number, chosen) if self._policy.skip else None
         adds = isinstance(self._plan.algorithm.aggregate, Sums) and not self._plan.adapting(round_number)
-        # Where partial sums are to come, states are committed with them: who dies in between trains again.
-        question = Question[TrainReply](ClientActor.train, args, round_number, leave_out=leave_out)
-        if not adds:
-            question = replace(question, method=ClientActor.train_and_commit, name="train")
-            question = self._committing(question, chosen)
-        replies = self._ask(question)
+        # Whoever expects the right unit adds at once, which saves a call. With train_all fewer are added than train.
+        units = () if self._plan.cfg.train_all or not adds else self._units
+        commits = {slot: self._committed[slot].due(mine, self.layout.blocks[slot]) for slot, mine in chosen.items()}
+        asked = {slot: (*given, units, commits[slot]) for slot, given in args.items()}
+        replies = self._ask(Question(ClientActor.train, asked, round_number, commits=commits, leave_out=leave_out))
         if adds:
-            self._trained = {slot: args[slot] for slot, reply in zip(sorted(args), replies, strict=True) if reply.ids}
+            trained = {slot: _Trained(args[slot], reply) for slot, reply in zip(sorted(args), replies, strict=True)}
+            self._trained = {slot: found for slot, found in trained.items() if found.reply.ids}
+        else:
+            self._commit()
         return replies
 
-    def add(self, round_number: int, ids: Sequence[int], exponents: Sequence[int]) -> list[Any]:
+    def add(self, round_number: int, ids: Sequence[int], exponents: tuple[int, ...]) -> list[Any]:
         wanted = set(ids)
-        args = {
-            slot: (*trained, [i for i in self.layout.blocks[slot] if i in wanted], exponents)
-            for slot, trained in self._trained.items()
-        }
-        trained = {slot: mine for slot, (_, mine, _) in self._trained.items()}
-        return self._ask(self._committing(Question(ClientActor.add, args, round_number), trained))
+        sums: dict[int, Any] = {}
+        asked: dict[int, tuple[Any, ...]] = {}
+        for slot, (args, reply) in self._trained.items():
+            chosen = [i for i in self.layout.blocks[slot] if i in wanted]
+            if exponents == self._units and chosen == list(reply.ids) and reply.sums is not None:
+                sums[slot] = reply.sums
+            else:
+                asked[slot] = (*args, chosen, exponents)
+        sums |= zip(sorted(asked), self._ask(Question(ClientActor.add, asked, round_number)), strict=True)
+        self._units, self._trained = exponents, {}
+        # Only now: until its sums are there, the successor of an actor that dies must train again.
+        self._commit()
+        return [sums[slot] for slot in sorted(sums)]
 
-    def _committing(self, question: Question[Reply], trained: Mapping[int, Sequence[int]]) -> Question[Reply]:
-        """The same question, answered together with the states of clients that have trained."""
-        commits = {slot: self._committed[slot].due(mine, self.layout.blocks[slot]) for slot, mine in trained.items()}
-        args = {slot: (*given, commits[slot]) for slot, given in question.args.items()}
-        return replace(question, args=args, commits=commits)
+    def _commit(self) -> None:
+        """From now on successors start from the states that came with the last answers."""
+        for slot, (clients, states) in self._held.items():
+            self._committed[slot].add(clients, states)
+        self._held = {}
 
     def evaluate(self, round_number: int, view: Any, spotlight: bool) -> list[EvalReply]:
         args = self._to_all(round_number, ray.put(trees.to_numpy(view)), spotlight)
@@ -363,7 +384,7 @@ class RayCohort:
             self._failures += [failure._replace(action="asked again") for failure in failures]
             return None, failures[0]
         if call.states is not None:
-            self._committed[call.slot].add(question.commits[call.slot], call.states)
+            self._held[call.slot] = question.commits[call.slot], call.states
         return answer, None
 
     def _recover(self, slot: int, question: Question[Reply], attempts: int, trouble: Failure) -> Reply | None:

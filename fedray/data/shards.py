@@ -6,6 +6,7 @@ follows the number of examples, not the largest shard times the number of client
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, overload
 
@@ -19,6 +20,7 @@ from fedray.types import Batch
 
 CONVERTED_BYTES = 2**28  # of examples as a network's floats: more of them are converted when they are used
 FLOAT_BYTES = 4
+GATHERED = 2**20  # numbers of minibatches that are gathered at a time
 
 Examples = tuple[Tensor, Tensor]  # x [B, ...], y [B]
 
@@ -109,23 +111,30 @@ class Shards(Sequence[Shard]):
         """
         rows = np.asarray(index)  # a tuple would index several axes
         n = self.sizes[rows]
+        if not size:  # as most methods want it, for every client and round
+            return self._none(n)
         place = np.broadcast_to(np.arange(size), (len(n), size))
         weight = place < n[:, None]
-        x, y = self._at(self._starts[0, rows][:, None] + np.where(weight, place, 0)) if size else self._none(len(n))
+        x, y = self._at(self._starts[0, rows][:, None] + np.where(weight, place, 0))
         real = torch.from_numpy(weight).to(x.device)
         x[~real], y[~real] = 0, 0
         at, total = torch.from_numpy(place.copy()), torch.from_numpy(n).float()
         return Batch(x, y, real.float(), at.to(x.device), total.to(x.device))
 
-    def minibatches(self, index: Sequence[int], place: np.ndarray, weight: np.ndarray) -> Iterator[Batch]:
+    def minibatches(self, index: Sequence[int] | int, place: np.ndarray, weight: np.ndarray) -> Iterator[Batch]:
         """The training examples at the places [R, K, B] of the clients in the given rows, with weights [R, K, B]: one
-        minibatch after the other."""
+        minibatch after the other. Without the axis K where ``index`` is the row of one client."""
         rows = np.asarray(index)
         device = "cpu" if self._ready is None else self._ready[0].device
-        mask, at, total = (torch.from_numpy(array).to(device) for array in (weight, place, self.sizes[rows]))
+        mask, at, total = (torch.as_tensor(array).to(device) for array in (weight, place, self.sizes[rows]))
         total = total.float()
-        for positions, own, real in zip(self._starts[0, rows][:, None] + place, at, mask, strict=True):
-            yield Batch(*self._at(positions), real, own, total)
+        positions = self._starts[0, rows][..., None] + place
+        # Of several steps at a time, for a call costs as much as a small minibatch.
+        size = max(1, GATHERED // (math.prod(place.shape[1:]) * math.prod(self._raw.input_shape)))
+        for first in range(0, len(place), size):
+            some = slice(first, first + size)
+            for x, y, real, own in zip(*self._at(positions[some]), mask[some], at[some], strict=True):
+                yield Batch(x, y, real, own, total)
 
     def kept(self, device: torch.device | str) -> Kept:
         """All examples converted, for who picks minibatches on the device."""
@@ -142,18 +151,21 @@ class Shards(Sequence[Shard]):
         return x[first:end], y[first:end]
 
     def _at(self, positions: np.ndarray) -> Examples:
-        """The examples at positions [K, B] in what is kept here, as memory of the caller's own."""
+        """The examples at positions [...] in what is kept here, as memory of the caller's own."""
         if self._ready is None:
             return examples(self._raw, positions)
         x, y = self._ready
         at = torch.from_numpy(positions).to(x.device)
-        if len(at) == 1:  # the same, in half the time
-            return x.index_select(0, at[0])[None], y.index_select(0, at[0])[None]
-        return x[at], y[at]
+        picked = (part.index_select(0, at.flatten()) for part in (x, y))  # in half the time of x[at]
+        x, y = (part.view(*at.shape, *part.shape[1:]) for part in picked)
+        return x, y
 
-    def _none(self, clients: int) -> Examples:
+    def _none(self, n: np.ndarray) -> Batch:
+        """Batches without examples of clients that have n [K] training examples."""
         x, y = self._part(0, 0)
-        return x.new_empty(clients, 0, *x.shape[1:]), y.new_empty(clients, 0)
+        nothing = torch.zeros(len(n), 0, device=x.device)
+        total = torch.from_numpy(n).to(x.device).float()
+        return Batch(x.new_empty(len(n), 0, *x.shape[1:]), y.new_empty(len(n), 0), nothing, nothing.long(), total)
 
 
 def relabelled(dataset: Dataset, partition: Partition) -> Dataset:

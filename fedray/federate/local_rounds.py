@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedray.arrays import philox, trees
-from fedray.arrays.rng import Passes, Stream
+from fedray.arrays.rng import LANES, Passes, Stream
 from fedray.data.shards import Shards
 from fedray.federate.compiled.package import Backend, Loaded, Package, load, obtain
 from fedray.federate.compiled.unit import own
@@ -35,6 +35,7 @@ BACKENDS = ("auto", "loop", "vmap", "graph", "compiled")
 SMALL, SMALL_CONVOLUTIONAL = 160_000, 40_000  # numbers in the longest vector of a client: up to here it pays
 STACK, CHUNK = 1_300_000, 32  # numbers, and clients, stacked at a time on a CPU
 TINY = 400  # multiplications of a product, below which PyTorch computes it in another order alone than in a stack
+NO_BITS = torch.empty(0, 2, LANES, dtype=torch.int32)  # for a step without noise
 KEPT = 2  # sizes of a stack for which static buffers are kept
 
 
@@ -54,6 +55,7 @@ class LocalRounds:
     ):
         """``longest`` is the length of a client's longest vector, which decides whether stacks pay."""
         self._plan = plan
+        self._context = plan.context
         self._ids = ids
         self._shards = shards
         self._device = device
@@ -93,12 +95,14 @@ class LocalRounds:
 
     def single(self, round_number: int, k: int, client: Any, down: Any, data: Batch) -> tuple[Any, Any, Any]:
         """(client, up, infos), each with a first axis of one, of the hosted client in row k."""
-        functions, noise = self._functions(round_number), self._noise
+        functions = self._functions(round_number)
         if self._compiled and not self._plan.adapting(round_number):
-            functions, noise = _compiled(functions, self._compiled), self._bits
-        draws = self._draws(round_number, [k], noise(round_number, [k]))
-        alone = ((Batch(*(part[0] for part in batch)), some[0]) for batch, some in draws)
-        steps = partial(_in_turn, functions.step, alone)
+            functions, noise = _compiled(functions, self._compiled), self._bits(round_number, k)
+        else:
+            noise = (drawn[0] for drawn in self._noise(round_number, [k]))
+        place, weight = (picked[:, 0] for picked in self._picked(round_number, [k]))
+        batches = self._shards.minibatches(k, place, weight)
+        steps = partial(_in_turn, functions.step, zip(batches, noise, strict=True))
         result = self._play(functions, round_number, [k], steps, client, down, data)
         return trees.tree_map(lambda leaf: leaf[None], result)
 
@@ -110,14 +114,15 @@ class LocalRounds:
         if self._static:
             steps = partial(self._replayed, stacked.step, round_number, index)
         else:
-            draws = self._draws(round_number, index, self._noise(round_number, index))
-            steps = partial(_in_turn, stacked.step, draws)
+            batches = self._shards.minibatches(index, *self._picked(round_number, index))
+            noise = self._noise(round_number, index)
+            steps = partial(_in_turn, stacked.step, zip(batches, noise, strict=True))
         kept, ups, infos = self._play(stacked, round_number, index, steps, clients, down, data)
         return kept, ups, trees.tree_map(lambda leaf: leaf.transpose(0, 1), infos)
 
     def _functions(self, round_number: int) -> _Functions:
         """Those of one client; a newcomer's step is of its personal factors alone."""
-        algorithm, ctx = self._plan.algorithm, self._plan.context
+        algorithm, ctx = self._plan.algorithm, self._context
         # A plan does not hold clients out where there is nothing to adapt.
         step = algorithm.adapt if self._plan.adapting(round_number) and algorithm.adapt else algorithm.step
         return _Functions(partial(algorithm.begin, ctx), partial(step, ctx), partial(algorithm.finish, ctx))
@@ -159,7 +164,7 @@ class LocalRounds:
             elif len(self._rounds) == KEPT:
                 del self._rounds[next(iter(self._rounds))]
             step = torch.compile(step, dynamic=False) if self.backend == "compiled" else step
-            shape = self._plan.algorithm.noise_shape(self._plan.context)
+            shape = self._plan.algorithm.noise_shape(self._context)
             self._rounds[kind] = StaticRound(step, self._shards.kept(self._device), local, draws, shape)
         static = self._rounds[kind]
         result = static.play(local, draws, noise)
@@ -168,21 +173,15 @@ class LocalRounds:
             static.trouble = ""
         return result
 
-    def _draws(
-        self, round_number: int, index: Sequence[int], noise: Iterator[Tensor]
-    ) -> Iterator[tuple[Batch, Tensor]]:
-        """Minibatches and noise of every local step, stacked over the given rows."""
-        return zip(self._shards.minibatches(index, *self._picked(round_number, index)), noise, strict=True)
-
     def _streams(self, round_number: int, index: Sequence[int]) -> list[Stream]:
         """The streams of the noise of the given rows; none for a method without noise."""
-        if 0 in self._plan.algorithm.noise_shape(self._plan.context):
+        if 0 in self._plan.algorithm.noise_shape(self._context):
             return []
         return [self._plan.stream("noise", self._ids[k], round_number) for k in index]
 
     def _noise(self, round_number: int, index: Sequence[int]) -> Iterator[Tensor]:
         """The noise of every local step, stacked over the given rows."""
-        shape, steps = self._plan.algorithm.noise_shape(self._plan.context), self._plan.cfg.local_steps
+        shape, steps = self._plan.algorithm.noise_shape(self._context), self._plan.cfg.local_steps
         streams = self._streams(round_number, index)
         if streams and self._plan.cfg.noise_generator == "philox":
             yield from philox.steps(streams, steps, shape, self._device)
@@ -193,13 +192,12 @@ class LocalRounds:
                 stream.fill_normal(out)
             yield noise.to(self._device)
 
-    def _bits(self, round_number: int, index: Sequence[int]) -> Iterator[Tensor]:
-        """The random bits of every local step of one client, of which a compiled step makes normals."""
-        stream = self._plan.stream("noise", self._ids[index[0]], round_number)
-        count = math.prod(self._plan.algorithm.noise_shape(self._plan.context))
-        none = stream.bits(0)[None]
+    def _bits(self, round_number: int, k: int) -> Iterator[Tensor]:
+        """The random bits of every local step of the client in row k, of which a compiled step makes normals."""
+        count = math.prod(self._plan.algorithm.noise_shape(self._context))
+        stream = self._plan.stream("noise", self._ids[k], round_number) if count else None
         for _ in range(self._plan.cfg.local_steps):
-            yield stream.bits(count)[None] if count else none
+            yield stream.bits(count) if stream else NO_BITS
 
     def _picked(self, round_number: int, index: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """The places [R, K, J B] of every local step in the shards of the given rows, J minibatches one after the

@@ -38,6 +38,7 @@ class TrainReply(NamedTuple):
     failures: tuple[Failure, ...] = ()
     largest: Any = None  # [K] the largest terms of every client, by leaf; where sums suffice
     up_bytes: int = 0  # of one client's upload
+    sums: Any = None  # over all ids, in the units that the process was told to expect; None: it was told none
 
 
 class Spotlight(NamedTuple):
@@ -146,7 +147,7 @@ class Cohort(Protocol):
         """Train the selected clients from ``down``; replies and their failures cover ``ids`` exactly once."""
         ...
 
-    def add(self, round_number: int, ids: Sequence[int], exponents: Sequence[int]) -> list[Any]:
+    def add(self, round_number: int, ids: Sequence[int], exponents: tuple[int, ...]) -> list[Any]:
         """Partial sums over the clients ``ids`` of the round that was just trained, in the given units."""
         ...
 

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from actors.cohort import RayCohort
 from actors.federation import RayFederation
+from actors.placement import Layout
 from fedray.algorithms.averaging.fedavg import FedAvg
 from fedray.algorithms.bayesian.pfedbayes import PFedBayes
 from fedray.algorithms.particles.dsvgd import DSVGD
@@ -23,7 +25,7 @@ from fedray.config import Execution, Experiment
 from fedray.federate.checkpoint import CheckpointStore
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.plan import Plan, make_plan
-from fedray.federate.rounds import Snapshot, TrainingError
+from fedray.federate.rounds import Snapshot, TrainingError, play_round, start
 from fedray.types import FedRayError
 
 EXPONENTS = (-45, -45)  # units for the terms of pFedBayes, whose μ and ρ are far below 2^6
@@ -177,7 +179,7 @@ def test_what_leaves_an_actor() -> None:
     plan = small()
     actor = ClientActor(plan, [0, 1], "loop")
     down = trees.to_numpy(plan.initial_server())
-    replies = [actor.train(1, [0, 1], down), actor.evaluate(1, down, True), actor.snapshot()]
+    replies = [actor.train(1, [0, 1], down, EXPONENTS, []), actor.evaluate(1, down, True), actor.snapshot()]
     pixels = 64
     assert all(pixels not in getattr(leaf, "shape", ()) for leaf in trees.leaves(replies))
 
@@ -189,30 +191,55 @@ def test_train_is_idempotent_and_copies_what_it_receives() -> None:
     actor = ClientActor(plan, [0, 1], "loop")
     down = trees.to_numpy(plan.initial_server())
     before = [leaf.copy() for leaf in trees.leaves(down)]
-    first, again = actor.train(1, [0, 1], down), actor.train(1, [0, 1], down)
+    (first, _), (again, committed) = (actor.train(1, [0, 1], down, units, [0, 1]) for units in ((), EXPONENTS))
     assert all((x == y).all() for x, y in zip(first.largest, again.largest, strict=True))
-    sums, committed = actor.add(1, [0, 1], down, [0, 1], EXPONENTS, [0, 1])
+    assert first.sums is None
     assert all((x == y).all() for x, y in zip(before, trees.leaves(down), strict=True))
     # A successor that starts from the committed state goes on as the actor itself would.
     successor = ClientActor(plan, [0, 1], "loop", None, "", committed)
-    for name in ("mu", "spread"):
-        theirs, ours = (getattr(a.add(2, [0, 1], down, [0, 1], EXPONENTS, [])[0], name) for a in (actor, successor))
-        assert (theirs == ours).all()
-        assert (theirs != getattr(sums, name)).any()
+    (theirs, _), (ours, _) = (a.train(2, [0, 1], down, EXPONENTS, []) for a in (actor, successor))
+    for x, y, before in zip(*(trees.leaves(reply.sums) for reply in (theirs, ours, again)), strict=True):
+        assert (x == y).all()
+        assert (x != before).any()
 
 
 def test_a_successor_trains_again_before_it_adds() -> None:
-    """An actor may die between the two calls of a round; its clients' states are committed with the second."""
+    """An actor may die before its sums are asked for in another unit; what it had trained is not committed then."""
     from actors.client import ClientActor
 
     plan = small()
     down = trees.to_numpy(plan.initial_server())
     actor, successor = (ClientActor(plan, [0, 1], "loop") for _ in range(2))
-    actor.train(1, [0, 1], down)
-    (theirs, states), (ours, other) = (a.add(1, [0, 1], down, [1], EXPONENTS, [0, 1]) for a in (actor, successor))
-    assert states.ids == other.ids == (0, 1)
-    for x, y in zip(trees.leaves((theirs, states.states)), trees.leaves((ours, other.states)), strict=True):
+    actor.train(1, [0, 1], down, (), [])
+    theirs, ours = (a.add(1, [0, 1], down, [1], EXPONENTS) for a in (actor, successor))
+    for x, y in zip(trees.leaves(theirs), trees.leaves(ours), strict=True):
         assert (x == y).all()
+
+
+@pytest.mark.parametrize("expected", [True, False])
+def test_an_actor_that_dies_before_its_sums_are_taken_trains_again_if_they_are_asked_for(expected: bool) -> None:
+    """In the unit that was expected they came with its reply: then it is not asked again."""
+    asked = []
+
+    class Dying(RayCohort):
+        def add(self, round_number, ids, exponents):
+            os.kill(self.pids()[1], signal.SIGKILL)
+            self._units = self._units if expected else ()
+            return super().add(round_number, ids, exponents)
+
+        def _ask(self, question):
+            asked.extend((question.round_number, question.stage) for _ in question.args)
+            return super()._ask(question)
+
+    plan = small(rounds=3, clients_per_round=10)
+    undisturbed, _ = played(LocalFederation(plan, "loop"))
+    cohort, state = Dying(plan, Layout((range(5), range(5, 10)), 0.5, 0), "loop"), start(plan)
+    for _ in range(3):
+        state, metrics = play_round(plan, state, cohort)
+    assert_same(Snapshot(state.server, cohort.snapshot()), undisturbed)
+    cohort.close()
+    assert metrics.participants == tuple(range(10))
+    assert ((3, "add") in asked) == (not expected)
 
 
 def test_newcomers_adapt_as_they_do_in_process() -> None:

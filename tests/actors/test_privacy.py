@@ -98,17 +98,27 @@ def probed(plan: Plan) -> Plan:
     return plan._replace(algorithm=plan.algorithm._replace(scores={**plan.algorithm.scores, "size": (stage,)}))
 
 
-def trained(actor: ClientActor, plan: Plan) -> Any:
-    return actor.train(1, IDS, trees.to_numpy(plan.algorithm.broadcast(plan.context, plan.initial_server(), IDS)))
+def trained(actor: ClientActor, plan: Plan, exponents: tuple[int, ...] = ()) -> Any:
+    down = trees.to_numpy(plan.algorithm.broadcast(plan.context, plan.initial_server(), IDS))
+    return actor.train(1, IDS, down, exponents, IDS)
+
+
+def units(actor: ClientActor, plan: Plan) -> tuple[int, ...]:
+    """Of the terms of a round; none where the server wants all uploads."""
+    largest = trees.to_torch(trained(actor, plan)[0].largest)
+    return () if largest is None else totals.units(largest, len(IDS))
 
 
 def settled(actor: ClientActor, plan: Plan) -> Any:
-    """What ends a round: partial sums, or the reply again, and the committed states."""
+    """A round that ends with one call: the reply, with the partial sums if there are any, and the committed states."""
+    return trained(actor, plan, units(actor, plan))
+
+
+def added(actor: ClientActor, plan: Plan) -> Any:
+    """Partial sums, where another unit was expected."""
+    found = units(actor, plan)
     down = trees.to_numpy(plan.algorithm.broadcast(plan.context, plan.initial_server(), IDS))
-    largest = trees.to_torch(actor.train(1, IDS, down).largest)
-    if largest is None:
-        return actor.train_and_commit(1, IDS, down, IDS)
-    return actor.add(1, IDS, down, IDS, totals.units(largest, len(IDS)), IDS)
+    return actor.add(1, IDS, down, IDS, found) if found else None
 
 
 def evaluated(actor: ClientActor, plan: Plan) -> Any:
@@ -154,9 +164,8 @@ def moved(actor: ClientActor, plan: Plan) -> Any:
 # One case for every public method, called one after the other on the same actor.
 CLIENT_CASES: dict[str, Callable[[ClientActor, Plan], Any]] = {
     "reset": lambda actor, plan: actor.reset(plan),
-    "train": lambda actor, plan: [trained(actor, plan), trained(actor, plan)],
-    "train_and_commit": settled,
-    "add": settled,
+    "train": lambda actor, plan: [trained(actor, plan), settled(actor, plan)],
+    "add": added,
     "restore": lambda actor, plan: actor.restore(settled(actor, plan)[1]),
     "host": moved,
     "evaluate": evaluated,
@@ -190,11 +199,11 @@ def test_no_personal_parameter_leaves_its_actor(algorithm: str) -> None:
     """Its numbers are in no reply of training, evaluation or scoring; a few may coincide to the bit."""
     plan = small_plan(algorithm)
     actor = ClientActor(plan, IDS, "loop")
-    reply, (sums, piece) = trained(actor, plan), settled(actor, plan)
+    reply, piece = settled(actor, plan)
     start = np.concatenate([leaf.flatten() for leaf in trees.leaves(trees.to_numpy(plan.initial_server()))])
     secret = np.setdiff1d(PERSONAL[algorithm](plan, piece.states), start)
     assert len(secret) > 100
-    told = [array.flatten() for _, array in arrays([reply, sums, evaluated(actor, plan), asked(actor, plan)])]
+    told = [array.flatten() for _, array in arrays([reply, evaluated(actor, plan), asked(actor, plan)])]
     assert np.intersect1d(secret, np.concatenate(told)).size < 0.01 * len(secret)
 
 

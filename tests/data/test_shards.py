@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedray.arrays import trees
 from fedray.data import loading, shards
 from fedray.data import partition as parts
 from fedray.data.partition import hold_out_validation
@@ -103,3 +104,18 @@ def test_a_padded_shard_and_a_minibatch_are_rows_of_the_shard():
     assert found.padded([0], 0).total.tolist() == [3]
     small.x.zero_()
     assert found[0].train_x.flatten().tolist() == [1, 2, 3]
+
+
+def test_minibatches_do_not_depend_on_how_many_are_gathered_at_a_time(monkeypatch):
+    dataset = loading.Dataset(rng().random((12, 3), np.float32), np.arange(12) % 3, 3, None)
+    lists = tuple(np.array_split(np.arange(9), 3)), tuple(np.array_split(np.arange(9, 12), 3))
+    found = loading.shards(dataset, parts.Partition(*lists), [0, 1, 2])
+    place, weight = rng(1).integers(0, 3, (7, 2, 4)), rng(2).random((7, 2, 4), np.float32)
+    at_once = list(found.minibatches([2, 0], place, weight))
+    alone = list(found.minibatches(2, place[:, 0], weight[:, 0]))
+    for numbers in (1, 2 * 2 * 4 * 3, 3 * 2 * 4 * 3):  # of one step, of two, and of three
+        monkeypatch.setattr(shards, "GATHERED", numbers)
+        assert differing(list(found.minibatches([2, 0], place, weight)), at_once) == []
+        assert differing(list(found.minibatches(2, place[:, 0], weight[:, 0])), alone) == []
+    assert differing([trees.row(batch, 0) for batch in at_once], alone) == []
+    assert [tuple(leaf.shape) for leaf in alone[0]] == [(4, 3), (4,), (4,), (4,), ()]
