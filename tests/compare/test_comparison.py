@@ -106,13 +106,19 @@ def real(store, tmp_path_factory):
 
 
 def test_the_figures_of_a_run_are_those_of_its_summary(store, real):
+    from mlflow.tracking import MlflowClient
+
     ((_, row),) = table(real).items()
     summary = store[1]
+    run_in_store = MlflowClient(store[0]).get_run(summary["run_id"])
     assert summary["protocol"]["rounds"].startswith("mean of 2 evaluations")
+    assert run_in_store.data.tags["averaged"] == summary["protocol"]["rounds"]
     for kind in ("personal", "global"):
         for name in NAMES:
             assert float(row[f"{kind}/{name} mean"]) == summary[kind][name]
         assert float(row[f"{kind}/stability mean"]) == summary[kind]["stability"] > 0
+        for name in ("accuracy", "nll", "ece"):
+            assert run_in_store.data.metrics[f"averaged/{kind}_{name}"] == summary[kind][name]
     for way in ("up", "down"):
         assert float(row[f"comm/bytes_{way} mean"]) == summary[f"bytes_{way}"]
     drawn = sorted(path.name for path in (real / "figures").iterdir())
