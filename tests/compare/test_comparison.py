@@ -85,7 +85,7 @@ def test_seeds_are_averaged_and_other_settings_are_not(store, tmp_path, capsys):
     assert rows["pfedbayes", "zeta=1"]["global/accuracy n"] == "1"
     printed = capsys.readouterr()
     assert printed.out == (tmp_path / "table.md").read_text()
-    row = "| pfedbayes | mnist | medium | zeta=10 | 3 | **92.00 ± 2.00** (92.33 ± 0.76 [pFedBayes, Table 1]) |"
+    row = "| pfedbayes | mnist | medium | zeta=10 | 3 | **92.00 ± 4.97** (92.33 ± 0.76 [pFedBayes, Table 1]) |"
     assert row in printed.out
     assert "| fedavg | mnist | medium |  | 1 | 91.00 (90.60 ± 0.19 [pFedBayes, Table 1]) |" in printed.out
     assert "left out 1 older run:" in printed.err
@@ -125,6 +125,16 @@ def test_the_figures_of_a_run_are_those_of_its_summary(store, real):
     kinds = ["accuracy", "clients", "reliability-global", "reliability-personal"]
     assert drawn == [f"{kind}-digits-medium.png" for kind in kinds]
     assert "[" not in (real / "table.md").read_text()  # no paper has figures for these data
+
+
+def test_a_terminal_gets_a_table_and_markdown_only_on_request(store, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert run(store, tmp_path) == 0
+    assert "| --" not in (shown := capsys.readouterr().out)
+    assert "zeta=10" in shown
+    assert "| fedavg |" in (tmp_path / "table.md").read_text()
+    assert run(store, tmp_path, "--markdown") == 0
+    assert capsys.readouterr().out == (tmp_path / "table.md").read_text()
 
 
 def test_newcomers_have_a_column_and_figures_of_their_own(store, tmp_path, capsys):
