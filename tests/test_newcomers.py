@@ -165,9 +165,10 @@ def test_a_finished_run_takes_in_clients_that_it_has_never_met(finished, capsys)
     theirs, run = fedray.load(finished / "bpfed-newcomers"), fedray.load(finished / "bpfed")
     assert differing(theirs.snapshot.server, run.snapshot.server) == []
     own, shared = theirs.plan.model.part(("head",)), theirs.plan.model.rest(("head",))
-    q = theirs.snapshot.clients.posterior.q
-    assert torch.equal(q.mu[:, shared], run.snapshot.server.mu[shared].expand(2, -1))
-    assert not torch.equal(q.mu[0, own], q.mu[1, own])
+    first, second = (theirs.snapshot.clients.row(k).posterior.q.mu for k in range(2))
+    assert torch.equal(first[shared], run.snapshot.server.mu[shared])
+    assert torch.equal(second[shared], run.snapshot.server.mu[shared])
+    assert not torch.equal(first[own], second[own])
     with np.load(finished / "theirs.npz") as archive:
         held = theirs.plan.partition.test[1]
         answer = theirs.predict(archive["x"][held], client=1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,7 @@ FORMATS = {"md": "table.md", "latex": "table.tex", "csv": "table.csv", "html": "
 METRICS = (
     "personal/accuracy,global/accuracy,personal/rmse,global/rmse,personal/ece,personal/nll,personal/coverage,"
     "personal/adaptive_ece,personal/aurc,personal/unknown_auroc,personal/unknown_fpr95,personal/thr_coverage,"
+    "global/ece,global/nll,global/adaptive_ece,global/aurc,global/unknown_auroc,global/unknown_fpr95,global/thr_coverage,"
     "novel/accuracy,novel/rmse"
 )
 
@@ -41,6 +44,10 @@ class Options:
     """Metrics, separated by commas, under their MLflow names; of the default only those that some run has."""
     format: str = "md,latex,csv,html"
     """Formats to write, separated by commas: md, latex, csv, html; the first one other than html is also printed."""
+    baseline: str = ""
+    """Row that the others are compared with, seed by seed, by its name or method; by default the first."""
+    markdown: bool = False
+    """Print Markdown in a terminal, too, instead of a table for the screen; files and pipes always get the format."""
     study: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """Only the runs of this study."""
     sweeps: bool = False
@@ -75,16 +82,21 @@ def compare(options: Options) -> str:
     _make_folder(options.output)
     pictures = _draw(options.output, store, groups, histories, by)
     table = tables.build(groups, by, metrics)
+    gaps = tables.differences(groups, by, metrics, histories, options.baseline)
+    written = [table, *([gaps] if gaps else [])]
     facts = {"experiment": options.experiment, "study": options.study or "any", "store": store.where}
     texts = {
-        "md": tables.markdown(table),
-        "latex": tables.latex(table),
+        "md": "\n".join(map(tables.markdown, written)),
+        "latex": "\n".join(map(tables.latex, written)),
         "csv": tables.plain(groups, by, metrics),
-        "html": html.page(table, groups, pictures, facts),
+        "html": html.page(written, groups, pictures, facts),
     }
     for name in formats:
         (options.output / FORMATS[name]).write_text(texts[name], encoding="utf-8")
     printed = next((name for name in formats if name != "html"), "md")
+    if printed == "md" and sys.stdout.isatty() and not options.markdown:
+        width = shutil.get_terminal_size().columns
+        return "\n".join(tables.terminal(each, width) for each in written)
     return texts[printed]
 
 

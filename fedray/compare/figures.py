@@ -16,7 +16,7 @@ from fedray.federate import report
 from fedray.running import client_figures, uncertainty_figures
 from fedray.running.client_figures import DeviationCurve
 from fedray.running.figure_style import PALETTE, Rows, add_legend, canvas, column, jitter, save
-from fedray.running.figures import draw_reliability
+from fedray.running.figures import Average, draw_reliability
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -210,8 +210,8 @@ def _pooled_bin(rows: Rows, number: int) -> dict[str, float]:
 
 def reliability_figure(series: Sequence[Series], kind: str) -> Figure | None:
     """Reliability diagrams of one kind of model, side by side, each pooled over its seeds."""
-    pooled = [(each.name, pool(each.calibration, kind)) for each in series]
-    diagrams = [(name, rows) for name, rows in pooled if rows]
+    pooled = [(each, pool(each.calibration, kind)) for each in series]
+    diagrams = [(each, rows) for each, rows in pooled if rows]
     if not diagrams:
         return None
     columns = min(COLUMNS, len(diagrams))
@@ -220,14 +220,15 @@ def reliability_figure(series: Sequence[Series], kind: str) -> Figure | None:
     axes = figure.subplots(2 * lines, columns, squeeze=False, sharex=True, height_ratios=[3, 1] * lines)
     for ax in axes.flat:
         ax.set_visible(False)
-    for place, (name, rows) in enumerate(diagrams):
+    for place, (each, rows) in enumerate(diagrams):
         line, position = divmod(place, columns)
         top = axes[2 * line, position]
         below = axes[2 * line + 1, position]
         top.set_visible(True)
         below.set_visible(True)
-        draw_reliability(top, below, kind, rows)
-        top.set_title(f"{_wrap(name)}\n{top.get_title()}", fontsize=9)
+        found = estimate(each.histories, f"{kind}/ece")
+        draw_reliability(top, below, kind, rows, found and Average(found.mean, "as in the table"))
+        top.set_title(f"{_wrap(each.name)}\n{top.get_title()}", fontsize=9)
         below.tick_params(labelbottom=True)
     for ax in axes[::2, 0]:
         ax.set_ylabel("Accuracy (%)")

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
+from scipy import stats
 
 from fedray import registry
 from fedray.compare.runs import FinishedRun
@@ -17,6 +18,7 @@ from fedray.types import Algorithm, FedRayError
 ALIASES = {"algorithm": "algorithm.name", "dataset": "data.name"}
 DATA = ("data.name", "data.size")
 SIZES = ("small", "medium", "large")
+PROTOCOL = ("rounds", "eval_every", "eval_clients", "clients", "novel_clients", "adapt_rounds")
 PER_ROUND = "clients_per_round"
 STABILITY = "stability"  # computed here from the accuracies of a model; runs do not log it
 # The seed is averaged over. The others say where a run was executed, which does not change its results.
@@ -33,6 +35,11 @@ class Estimate(NamedTuple):
     mean: float
     sd: float | None  # sample standard deviation; None for a single run
     n: int
+
+    @property
+    def half(self) -> float | None:
+        """Half the 95 % interval of the mean, t_{0.975, n-1} sd / √n (Student's t); None for a single run."""
+        return None if self.sd is None else float(stats.t.ppf(0.975, self.n - 1)) * self.sd / math.sqrt(self.n)
 
 
 class RunGroup(NamedTuple):
@@ -52,6 +59,11 @@ class RunGroup(NamedTuple):
     def block(self) -> tuple[tuple[str, str], ...]:
         """Every setting of the data. Only groups with the same data compete."""
         return tuple(sorted((key, value) for key, value in self.settings.items() if key.startswith("data.")))
+
+    @property
+    def protocol(self) -> tuple[str | None, ...]:
+        """How long these runs were, and who was evaluated when: only rows with the same protocol compete."""
+        return tuple(self.settings.get(key) for key in PROTOCOL)
 
     @property
     def record(self) -> Algorithm | None:
@@ -201,8 +213,11 @@ def run_value(rounds: History, metric: str) -> float | None:
 def estimate(histories: Sequence[History], metric: str) -> Estimate | None:
     """Mean and sample standard deviation over runs; None if no run has the metric."""
     values = [value for value in (run_value(rounds, metric) for rounds in histories) if value is not None]
-    if not values:
-        return None
+    return of_runs(values) if values else None
+
+
+def of_runs(values: Sequence[float]) -> Estimate:
+    """Mean and sample standard deviation of one number per run."""
     sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
     return Estimate(float(np.mean(values)), sd, len(values))
 

@@ -40,7 +40,10 @@ class Picture(NamedTuple):
 
 
 def page(
-    table: Table, groups: Sequence[RunGroup], figures: Mapping[str, Sequence[Path]], facts: Mapping[str, str]
+    written: Sequence[Table],
+    groups: Sequence[RunGroup],
+    figures: Mapping[str, Sequence[Path]],
+    facts: Mapping[str, str],
 ) -> str:
     """The report, from report.html.jinja.
 
@@ -56,7 +59,7 @@ def page(
         keep_trailing_newline=True,
     )
     return environment.get_template("report.html.jinja").render(
-        table=table,
+        tables=written,
         groups=groups,
         sections={title: [_picture(path) for path in paths] for title, paths in figures.items() if paths},
         facts=facts,

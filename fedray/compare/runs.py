@@ -77,7 +77,7 @@ class RunStore:
 
     def rounds(self, run: FinishedRun, metrics: Iterable[str]) -> list[dict[str, float]]:
         """One row per round, as in metrics.csv: the given metrics and those that every comparison needs."""
-        headlines = [f"{kind}/{task.headline}" for task in TASKS for kind in report.NAMES]
+        headlines = [f"{kind}/{name}" for name in (*(task.headline for task in TASKS), "ece") for kind in report.NAMES]
         rows: dict[int, dict[str, float]] = {}
         for name in dict.fromkeys([*headlines, SECONDS, UP, DOWN, *metrics]):
             if name not in run.measured:

@@ -6,19 +6,22 @@ import csv
 import io
 import itertools
 import math
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import jinja2
+from rich.text import Text
 
-from fedray.compare import published
-from fedray.compare.groups import Estimate, RunGroup
+from fedray.compare import paired, published
+from fedray.compare.groups import Estimate, History, RunGroup
 from fedray.compare.published import Published
 from fedray.federate.uncertainty.summary import TRACKED
 
 LONG = 1e5  # larger numbers are shown in scientific notation
 MISSING = "–"
+TITLE_WIDTH = 16  # characters of a line of a title in a terminal
 CONTROLS = "Controls, not federated"  # the title of their block
 
 
@@ -110,6 +113,44 @@ def build(groups: Sequence[RunGroup], by: Sequence[str], metrics: Sequence[str])
     return Table(header, blocks, len(by) + labelled, _caption(blocks, metrics))
 
 
+def differences(
+    groups: Sequence[RunGroup],
+    by: Sequence[str],
+    metrics: Sequence[str],
+    histories: Mapping[str, History],
+    name: str,
+) -> Table | None:
+    """What every row has more than the baseline of its data, over the seeds of both; None if nothing can be paired."""
+    bases = paired.baseline(groups, by, name)
+    header = ["row", "minus", "n", *(style(metric).label for metric in metrics)]
+    blocks: list[list[list[Entry]]] = []
+    for base in bases.values():
+        alike = [group for group in groups if group is not base and paired.dealt(group) == paired.dealt(base)]
+        rows = []
+        for group in alike:
+            found = [paired.difference(group, base, histories, metric) for metric in metrics]
+            most = max((each.estimate.n for each in found if each), default=0)
+            cells = [_gap(each, style(metric), most) for each, metric in zip(found, metrics, strict=True)]
+            names = [" ".join(filter(None, [*each.values, each.label])) for each in (group, base)]
+            rows += [[*map(Entry, [*names, str(most)]), *cells]] if most else []
+        blocks += [rows] if rows else []
+    caption = (
+        "Differences to the baseline by seed: mean ± half its 95 % interval (Student's t) over the n seeds of both "
+        "rows, and the p-value of the paired t test, not corrected for the number of tests. The runs of a seed have "
+        "the same examples on the same clients."
+    )
+    return Table(header, blocks, 2, caption) if blocks else None
+
+
+def _gap(found: paired.Difference | None, shown: Style, most: int) -> Entry:
+    if found is None:
+        return Entry(MISSING)
+    some = f" (n={found.estimate.n})" if found.estimate.n != most else ""
+    mean = _number(found.estimate, shown)
+    sign = "+" if found.estimate.mean > 0 else ""
+    return Entry(f"{sign}{mean}{some}" + ("" if found.p is None else f" (p {found.p:.2g})"))
+
+
 def _block(groups: Sequence[RunGroup], metrics: Sequence[str], labelled: bool) -> list[list[Entry]]:
     """The rows of groups that were measured on the same data."""
     columns = [_column(groups, metric) for metric in metrics]
@@ -122,9 +163,12 @@ def _block(groups: Sequence[RunGroup], metrics: Sequence[str], labelled: bool) -
 
 def _column(groups: Sequence[RunGroup], metric: str) -> list[Entry]:
     shown = style(metric)
-    best = _best([group.estimates[metric].mean for group in groups if metric in group.estimates], shown)
-    best = None if any(group.control for group in groups) else best  # a control does not compete
-    return [_entry(group, metric, shown, best) for group in groups]
+    means: dict[tuple[str | None, ...], list[float]] = {}
+    for group in groups:
+        if metric in group.estimates and not group.control:  # a control does not compete
+            means.setdefault(group.protocol, []).append(group.estimates[metric].mean)
+    best = {protocol: _best(competing, shown) for protocol, competing in means.items()}
+    return [_entry(group, metric, shown, best.get(group.protocol)) for group in groups]
 
 
 def _entry(group: RunGroup, metric: str, shown: Style, best: float | None) -> Entry:
@@ -152,10 +196,11 @@ def _as_printed(mean: float, shown: Style) -> float:
 
 
 def _number(value: Estimate | Published, shown: Style) -> str:
-    """Mean ± sd, with the decimals of its style; bytes and scores can be large and are then scientific."""
+    """Mean ± half its interval, or the sd of a paper, with the decimals of its style; large numbers are scientific."""
+    half = value.sd if isinstance(value, Published) else value.half
     form = f".{shown.digits}f" if abs(value.mean * shown.scale) < LONG else ".2e"
     mean = f"{value.mean * shown.scale:{form}}"
-    return mean if value.sd is None else f"{mean} ± {value.sd * shown.scale:{form}}"
+    return mean if half is None else f"{mean} ± {half * shown.scale:{form}}"
 
 
 def _cite(result: Published, shown: Style) -> str:
@@ -166,8 +211,9 @@ def _caption(blocks: Sequence[Sequence[Sequence[Entry]]], metrics: Sequence[str]
     """What the numbers mean, as far as the table has them."""
     entries = [entry for block in blocks for row in block for entry in row]
     text = (
-        "Mean ± sample standard deviation over n seeds. Each run counts with its mean over the last tenth of its "
-        "evaluations, at most ten. Bold: the best result on the same data."
+        "Mean ± half its 95 % interval (Student's t) over n seeds; one seed has none. Each run counts with its mean "
+        "over the last tenth of its evaluations, at most ten. Bold: the best result on the same data, with as many "
+        "rounds and the same clients evaluated."
     )
     if any(entry.text == CONTROLS for entry in entries):
         text += (
@@ -183,7 +229,9 @@ def _caption(blocks: Sequence[Sequence[Sequence[Entry]]], metrics: Sequence[str]
     if any(metric.startswith("selection/") for metric in metrics):
         text += " Selection scores are means over all rounds."
     if any(entry.note for entry in entries):
-        text += " In brackets: published results; papers report the best round on test data, out of 700 to 800 rounds."
+        text += (
+            " In brackets: published results ± sd; papers report the best round on test data, out of 700 to 800 rounds."
+        )
     return text
 
 
@@ -199,6 +247,46 @@ def markdown(table: Table) -> str:
     rows = [[show(entry) for entry in row] for block in table.blocks for row in block]
     lines = ["| " + " | ".join(row) + " |" for row in [table.header, ruler, *rows]]
     return "\n".join([*lines, "", table.caption, ""])
+
+
+def terminal(table: Table, width: int) -> str:
+    """The table for a terminal of so many characters: a wide one in parts, each with the words of the rows."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table as View
+
+    rows = [[_plain(entry) for entry in row] for block in table.blocks for row in block]
+    titles = [textwrap.fill(title, TITLE_WIDTH, break_long_words=False) for title in table.header]
+    wide = [
+        max(*(len(line) for line in title.split("\n")), *(row[at].cell_len for row in rows)) + 2
+        for at, title in enumerate(titles)
+    ]
+    words = list(range(table.left + 1))  # and n
+    parts: list[list[int]] = [[]]
+    for at in range(table.left + 1, len(table.header)):
+        if parts[-1] and sum(wide[k] for k in [*words, *parts[-1], at]) > width:
+            parts.append([])
+        parts[-1].append(at)
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=True, highlight=False)
+    for part in parts:
+        view = View(box=SIMPLE_HEAD, header_style="bold")
+        for at in [*words, *part]:
+            view.add_column(titles[at], justify="left" if at < table.left else "right", no_wrap=at >= table.left)
+        start = 0
+        for block in table.blocks:
+            for row in rows[start : start + len(block)]:
+                view.add_row(*(row[at] for at in [*words, *part]))
+            view.add_section()
+            start += len(block)
+        console.print(view)
+    console.print(table.caption, markup=False)
+    return out.getvalue()
+
+
+def _plain(entry: Entry) -> Text:
+    """An entry as rich shows it; its note is left to the files."""
+    return Text(entry.text, style="bold green" if entry.bold else "")
 
 
 _LATEX = {
@@ -242,7 +330,7 @@ def latex(table: Table) -> str:
 
 def plain(groups: Sequence[RunGroup], by: Sequence[str], metrics: Sequence[str]) -> str:
     """CSV in the units that runs log (shares instead of %), exact to the last bit; empty where nothing was measured."""
-    parts = ("mean", "sd", "n", "published_mean", "published_sd", "published_source")
+    parts = ("mean", "sd", "n", "ci95_half", "published_mean", "published_sd", "published_source")
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*by, "settings", "runs", *(f"{metric} {part}" for metric in metrics for part in parts)])
@@ -250,7 +338,7 @@ def plain(groups: Sequence[RunGroup], by: Sequence[str], metrics: Sequence[str])
         values: list[object] = [*group.values, group.label, " ".join(run.id for run in group.runs)]
         for metric in metrics:
             found = group.estimates.get(metric)
-            values += [found.mean, found.sd, found.n] if found else [None, None, 0]
+            values += [found.mean, found.sd, found.n, found.half] if found else [None, None, 0, None]
             results = published.find(group.settings, metric)
             values += results[0] if results else [None, None, None]
         writer.writerow(values)

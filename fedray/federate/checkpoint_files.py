@@ -19,7 +19,7 @@ import math
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -182,7 +182,7 @@ def _assemble(folder: str, plan: Plan, round_number: int, files: Sequence[File])
     return Checkpoint(state, Saved(folder, round_number, private))
 
 
-def _spotlight_pieces(spotlights: Sequence[Spotlight]) -> list[bytes | memoryview]:
+def _spotlight_pieces(spotlights: Sequence[Spotlight]) -> Iterator[bytes | memoryview]:
     arrays: dict[str, np.ndarray] = {}
     for number, spot in enumerate(spotlights):
         arrays |= {f"{number}.round": np.array(spot.round), f"{number}.ids": np.array(spot.ids)}
@@ -200,7 +200,7 @@ def _unpack_spotlights(content: bytes) -> tuple[Spotlight, ...]:
     return tuple(spotlight(number) for number in range(math.ceil(len(arrays) / 4)))
 
 
-def _write(folder: str, name: str, content: Sequence[bytes | memoryview], clients: tuple[int, ...] = ()) -> File:
+def _write(folder: str, name: str, content: Iterable[bytes | memoryview], clients: tuple[int, ...] = ()) -> File:
     fs, path = fsspec.url_to_fs(folder)
     size = checksum = 0
     with fs.open(f"{path}/{name}", "wb") as file:

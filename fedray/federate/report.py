@@ -20,6 +20,7 @@ WINDOW = 10  # evaluations averaged at the end, of runs that are long enough: a 
 KINDS = ("personal", "global")
 NOVEL = "novel"  # the models of clients that were held out, while they adapt
 VALIDATION = "validation"  # before the names of what is measured on validation examples; all else is on test examples
+AVERAGED = "averaged"  # before the names of a summary's averages in a tracking store
 NAMES = {"personal": "personal model", "global": "global model", NOVEL: "newcomers"}  # in figures and tables
 START = "time/start_seconds"  # of new actors, before the round that had to wait for them
 # A round that has one of these was evaluated.
@@ -147,6 +148,28 @@ def summarize(plan: Plan, rows: Sequence[Mapping[str, float]], run_id: str | Non
     }
 
 
+def averaged(plan: Plan, summary: Mapping[str, Any]) -> dict[str, float]:
+    """The averages of a summary under the names that a tracking store carries beside the measures of the rounds.
+
+    'averaged' says that they are not those of a round; charts in alphabetical order begin with it.
+    """
+    shown = [name for name in (plan.task.headline, "nll", "ece", "coverage") if name in plan.task.measures]
+    return {f"{AVERAGED}/{kind}_{name}": summary[kind][name] for kind in KINDS if summary[kind] for name in shown}
+
+
+def stored(values: Mapping[str, float]) -> dict[str, float]:
+    """The measures of a round that a tracking store gets: on validation examples only what tables show.
+
+    The others are in metrics.csv. A page with more than sixty metrics is slow.
+    """
+    shown = {each.name for task in TASKS for each in task.shown}
+    return {
+        name: value
+        for name, value in values.items()
+        if not name.startswith(f"{VALIDATION}/") or name.rpartition("/")[2] in shown
+    }
+
+
 def window(rows: Sequence[Mapping[str, float]], names: Sequence[str] = EVALUATED) -> Sequence[Mapping[str, float]]:
     """The evaluations that a result averages: of the measures of the rounds played, the last tenth, at most ten."""
     evaluated = [row for row in rows if any(name in row for name in names)]
@@ -256,10 +279,17 @@ def _marked(summary: Mapping[str, Any]) -> str:
     return f"control, {control}\n" if control else ""
 
 
+def _after(summary: Mapping[str, Any]) -> str:
+    """The line that says of which models the measures of the uncertainty report are."""
+    first = uncertain.SHOWN[0].label.removesuffix(" (%)")
+    return f"from {first} on: the models after round {summary['rounds']}\n" if "uncertainty" in summary else ""
+
+
 def _caption(summary: Mapping[str, Any], seconds: float) -> str:
     up, down = (summary[f"bytes_{way}"] / 1e6 for way in ("up", "down"))
     return (
         f"{summary['protocol']['rounds']}; {summary['protocol']['prediction']}\n"
+        f"{_after(summary)}"
         f"{_marked(summary)}"
         f"{seconds:.1f} s of rounds; {up:.1f} MB up, {down:.1f} MB down"
     )

@@ -135,8 +135,8 @@ class OnDisk:
     def row(self, client: int) -> Any:
         if client not in self._files:
             return self._initial
-        mapped = tensor_files.map_tree(self._path(*self._files[client]), self._initial)
-        return trees.tree_map(lambda leaf: leaf[0].to(self._device), mapped)
+        state = tensor_files.map_rows(self._path(*self._files[client]), self._initial, 1).row(0)
+        return trees.tree_map(lambda leaf: leaf.to(self._device), state)
 
     def replace(self, round_number: int, ids: Sequence[int], states: Any) -> None:
         if not trees.leaves(self._initial):  # the method keeps nothing on its clients

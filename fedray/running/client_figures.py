@@ -81,7 +81,9 @@ def accuracy_figure(rows: Rows, names: Sequence[str] = ()) -> Figure | None:
     rows = [row for row in rows if any(row[f"{model}_{measure}"] for model in models)]
     if not rows:
         return None
-    first = np.nanmax([column(rows, f"{model}_{measure}") for model in models[:1] + models[2:]], axis=0)
+    first = column(rows, f"{models[0]}_{measure}")
+    for model in models[2:] + models[1:2]:  # who has no personal model is ranked by the newcomer's, then the global one
+        first = np.where(np.isnan(first), column(rows, f"{model}_{measure}"), first)
     ranked = np.argsort(first if measure == "accuracy" else -first, kind="stable")
     rows = [rows[ranked[place]] for place in evenly_spaced(len(ranked), LINES_MAX)]
     figure = canvas(min(12.0, max(4.6, 1.6 + 0.25 * len(rows))), 3.8)
@@ -92,7 +94,7 @@ def accuracy_figure(rows: Rows, names: Sequence[str] = ()) -> Figure | None:
     few = len(rows) <= NAMED_MAX
     labels = [titled(names, int(row["client"])).removeprefix("Client ") for row in rows]
     ax.set_xticks(range(len(rows)) if few else [], labels if few else [], rotation=90 if names else 0)
-    ax.set(xlabel=f"Client, of {len(ranked)}, the worst first", xlim=(-0.8, len(rows) - 0.2))
+    ax.set(xlabel=f"Client, of {len(ranked)}, the worst first; last evaluation", xlim=(-0.8, len(rows) - 0.2))
     ax.set_ylabel("Accuracy (%)" if measure == "accuracy" else "RMSE (units of the target)")
     ax.grid(visible=False, axis="x")
     add_legend(figure, [ax], ncols=len(models))
@@ -172,7 +174,7 @@ def _title(bins: Mapping[str, Any], shown: int, clients: int) -> str:
     first = next(model for model in COLOURS if model in bins)
     newcomers = ", newcomers by theirs" if NOVEL in bins else ""
     thinned = f": {shown} of {clients}, evenly spaced" if shown < clients else ""
-    return f"Clients by the ECE of the {NAMES[first]}{newcomers}, the worst first{thinned}"
+    return f"Clients by the ECE of the {NAMES[first]}{newcomers} at the last evaluation, the worst first{thinned}"
 
 
 def _model_legend(figure: Figure, models: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedray.federate.report import NAMES
+from fedray.federate.report import KINDS, NAMES, NOVEL
 from fedray.running.figure_style import (
     COLOURS,
     GREY,
@@ -60,6 +61,13 @@ class Curve(NamedTuple):
 
     rounds: list[int]
     values: list[float]
+
+
+class Average(NamedTuple):
+    """A measure as the tables have it."""
+
+    value: float
+    of: str  # the evaluations that it averages, in words
 
 
 def draw_all(folder: Path, also: str = "png") -> list[Path]:
@@ -130,10 +138,11 @@ def reliability_figure(folder: Path) -> Figure | None:
     bins = {model: rows for model, rows in bins.items() if any(float(row["count"]) for row in rows)}
     if not bins:
         return None
-    figure = canvas(3.6 * len(bins), 4.4)
+    averages = _averages(folder)
+    figure = canvas(3.6 * len(bins), 4.6)
     axes = figure.subplots(2, len(bins), squeeze=False, sharex=True, height_ratios=[3, 1])
     for (top, below), (model, rows) in zip(axes.T, bins.items(), strict=True):
-        draw_reliability(top, below, model, rows)
+        draw_reliability(top, below, model, rows, averages.get(model))
     axes[0, 0].set_ylabel("Accuracy (%)")
     axes[1, 0].set_ylabel("Examples")
     # Outside the panels, because the bars of an underconfident model fill them.
@@ -141,11 +150,21 @@ def reliability_figure(folder: Path) -> Figure | None:
     return figure
 
 
-def draw_reliability(top: Axes, below: Axes, model: str, rows: Rows) -> None:
+def _averages(folder: Path) -> dict[str, Average]:
+    """The ECE of every model in summary.json; none of a folder without one."""
+    path = folder / "summary.json"
+    summary = json.loads(path.read_bytes()) if path.exists() else {}
+    found = {model: (summary.get(model) or {}).get("ece") for model in COLOURS}
+    of = {model: summary["protocol"]["rounds"] for model in KINDS if found[model] is not None}
+    of |= {NOVEL: "mean of their last evaluations"}
+    return {model: Average(ece, of[model]) for model, ece in found.items() if ece is not None}
+
+
+def draw_reliability(top: Axes, below: Axes, model: str, rows: Rows, ece: Average | None = None) -> None:
     """A reliability diagram: per confidence bin, the accuracy (%) and its gap to the confidence above the examples.
 
     ``rows`` are all bins of one model, as in calibration.csv. At least one of them is filled. Bins of fewer than FEW
-    examples are pale: their accuracy is hardly known.
+    examples are pale: their accuracy is hardly known. The title has the ``ece`` of the tables; without one, the bins'.
     """
     filled = [row for row in rows if float(row["count"])]
     width = 100.0 / len(rows)
@@ -160,8 +179,11 @@ def draw_reliability(top: Axes, below: Axes, model: str, rows: Rows) -> None:
             top.bar(left[some], 100 * accuracy[some], color=COLOURS[model], **look, **bar)
     top.bar(left, 100 * gap, bottom=100 * accuracy, label="gap to confidence", **hatched)
     plot_diagonal(top, linewidth=1, label="perfectly calibrated")
-    title = f"{NAMES[model].capitalize()}: ECE {100 * calibration_error(filled):.1f} %"
-    top.set(title=title, xlim=(0, 100), ylim=(0, 100))
+    shown = Average(calibration_error(filled), "") if ece is None else ece
+    title = f"{NAMES[model].capitalize()}: ECE {100 * shown.value:.2f} %"
+    title += f"\n{shown.of}; bars: the last evaluation" if shown.of else ""
+    top.set(xlim=(0, 100), ylim=(0, 100))
+    top.set_title(title, fontsize=9)
     below.bar(left, column(filled, "count"), color=GREY, **bar)
     below.set(xlabel="Confidence (%)")
 

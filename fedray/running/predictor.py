@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedray import registry
 from fedray.arrays import trees
-from fedray.arrays.tensor_files import load_tree
+from fedray.arrays.tensor_files import Rows, load_rows, load_tree
 from fedray.config.decode import decode, fits, record, refuse_damage
 from fedray.data import loading, own, partition, scaling
 from fedray.data.readers import Names
@@ -156,8 +156,8 @@ class Predictor:
     def _state(self, client: int) -> Any:
         """The private state of a client; of one that never trained, what it would have begun with."""
         plan, clients = self.plan, self.snapshot.clients
-        if not isinstance(clients, Saved):
-            return trees.row(clients, client)
+        if isinstance(clients, Rows):
+            return clients.row(client)
         initial = plan.algorithm.client_init(plan.context, plan.initial_server())
         with refuse_damage(f"{clients.folder}: its models cannot be read", "run it again"):
             return dict(read_clients(clients, {client}, initial)).get(client, initial)
@@ -194,8 +194,7 @@ def load(folder: str | Path) -> Predictor:
         if (folder / PERSONAL).is_dir():
             clients = _files(folder / PERSONAL, plan)
         else:
-            template = trees.tree_map(lambda leaf: leaf.expand(plan.clients, *leaf.shape), client)
-            clients = load_tree(folder / f"{PERSONAL}.safetensors", template, mapped=True)
+            clients = load_rows(folder / f"{PERSONAL}.safetensors", client, plan.clients)
         snapshot = Snapshot(load_tree(folder / "global.safetensors", server), clients)
     return Predictor(plan, snapshot, _thresholds(folder))
 

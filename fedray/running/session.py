@@ -244,7 +244,7 @@ def begin(run: Run, begun: Checkpoint | None) -> Tally:
     run.log.open(run.folder)
     before = tuple(begun.state.rows) if begun else ()
     for row in before:  # some may have been on their way to the store when the run was interrupted
-        run.tracker.log(int(row["round"]), {name: value for name, value in row.items() if name != "round"})
+        run.tracker.log(int(row["round"]), report.stored({name: x for name, x in row.items() if name != "round"}))
     done = len(before)
     if done:
         run.log.write(f"goes on after round {done}")
@@ -263,7 +263,7 @@ def account(run: Run, tally: Tally, metrics: RoundMetrics) -> Tally:
         evaluated = metrics
     if evaluated is not None and metrics.novel is not None:
         evaluated = report.with_newcomers(evaluated, metrics)
-    run.tracker.log(metrics.round, values)
+    run.tracker.log(metrics.round, report.stored(values))
     _log(run, metrics, values)
     status = _after(run, tally.status, metrics, values, recent)
     progress.write(run.folder, status)
@@ -290,7 +290,7 @@ def conclude(run: Run, played: Played) -> RunResult:
     summary = report.summarize(run.plan, played.history.rows, run.tracker.run_id, played.seconds)
     if played.uncertainty:
         summary |= {"uncertainty": uncertain.summarize(run.plan, run.request.execution, played.uncertainty)}
-        run.tracker.log(run.plan.cfg.rounds, uncertain.tracked(summary))
+    _track(run, summary)
     summary |= {
         "backend": "compiled" if run.package else run.request.execution.backend,
         "package": run.package.key if run.package else "",
@@ -366,6 +366,12 @@ def _write(run: Run, summary: dict[str, Any], played: Played) -> None:
     runfolder.clear(run.folder, run.store)
 
 
+def _track(run: Run, summary: Mapping[str, Any]) -> None:
+    """Record the summary's own numbers beside those of the rounds, and of which rounds they are."""
+    run.tracker.log(run.plan.cfg.rounds, report.averaged(run.plan, summary) | uncertain.tracked(summary))
+    run.tracker.tag(report.AVERAGED, summary["protocol"]["rounds"])
+
+
 def _finish_again(run: Run) -> RunResult:
     """Finish a run that was interrupted after its result was written: send the result to the tracker again."""
     say(f"{run.folder} is finished; its result goes to the tracking store again")
@@ -376,9 +382,9 @@ def _finish_again(run: Run) -> RunResult:
         with (run.folder / "metrics.csv").open(newline="") as file:
             for row in csv.DictReader(file):
                 values = {name: float(value) for name, value in row.items() if name != "round" and value}
-                run.tracker.log(int(row["round"]), values)
+                run.tracker.log(int(row["round"]), report.stored(values))
         summary = decode((run.folder / "summary.json").read_bytes())
-        run.tracker.log(run.plan.cfg.rounds, uncertain.tracked(summary))
+        _track(run, summary)
         progress.end(run.folder, "finished")
         run.tracker.finish("FINISHED", run.folder, written)
         return RunResult(run.plan, summary, run.folder, run.tracker.hint())

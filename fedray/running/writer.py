@@ -14,10 +14,10 @@
     shift.csv               likewise: accuracy and calibration under corrupted inputs
     uncertainty.npz         predictive draws of one test image per client (round, client, label, probs [F, M, C])
     partition.npz           which examples each client trained and tested on
-    global.safetensors      the server's state
+    global.safetensors      the server's state, a tensor per layer (posterior_files.py)
     selection.safetensors   the selection policy's, if it remembers anything
-    personal.safetensors    every client's private state, stacked [N, ...]; of a run with states on disk instead:
-    personal/               a file for every client that has trained, and files.json, their list
+    personal.safetensors    every client's private state, stacked [N, ...], likewise; with states on disk instead:
+    personal/               a file for every client that has trained, with whole vectors, and files.json, their list
     figures/                accuracy, or RMSE and coverage; reliability and uncertainty, pooled and by client; loss
                             deviation; what the uncertainty is good for
 """  # fmt: skip
@@ -42,6 +42,7 @@ from fedray.data import partition, scaling
 from fedray.federate.messages import Saved, Spotlight
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot
+from fedray.running import posterior_files
 from fedray.running.files import leftover, remove_leftovers, write_json
 from fedray.types import FedRayError
 
@@ -89,11 +90,14 @@ class Writer:
         """The configuration, the partition, the posteriors and the data of the uncertainty figure."""
         self.json("config.json", describe(plan))
         partition.save(self.folder / "partition.npz", plan.partition)
-        save_tree(self.folder / "global.safetensors", snapshot.server)
+        words = {"algorithm": registry.algorithm_name(plan.cfg.algorithm), "rounds": str(plan.cfg.rounds)}
+        words |= {"classes": ", ".join(plan.names.classes)} if plan.names.classes else {}
+        posterior_files.save(self.folder / "global.safetensors", snapshot.server, plan.model, words)
         if isinstance(snapshot.clients, Saved):
             self.json(f"{PERSONAL}/files.json", [file._asdict() for file in snapshot.clients.files])
         else:
-            save_tree(self.folder / f"{PERSONAL}.safetensors", snapshot.clients)
+            words |= {"clients": ", ".join(plan.names.users) or f"0 to {plan.clients - 1}"}
+            posterior_files.save(self.folder / f"{PERSONAL}.safetensors", snapshot.clients, plan.model, words)
         if spotlights:
             np.savez_compressed(
                 self.folder / "uncertainty.npz",

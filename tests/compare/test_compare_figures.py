@@ -127,7 +127,7 @@ def test_newcomers_are_drawn_where_a_run_has_them():
     assert figure.axes[1].get_xlabel() == "Accuracy on a client, newcomers (%)"
     figure = figures.reliability_figure([ONE, held], "novel")
     assert figure is not None
-    assert figure.axes[0].get_title() == "c\nNewcomers: ECE 30.0 %"
+    assert figure.axes[0].get_title() == "c\nNewcomers: ECE 30.00 %"
 
 
 def test_rows_are_told_apart_without_colour():
@@ -143,9 +143,16 @@ def test_reliability_adds_up_the_bins_of_the_seeds():
     figure = figures.reliability_figure([ONE, TWO], "global")
     assert figure is not None
     assert [ax.get_title() for ax in figure.axes[:2]] == [
-        "a\nGlobal model: ECE 30.0 %",
-        "b, zeta=1\nGlobal model: ECE 0.0 %",
+        "a\nGlobal model: ECE 30.00 %",
+        "b, zeta=1\nGlobal model: ECE 0.00 %",
     ]
+
+
+def test_the_error_of_a_reliability_diagram_is_that_of_the_table():
+    rounds = [[{"round": 1, "global/accuracy": 0.5, "global/ece": ece}] for ece in (0.1, 0.2)]
+    figure = figures.reliability_figure([TWO._replace(histories=rounds)], "global")
+    assert figure is not None
+    assert "Global model: ECE 15.00 %\nas in the table; bars: the last evaluation" in figure.axes[0].get_title()
 
 
 def test_clients_are_points_of_all_seeds_with_their_quartiles():

@@ -85,7 +85,7 @@ def test_seeds_are_averaged_and_other_settings_are_not(store, tmp_path, capsys):
     assert rows["pfedbayes", "zeta=1"]["global/accuracy n"] == "1"
     printed = capsys.readouterr()
     assert printed.out == (tmp_path / "table.md").read_text()
-    row = "| pfedbayes | mnist | medium | zeta=10 | 3 | **92.00 ± 2.00** (92.33 ± 0.76 [pFedBayes, Table 1]) |"
+    row = "| pfedbayes | mnist | medium | zeta=10 | 3 | **92.00 ± 4.97** (92.33 ± 0.76 [pFedBayes, Table 1]) |"
     assert row in printed.out
     assert "| fedavg | mnist | medium |  | 1 | 91.00 (90.60 ± 0.19 [pFedBayes, Table 1]) |" in printed.out
     assert "left out 1 older run:" in printed.err
@@ -106,19 +106,35 @@ def real(store, tmp_path_factory):
 
 
 def test_the_figures_of_a_run_are_those_of_its_summary(store, real):
+    from mlflow.tracking import MlflowClient
+
     ((_, row),) = table(real).items()
     summary = store[1]
+    run_in_store = MlflowClient(store[0]).get_run(summary["run_id"])
     assert summary["protocol"]["rounds"].startswith("mean of 2 evaluations")
+    assert run_in_store.data.tags["averaged"] == summary["protocol"]["rounds"]
     for kind in ("personal", "global"):
         for name in NAMES:
             assert float(row[f"{kind}/{name} mean"]) == summary[kind][name]
         assert float(row[f"{kind}/stability mean"]) == summary[kind]["stability"] > 0
+        for name in ("accuracy", "nll", "ece"):
+            assert run_in_store.data.metrics[f"averaged/{kind}_{name}"] == summary[kind][name]
     for way in ("up", "down"):
         assert float(row[f"comm/bytes_{way} mean"]) == summary[f"bytes_{way}"]
     drawn = sorted(path.name for path in (real / "figures").iterdir())
     kinds = ["accuracy", "clients", "reliability-global", "reliability-personal"]
     assert drawn == [f"{kind}-digits-medium.png" for kind in kinds]
     assert "[" not in (real / "table.md").read_text()  # no paper has figures for these data
+
+
+def test_a_terminal_gets_a_table_and_markdown_only_on_request(store, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert run(store, tmp_path) == 0
+    assert "| --" not in (shown := capsys.readouterr().out)
+    assert "zeta=10" in shown
+    assert "| fedavg |" in (tmp_path / "table.md").read_text()
+    assert run(store, tmp_path, "--markdown") == 0
+    assert capsys.readouterr().out == (tmp_path / "table.md").read_text()
 
 
 def test_newcomers_have_a_column_and_figures_of_their_own(store, tmp_path, capsys):

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+import re
+
+import pytest
+from scipy import stats
 
 from fedray.compare import groups, html, tables
 from fedray.compare.groups import Estimate, RunGroup
 from fedray.compare.runs import FinishedRun
+from fedray.types import FedRayError
 
 PAPER = {
     "data.partition": "labels",
@@ -44,7 +49,7 @@ B = row("fedprox", Estimate(0.8, None, 1), Estimate(0.25, None, 1))
 def test_percent_for_shares_and_no_sd_for_one_seed():
     table = build(A, B)
     assert table.header == ["algorithm", "n", "global accuracy (%) ↑", "global NLL (nats) ↓"]
-    assert texts(table) == [["fedavg", "3", "90.12 ± 0.34", "0.310 ± 0.020"], ["fedprox", "1", "80.00", "0.250"]]
+    assert texts(table) == [["fedavg", "3", "90.12 ± 0.84", "0.310 ± 0.050"], ["fedprox", "1", "80.00", "0.250"]]
 
 
 def test_large_numbers_are_scientific_and_compete_as_they_are_printed():
@@ -52,18 +57,18 @@ def test_large_numbers_are_scientific_and_compete_as_they_are_printed():
         row(name, Estimate(0.9, None, 1), Estimate(value, 2.5e6, 2))
         for name, value in (("a", 1.234e7), ("b", 1.2342e7))
     )
-    assert texts(build(few, many)) == [["a", "1", "90.00", "1.23e+07 ± 2.50e+06 (n=2)"],
-                                       ["b", "1", "90.00", "1.23e+07 ± 2.50e+06 (n=2)"]]  # fmt: skip
-    assert [line[-1] for line in bold(build(few, many))] == ["1.23e+07 ± 2.50e+06 (n=2)"] * 2
+    assert texts(build(few, many)) == [["a", "1", "90.00", "1.23e+07 ± 2.25e+07 (n=2)"],
+                                       ["b", "1", "90.00", "1.23e+07 ± 2.25e+07 (n=2)"]]  # fmt: skip
+    assert [line[-1] for line in bold(build(few, many))] == ["1.23e+07 ± 2.25e+07 (n=2)"] * 2
 
 
 def test_the_best_is_bold_by_the_direction_of_the_metric():
-    assert bold(build(A, B)) == [["90.12 ± 0.34"], ["0.250"]]
+    assert bold(build(A, B)) == [["90.12 ± 0.84"], ["0.250"]]
 
 
 def test_what_prints_equal_ties_and_nothing_competes_alone_or_on_other_data():
     tie = row("other", Estimate(0.90123, None, 1), Estimate(0.4, None, 1))
-    assert bold(build(A, tie)) == [["90.12 ± 0.34", "0.310 ± 0.020"], ["90.12"]]
+    assert bold(build(A, tie)) == [["90.12 ± 0.84", "0.310 ± 0.050"], ["90.12"]]
     assert bold(build(A, row("fedprox", Estimate(0.95, None, 1), size="small"))) == [[], []]
     nan = row("other", Estimate(float("nan"), None, 1))
     assert bold(build(A, nan))[1] == []
@@ -75,7 +80,7 @@ def test_controls_stand_apart_and_do_not_compete():
     assert [len(block) for block in table.blocks] == [2, 3]
     assert texts(table)[2] == ["Controls, not federated", "", "", ""]
     assert [line[0] for line in texts(table)[3:]] == ["local", "pooled"]
-    assert bold(table) == [["90.12 ± 0.34"], ["0.250"], [], [], []]  # as without them
+    assert bold(table) == [["90.12 ± 0.84"], ["0.250"], [], [], []]  # as without them
     assert "local trains every client alone, from below" in table.caption
     assert "Controls" not in build(A, B).caption
     assert "| Controls, not federated |  |  |  |" in tables.markdown(table)
@@ -95,7 +100,7 @@ def test_markdown_has_the_published_figure_beside_the_cell():
     assert lines[:4] == [
         "| algorithm | settings | n | global accuracy (%) ↑ | global NLL (nats) ↓ |",
         "| :-- | :-- | --: | --: | --: |",
-        "| fedavg |  | 3 | **90.12 ± 0.34** (90.60 ± 0.19 [pFedBayes, Table 1]) | 0.310 ± 0.020 |",
+        "| fedavg |  | 3 | **90.12 ± 0.84** (90.60 ± 0.19 [pFedBayes, Table 1]) | 0.310 ± 0.050 |",
         r"| fedprox | mu=0.1\|x | 1 | 80.00 (90.66 ± 0.17 [pFedBayes, Table 1]) | **0.250** |",
     ]
     assert "700 to 800 rounds" in lines[-1]
@@ -108,7 +113,7 @@ def test_latex_is_escaped_and_ruled_between_datasets():
     )
     assert r"\begin{tabular}{lrrr}" in text
     assert r"algorithm & n & global accuracy (\%) $\uparrow$ & global NLL (nats) $\downarrow$ \\" in text
-    assert r"fed\_avg & 2 & 90.00 $\pm$ 1.00" in text
+    assert r"fed\_avg & 2 & 90.00 $\pm$ 8.98" in text
     assert [text.count(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule")] == [1, 2, 1]
     assert text.count("{") == text.count("}")
     assert text.isascii()
@@ -128,7 +133,7 @@ def test_html_shows_hostile_names_as_text():
     group = row(HOSTILE, Estimate(0.9, None, 1), label=HOSTILE)
     runs = tuple(run._replace(name=HOSTILE, id=HOSTILE, tags={"git_commit": HOSTILE}) for run in group.runs)
     group = group._replace(runs=runs)
-    text = html.page(build(group, B), [group], {HOSTILE: []}, {"study": HOSTILE})
+    text = html.page([build(group, B)], [group], {HOSTILE: []}, {"study": HOSTILE})
     assert "<script" not in text
     assert text.count("&lt;script&gt;&amp;|") == 8  # two cells of the table, a fact, and five in the list of runs
 
@@ -145,10 +150,10 @@ def test_csv_is_plain_numbers_to_the_last_bit():
 
 
 def test_html_is_escaped():
-    text = html.page(build(A, row("<b>", Estimate(0.1, None, 1))), [], {}, {})
+    text = html.page([build(A, row("<b>", Estimate(0.1, None, 1)))], [], {}, {})
     assert "<td>&lt;b&gt;</td>" in text
     assert (
-        '<td class="number"><strong>90.12 ± 0.34</strong><small>90.60 ± 0.19 [pFedBayes, Table 1]</small></td>' in text
+        '<td class="number"><strong>90.12 ± 0.84</strong><small>90.60 ± 0.19 [pFedBayes, Table 1]</small></td>' in text
     )
 
 
@@ -169,6 +174,57 @@ def test_traffic_is_in_megabytes_of_the_whole_run():
     dear = B._replace(estimates={"comm/bytes_up": Estimate(7.1e8, None, 1)})
     table = tables.build([cheap, dear], ["algorithm"], ["comm/bytes_up"])
     assert table.header[-1] == "MB up ↓"
-    assert [line[-1].text for line in table.blocks[0]] == ["2.5 ± 0.5", "710.0"]
+    assert [line[-1].text for line in table.blocks[0]] == ["2.5 ± 1.2", "710.0"]
     assert "Bytes are totals of the whole run" in table.caption
     assert "Bytes" not in build(A, B).caption
+
+
+def test_only_rows_of_the_same_length_and_protocol_compete():
+    long = [row(name, Estimate(x, None, 1), rounds="20") for name, x in (("a", 0.9), ("b", 0.8))]
+    short = row("c", Estimate(0.95, None, 1), rounds="5")
+    assert bold(build(*long, short))[0][0] == "90.00"
+    assert bold(build(*long, short))[2] == []
+
+
+def seeded(algorithm, values, **more):
+    """A row with one run per seed, and the rounds of its runs."""
+    settings = {"algorithm.name": algorithm, "data.name": "digits"} | more
+    runs = tuple(FinishedRun(f"{algorithm}{s}", "", 0, settings | {"seed": s}, {}, frozenset()) for s in values)
+    rounds = {run.id: [{"round": 1, ACC: values[run.settings["seed"]]}] for run in runs}
+    return RunGroup((algorithm,), "", runs, {ACC: groups.of_runs(list(values.values()))}), rounds
+
+
+def test_differences_are_taken_seed_by_seed_and_tested_as_scipy_does():
+    a, first = seeded("a", {"0": 0.5, "1": 0.6, "2": 0.8})
+    b, second = seeded("b", {"1": 0.63, "2": 0.81, "0": 0.52, "9": 0.1})
+    c, third = seeded("c", {"7": 0.9})
+    d, fourth = seeded("d", {"0": 0.9, "1": 0.9}, clients="3")  # other examples
+    found = tables.differences([a, b, c, d], ["algorithm"], [ACC], first | second | third | fourth, "")
+    test = stats.ttest_rel([0.52, 0.63, 0.81], [0.5, 0.6, 0.8])
+    interval = test.confidence_interval(0.95)
+    half = 50 * (interval.high - interval.low)
+    assert texts(found) == [["b", "a", "3", f"+2.00 ± {half:.2f} (p {test.pvalue:.2g})"]]
+    swapped = tables.differences([a, b], ["algorithm"], [ACC], first | second, "b")
+    assert texts(swapped) == [["a", "b", "3", f"-2.00 ± {half:.2f} (p {test.pvalue:.2g})"]]
+    assert tables.differences([a, c], ["algorithm"], [ACC], first | third, "") is None
+    with pytest.raises(FedRayError, match="--baseline x: no row has this name; choose from a, b"):
+        tables.differences([a, b], ["algorithm"], [ACC], first | second, "x")
+
+
+def test_one_seed_has_a_difference_without_an_interval():
+    (a, first), (b, second) = seeded("a", {"0": 0.5}), seeded("b", {"0": 0.25})
+    found = tables.differences([a, b], ["algorithm"], [ACC], first | second, "")
+    assert texts(found) == [["b", "a", "1", "-25.00"]]
+
+
+def test_a_terminal_gets_columns_in_parts_that_fit():
+    lines = tables.terminal(build(A, B), 40).splitlines()
+    plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
+    assert all(len(line) <= 40 for line in plain)
+    assert sum("fedavg" in line for line in plain) == 2  # once per part
+    assert any("90.12 ± 0.84" in line for line in plain)
+    assert any("0.310 ± 0.050" in line for line in plain)
+    assert not any("|" in line for line in plain)
+    wide = tables.terminal(build(A, B), 160)
+    assert wide.count("fedavg") == 1
+    assert re.search(r"\x1b\[1[;0-9]*m *90.12 ± 0.84", wide)  # the best is bold, with colours or without

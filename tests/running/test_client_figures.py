@@ -60,7 +60,10 @@ def test_of_many_clients_the_worst_the_best_and_some_between_have_a_diagram():
     assert len(clients) == client_figures.PANELS_MAX
     assert (clients[0], clients[-1]) == (39, 0)
     assert set(-np.diff(clients)) == {3, 4}
-    assert figure.get_suptitle() == "Clients by the ECE of the global model, the worst first: 12 of 40, evenly spaced"
+    assert (
+        figure.get_suptitle()
+        == "Clients by the ECE of the global model at the last evaluation, the worst first: 12 of 40, evenly spaced"
+    )
     # Also where the last row is not full every column says what its axis is.
     for count in (1, 4, 7, 11):
         axes = drawn(reliability_figure(calibration(np.arange(count) / 100)))
@@ -100,7 +103,10 @@ def test_newcomers_have_panels_of_their_own_among_those_of_the_clients():
     axes = drawn(figure := reliability_figure([*rows, *(row | {"client": "2"} for row in newcomers)]))
     titles = ["Client 1\nECE 30.0 % personal", "Client 2\nECE 20.0 % newcomer", "Client 0\nECE 10.0 % personal"]
     assert [ax.get_title() for ax in axes] == titles
-    assert figure.get_suptitle() == "Clients by the ECE of the personal model, newcomers by theirs, the worst first"
+    assert (
+        figure.get_suptitle()
+        == "Clients by the ECE of the personal model, newcomers by theirs at the last evaluation, the worst first"
+    )
     assert "newcomers" in [text.get_text() for text in figure.legends[0].get_texts()]
 
 
@@ -207,6 +213,18 @@ def test_accuracies_of_clients_are_sorted_and_have_the_intervals_of_scipy():
     for bar, k, n in zip(bars, (3, 9, 20), (12, 10, 20), strict=True):
         expected = binomtest(k, n).proportion_ci(0.95, "wilson")
         assert bar == pytest.approx([100 * expected.low, 100 * expected.high], abs=1e-3)
+
+
+@pytest.mark.filterwarnings("error")
+def test_clients_without_a_model_of_one_kind_are_ranked_by_another():
+    models = ("personal", "global", "novel")
+    shares = [("", "0.9", ""), ("0.5", "", ""), ("", "", "0.25")]
+    rows = [
+        {"client": i, "test_examples": 4} | {f"{model}_accuracy": x for model, x in zip(models, own, strict=True)}
+        for i, own in enumerate(shares)
+    ]
+    ax = drawn(client_figures.accuracy_figure(rows))[0]
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["2", "1", "0"]
 
 
 def test_errors_of_clients_have_no_intervals_and_the_largest_comes_first():

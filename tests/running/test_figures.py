@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 
 import numpy as np
@@ -101,7 +102,7 @@ def test_newcomers_are_called_so(tmp_path):
     )
     (accuracy,) = drawn(figures.accuracy_figure(tmp_path))
     assert [line.get_label() for line in accuracy.lines] == ["personal model", "newcomers"]
-    assert drawn(figures.reliability_figure(tmp_path))[0].get_title() == "Newcomers: ECE 20.0 %"
+    assert drawn(figures.reliability_figure(tmp_path))[0].get_title() == "Newcomers: ECE 20.00 %"
 
 
 def test_ece_stands_in_for_a_missing_nll(tmp_path):
@@ -133,14 +134,23 @@ def test_reliability_bars_are_the_table(folder):
         np.testing.assert_allclose([bar.get_height() for bar in below.containers[0]], count)
         (diagonal,) = top.lines
         assert list(diagonal.get_xdata()) == list(diagonal.get_ydata()) == [0, 100]
-        assert top.get_title() == f"{model.capitalize()} model: ECE 5.0 %"
+        assert top.get_title() == f"{model.capitalize()} model: ECE 5.00 %"
+
+
+def test_the_title_has_the_calibration_error_of_the_summary_and_says_of_which_rounds(folder):
+    said = {"rounds": "mean of 2 evaluations, rounds 19-20"}
+    summary = {"personal": {"ece": 0.0123}, "global": None, "protocol": said}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    titles = [ax.get_title() for ax in drawn(figures.reliability_figure(folder))]
+    assert titles[0] == "Personal model: ECE 1.23 %\nmean of 2 evaluations, rounds 19-20; bars: the last evaluation"
+    assert titles[1] == "Global model: ECE 5.00 %"  # of the bars themselves
 
 
 def test_a_model_without_predictions_has_no_panel(folder):
     rows = [row for row in csv.reader((folder / "calibration.csv").open()) if row[0] != "personal"]
     write(folder / "calibration.csv", rows)
     axes = drawn(figures.reliability_figure(folder))
-    assert [ax.get_title() for ax in axes] == ["Global model: ECE 5.0 %", ""]
+    assert [ax.get_title() for ax in axes] == ["Global model: ECE 5.00 %", ""]
 
 
 def test_uncertainty_boxes_are_the_draws(folder):

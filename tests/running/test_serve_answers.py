@@ -73,8 +73,8 @@ def test_clients_have_models_of_their_own_and_only_theirs_is_read(serve):
     answers_of = {str(ask(served, header=str(client))["probabilities"]) for client in range(10)}
     assert len(answers_of) > 1
     kept = [leaf.untyped_storage().nbytes() for leaf in served.model(3).q if leaf is not None]
-    whole = served.run.snapshot.clients.q.mu
-    assert max(kept) == whole[3].nbytes  # a copy of one row, not a view of the file
+    own = served.run.snapshot.clients.row(3).q.mu
+    assert max(kept) == own.nbytes  # a copy of one row, not a view of the file
 
 
 def test_it_abstains_above_the_threshold_of_the_chosen_uncertainty(serve):
