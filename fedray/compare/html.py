@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
+from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,6 +50,7 @@ def page(
     """
     return _template("report.html.jinja").render(
         table=table,
+        captioned=True,
         groups=groups,
         sections={title: [_picture(path) for path in paths] for title, paths in figures.items() if paths},
         facts=facts,
@@ -58,7 +60,8 @@ def page(
 
 def fragment(table: Table) -> str:
     """The table by itself, for a notebook."""
-    return _template("table.html.jinja").render(table=table)
+    shown = _template("table.html.jinja").render(table=table, captioned=False)
+    return f'<div>{shown}<div style="opacity: 0.7">{escape(table.caption)}</div></div>'
 
 
 def _template(name: str) -> jinja2.Template:

@@ -122,7 +122,7 @@ def given(dataset: Any) -> Dataset:
         raise FedRayError(f"dataset: {error}") from None
 
 
-def _from_tuple(arrays: tuple[Any, ...]) -> Dataset:
+def _from_tuple(arrays: Any) -> Dataset:
     found = {name: _array(name, values) for name, values in zip(("x", "y", CLIENT), arrays, strict=False)}
     return from_arrays(found["x"], found["y"], found.get(CLIENT))
 

@@ -12,7 +12,7 @@ from fedray.types import FedRayError, suggestion
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-DPI = 80  # of a figure in a notebook, which is committed with it
+DPI, WIDEST = 80, 760  # of a figure in a notebook, in pixels: outputs are kept in the notebook's file
 
 
 def drawn(builders: Builders, name: str) -> Figure:
@@ -34,5 +34,6 @@ def drawn(builders: Builders, name: str) -> Figure:
 
 def _png(figure: Figure) -> bytes:
     out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=DPI)
+    dpi = min(DPI, WIDEST / figure.get_figwidth())
+    figure.savefig(out, format="png", dpi=dpi, pil_kwargs={"optimize": True})
     return out.getvalue()

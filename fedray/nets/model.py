@@ -233,8 +233,17 @@ def is_chain(layers: nn.Module) -> bool:
     """Whether a caller's network is a chain in which every layer with parameters is one that a model knows."""
     if type(layers) is not nn.Sequential:
         return False
-    known = (nn.Linear, nn.Conv2d, BiLSTM)
-    return all(type(layer) in known or not any(True for _ in layer.parameters()) for layer in _unpacked(layers))
+    return all(_known(layer) or not any(True for _ in layer.parameters()) for layer in _unpacked(layers))
+
+
+def _known(layer: nn.Module) -> bool:
+    """Whether a layer is computed here: a linear one or a convolution with a bias and nothing special."""
+    if type(layer) is nn.Linear:
+        return layer.bias is not None
+    if type(layer) is nn.Conv2d:
+        ungrouped = layer.groups == 1 and set(layer.dilation) == {1} and layer.padding_mode == "zeros"
+        return layer.bias is not None and ungrouped
+    return type(layer) is BiLSTM
 
 
 def own_module(model: Model) -> OwnModule | None:
@@ -290,10 +299,7 @@ def _shapes(name: str, layer: nn.Module) -> tuple[tuple[int, ...], ...]:
     if isinstance(layer, BiLSTM | OwnModule):
         return layer.shapes
     assert isinstance(layer, nn.Linear | nn.Conv2d)
-    plain = not isinstance(layer, nn.Conv2d) or (
-        layer.groups == 1 and set(layer.dilation) == {1} and layer.padding_mode == "zeros"
-    )
-    if layer.bias is None or not plain:
+    if not _known(layer):
         reason = "needs a bias, one group, no dilation and padding with zeros"
         raise FedRayError(f"layer {name} ({layer}): {reason}; rebuild it that way")
     if isinstance(layer, nn.Linear):
