@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
+import ray
 from sklearn.datasets import load_digits
 from torch import nn
 
@@ -31,6 +34,7 @@ def surest(probs, labels):
 @pytest.mark.ray
 @pytest.mark.slow
 def test_own_data_network_and_metric_on_ray(cluster):
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as what a notebook defines is
     asked = {
         "data": (DIGITS.images, DIGITS.target),
         "partition": {name: np.arange(100 * k, 100 * (k + 1)) for k, name in enumerate(("ann", "bob", "cy"))},
