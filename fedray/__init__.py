@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from fedray.library.run import Run as Run
     from fedray.library.run import run as run
     from fedray.registry import plug_in as plug_in
-    from fedray.runs.predictor import load as load
-    from fedray.runs.session import run_experiment as run_experiment
+    from fedray.running.predictor import load as load
+    from fedray.running.session import run_experiment as run_experiment
     from fedray.types import FedRayError as FedRayError
     from fedray.types import RunError as RunError
 
@@ -50,11 +50,11 @@ MODULES = {  # PyTorch takes seconds to import: a name is imported when it is fi
     "RunError": "fedray.types",
     "TrackingConfig": "fedray.config",
     "compare_runs": "fedray.library.comparison",
-    "load": "fedray.runs.predictor",
+    "load": "fedray.running.predictor",
     "make_plan": "fedray.federate.plan",
     "plug_in": "fedray.registry",
     "run": "fedray.library.run",
-    "run_experiment": "fedray.runs.session",
+    "run_experiment": "fedray.running.session",
 }
 
 # Without it, MKL may sum a product of small matrices in another order when it is one of a stack (seen on AMD). MKL

@@ -18,12 +18,12 @@ from fedray.library import html
 from fedray.library.arguments import asked
 from fedray.library.drawing import drawn
 from fedray.library.errors import naming_arguments
-from fedray.runs import client_figures, figures, predictor, runfolder, session, uncertainty_figures
-from fedray.runs.figure_style import Builders
-from fedray.runs.log import Log
-from fedray.runs.predictor import Predictor
-from fedray.runs.session import Request, RunResult
-from fedray.runs.writer import Writer
+from fedray.running import client_figures, figures, predictor, runfolder, session, uncertainty_figures
+from fedray.running.figure_style import Builders
+from fedray.running.log import Log
+from fedray.running.predictor import Predictor
+from fedray.running.session import Request, RunResult
+from fedray.running.writer import Writer
 from fedray.terminal import check_packages, headlines, quiet
 from fedray.types import FedRayError
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-    from fedray.runs.predictor import Prediction, RealPrediction
+    from fedray.running.predictor import Prediction, RealPrediction
 
 
 class Round(NamedTuple):

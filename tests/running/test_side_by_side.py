@@ -10,9 +10,9 @@ import psutil
 import pytest
 
 from fedray.config import Execution, TrackingConfig, override
-from fedray.runs import side_by_side
-from fedray.runs.session import Request
-from fedray.runs.side_by_side import Ended
+from fedray.running import side_by_side
+from fedray.running.session import Request
+from fedray.running.side_by_side import Ended
 from tests.helpers import experiment
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from fedray.runs.answers import CLIENT, Answers, Reply, RequestError
+from fedray.running.answers import CLIENT, Answers, Reply, RequestError
 
 PATHS = {"/": "GET", "/example": "GET", "/health": "GET", "/predict": "POST"}
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from fedray import launch
-from fedray.runs import session
+from fedray.running import session
 
 
 @pytest.fixture

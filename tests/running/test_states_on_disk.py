@@ -11,9 +11,9 @@ import torch
 
 import fedray
 from fedray import launch
-from fedray.runs import runfolder
+from fedray.running import runfolder
 from fedray.types import FedRayError
-from tests.runs.test_resume import elsewhere, rows  # noqa: F401
+from tests.running.test_resume import elsewhere, rows  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("unpainted", "elsewhere")
 FAST = ["pfedbayes", "--runtime", "local", "--rounds", "4", "--local-steps", "2", "--model.hidden", "8"]

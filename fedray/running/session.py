@@ -32,7 +32,7 @@ from fedray.federate.rounds import Snapshot, State
 from fedray.federate.uncertainty import questions
 from fedray.federate.uncertainty import summary as uncertain
 from fedray.federate.uncertainty.reply import Uncertainty
-from fedray.runs import (
+from fedray.running import (
     client_figures,
     extension,
     figures,
@@ -42,12 +42,12 @@ from fedray.runs import (
     tracking,
     uncertainty_figures,
 )
-from fedray.runs.files import remove_leftovers
-from fedray.runs.log import Log
-from fedray.runs.progress import Status
-from fedray.runs.runfolder import Note
-from fedray.runs.tracking import Tracker
-from fedray.runs.writer import PERSONAL, Writer
+from fedray.running.files import remove_leftovers
+from fedray.running.log import Log
+from fedray.running.progress import Status
+from fedray.running.runfolder import Note
+from fedray.running.tracking import Tracker
+from fedray.running.writer import PERSONAL, Writer
 from fedray.terminal import bar, check_packages, headlines, heard, same_handlers, say
 from fedray.types import FedRayError, for_command_line
 

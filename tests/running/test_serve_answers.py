@@ -10,9 +10,9 @@ import torch
 
 from fedray import launch
 from fedray.arrays import trees
-from fedray.runs import answers, predictor
-from fedray.runs.answers import Answers, RequestError, Terms, digest_of
-from fedray.runs.predictor import Prediction
+from fedray.running import answers, predictor
+from fedray.running.answers import Answers, RequestError, Terms, digest_of
+from fedray.running.predictor import Prediction
 from fedray.types import FedRayError
 
 pytestmark = pytest.mark.usefixtures("unpainted")

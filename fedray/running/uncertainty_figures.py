@@ -12,7 +12,7 @@ from fedray.federate.report import NAMES
 from fedray.federate.uncertainty.conformal import ALPHA
 from fedray.federate.uncertainty.selective import RISK
 from fedray.federate.uncertainty.summary import CLIENTS, RISKS, SHIFT
-from fedray.runs.figure_style import COLOURS, GREY, LINES, Builders, Rows, canvas, column, jitter, read_csv, save_all
+from fedray.running.figure_style import COLOURS, GREY, LINES, Builders, Rows, canvas, column, jitter, read_csv, save_all
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from fedray import launch
-from fedray.runs import client_figures, figures
-from fedray.runs.files import leftover
-from tests.runs.test_resume import rows
+from fedray.running import client_figures, figures
+from fedray.running.files import leftover
+from tests.running.test_resume import rows
 
 FAST = ["pfedbayes", "--runtime", "local", "--rounds", "2", "--local-steps", "1", "--model.hidden", "4"]
 FAST += ["--tracking.uri", "none"]
@@ -23,7 +23,7 @@ FAST += ["--tracking.uri", "none"]
 NURSERY = """
 import os, sys
 from fedray import launch
-from fedray.runs import client_figures, figures, session
+from fedray.running import client_figures, figures, session
 from fedray.federate import checkpoint_files
 
 figures.draw_all = client_figures.draw_all = lambda folder: None

@@ -42,7 +42,7 @@ from fedray.data import partition, scaling
 from fedray.federate.messages import Saved, Spotlight
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot
-from fedray.runs.files import leftover, remove_leftovers, write_json
+from fedray.running.files import leftover, remove_leftovers, write_json
 from fedray.types import FedRayError
 
 PERSONAL = "personal"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fedray.federate.report import NAMES
-from fedray.runs.figure_style import (
+from fedray.running.figure_style import (
     COLOURS,
     GREY,
     LINES,

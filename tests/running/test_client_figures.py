@@ -11,8 +11,8 @@ from matplotlib.colors import to_hex
 
 from fedray.federate import report
 from fedray.federate.in_process import LocalFederation
-from fedray.runs import client_figures, figures
-from fedray.runs.client_figures import DeviationCurve, deviation_figure, reliability_figure, uncertainty_figure
+from fedray.running import client_figures, figures
+from fedray.running.client_figures import DeviationCurve, deviation_figure, reliability_figure, uncertainty_figure
 from tests.helpers import small_plan
 
 

@@ -28,8 +28,8 @@ from fedray.config.decode import decode, fits, refuse_damage
 from fedray.federate import checkpoint
 from fedray.federate.checkpoint import CheckpointStore, rounds
 from fedray.federate.plan import Plan, plug_ins_of
-from fedray.runs.files import write_json
-from fedray.runs.mlflow_store import shown
+from fedray.running.files import write_json
+from fedray.running.mlflow_store import shown
 from fedray.types import FedRayError, first_line, require
 
 NOTE, FINISHED = "run.json", "config.json"

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedray.runs import mlflow_store, tracking
-from fedray.runs.mlflow_store import locate
-from fedray.runs.tracking import MLflowTracker, NullTracker, Tracker, git_commit
+from fedray.running import mlflow_store, tracking
+from fedray.running.mlflow_store import locate
+from fedray.running.tracking import MLflowTracker, NullTracker, Tracker, git_commit
 from fedray.types import FedRayError
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from fedray.data.readers import Names
 from fedray.federate.loss_deviation import TABLE
 from fedray.federate.report import NAMES, NOVEL
-from fedray.runs.figure_style import (
+from fedray.running.figure_style import (
     COLOURS,
     LINES,
     Builders,

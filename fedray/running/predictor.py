@@ -29,8 +29,8 @@ from fedray.federate.uncertainty import conformal
 from fedray.federate.uncertainty import summary as uncertain
 from fedray.nets import network
 from fedray.nets.model import FLOAT_BYTES
-from fedray.runs.runfolder import experiment_of
-from fedray.runs.writer import PERSONAL
+from fedray.running.runfolder import experiment_of
+from fedray.running.writer import PERSONAL
 from fedray.types import FedRayError, client_itself, suggestion
 
 MAX_CLASSES = 2**20

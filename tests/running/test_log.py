@@ -12,9 +12,9 @@ from actors import streams
 from fedray import launch
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.messages import Failure
-from fedray.runs.log import Log
+from fedray.running.log import Log
 from fedray.terminal import heard
-from tests.runs.test_resume import FAST
+from tests.running.test_resume import FAST
 
 pytestmark = pytest.mark.usefixtures("unpainted")
 QUIET = [*FAST, "--tracking.uri", "none", "--name", "x"]

@@ -12,10 +12,10 @@ import pytest
 
 import fedray
 from fedray import launch
-from fedray.runs import extension
+from fedray.running import extension
 from fedray.types import FedRayError, Sums
 from tests.helpers import ALGORITHMS, small_plan
-from tests.runs.test_resume import FAST, rows, same_result
+from tests.running.test_resume import FAST, rows, same_result
 
 pytestmark = pytest.mark.usefixtures("unpainted")
 QUIET = [*FAST, "--tracking.uri", "none"]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from fedray.runs import mlflow_store
+from fedray.running import mlflow_store
 from fedray.types import FedRayError
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ import numpy as np
 from fedray import registry
 from fedray.arrays import trees
 from fedray.config.decode import decode, fits
-from fedray.runs import predictor
-from fedray.runs.predictor import Prediction, Predictor, RealPrediction
+from fedray.running import predictor
+from fedray.running.predictor import Prediction, Predictor, RealPrediction
 from fedray.types import FedRayError, client_itself, require
 
 CLIENT = "serve-multiplexed-model-id"  # the header by which Ray Serve finds a replica that has the model

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedray.config.decode import decode, record, refuse_damage
-from fedray.runs.files import write_whole
+from fedray.running.files import write_whole
 from fedray.terminal import headlines, span
 from fedray.types import FedRayError
 

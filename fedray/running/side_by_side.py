@@ -16,8 +16,8 @@ from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple, Protocol
 
 from fedray.federate.device.cpu import fix_numerics
-from fedray.runs import session
-from fedray.runs.session import Request
+from fedray.running import session
+from fedray.running.session import Request
 from fedray.terminal import interruptible, say
 from fedray.types import FedRayError
 

@@ -21,7 +21,7 @@ from fedray.federate import checkpoint, local_rounds
 from fedray.federate.compiled import choice
 from fedray.federate.compiled.package import Package
 from fedray.federate.compiled.unit import unit
-from fedray.runs import progress, runfolder
+from fedray.running import progress, runfolder
 from fedray.types import FedRayError
 from tests.helpers import eager, small_plan
 
@@ -136,7 +136,7 @@ def test_a_finished_run_that_is_resumed_keeps_its_end_time(
 ) -> None:
     from mlflow.tracking import MlflowClient
 
-    from fedray.runs.tracking import MLflowTracker
+    from fedray.running.tracking import MLflowTracker
 
     def ends() -> int:
         client = MlflowClient(f"sqlite:///{Path.cwd()}/runs/mlflow.db")
@@ -160,7 +160,7 @@ def test_a_finished_run_that_is_resumed_keeps_its_end_time(
 def test_steps_that_were_on_their_way_to_the_store_are_sent_again(
     cut: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedray.runs.tracking import MLflowTracker
+    from fedray.running.tracking import MLflowTracker
 
     with monkeypatch.context() as dying:  # what a SIGKILL loses
         dying.setattr(MLflowTracker, "flush", lambda self: True)

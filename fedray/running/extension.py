@@ -26,7 +26,7 @@ from fedray.federate.messages import File, Saved, Spotlight
 from fedray.federate.plan import Plan
 from fedray.federate.report import is_measured
 from fedray.federate.rounds import SPOTLIGHT_ROUNDS, State
-from fedray.runs.writer import PERSONAL, SELECTION
+from fedray.running.writer import PERSONAL, SELECTION
 from fedray.types import Context, Sums, first_line, require
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedray.config import Execution, override
-from fedray.runs import runfolder
-from fedray.runs.runfolder import Note
+from fedray.running import runfolder
+from fedray.running.runfolder import Note
 from fedray.types import FedRayError
 from tests.helpers import small_plan
 

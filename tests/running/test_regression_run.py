@@ -9,7 +9,7 @@ import pytest
 
 import fedray
 from fedray import launch, newcomers
-from fedray.runs.predictor import RealPrediction
+from fedray.running.predictor import RealPrediction
 
 DATA = "--clients 3 --data.partition iid --data.scaling feature"
 ARGS = f"{DATA} --rounds 3 --model.hidden 8 --runtime local --tracking.uri none"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from fedray.runs import figures
+from fedray.running import figures
 
 ROUNDS = [1, 2, 4, 5]
 ACCURACY = {"personal": [0.5, 0.7, 0.85, 0.9], "global": [0.3, 0.5, 0.6, 0.65]}
