@@ -1,10 +1,11 @@
 """FedRay: personalized Bayesian federated learning on Ray.
 
     import fedray
-    model = fedray.load("runs/my-run")
-    model.predict(x, client=3).mutual_information
+    run = fedray.run("pfedbayes", "digits", rounds=5)
+    run.predict(x, client=3).mutual_information
+    fedray.compare_runs([run, fedray.run("fedavg", "digits", rounds=5, lr=0.1)])
 
-The names below are the public ones. docs/design.md, "As a library", runs a federation in a notebook, without Ray.
+The names below are the public ones; docs/library.md explains them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
     from fedray.config import TrackingConfig as TrackingConfig
     from fedray.federate.in_process import LocalFederation as LocalFederation
     from fedray.federate.plan import make_plan as make_plan
+    from fedray.library.comparison import Comparison as Comparison
+    from fedray.library.comparison import compare_runs as compare_runs
+    from fedray.library.run import Round as Round
+    from fedray.library.run import Run as Run
+    from fedray.library.run import run as run
+    from fedray.registry import plug_in as plug_in
     from fedray.running.predictor import load as load
     from fedray.running.session import run_experiment as run_experiment
     from fedray.types import FedRayError as FedRayError
@@ -31,16 +38,22 @@ __version__ = "0.1.0"
 
 MODULES = {  # PyTorch takes seconds to import: a name is imported when it is first used
     "CheckpointConfig": "fedray.config",
+    "Comparison": "fedray.library.comparison",
     "DataConfig": "fedray.config",
     "Execution": "fedray.config",
     "Experiment": "fedray.config",
     "FedRayError": "fedray.types",
     "LocalFederation": "fedray.federate.in_process",
     "ModelConfig": "fedray.config",
+    "Round": "fedray.library.run",
+    "Run": "fedray.library.run",
     "RunError": "fedray.types",
     "TrackingConfig": "fedray.config",
+    "compare_runs": "fedray.library.comparison",
     "load": "fedray.running.predictor",
     "make_plan": "fedray.federate.plan",
+    "plug_in": "fedray.registry",
+    "run": "fedray.library.run",
     "run_experiment": "fedray.running.session",
 }
 

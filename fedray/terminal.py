@@ -25,12 +25,25 @@ INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 LINE_SECONDS = 10.0  # between two lines of progress where there is no terminal
 
 _listeners: list[Callable[[str], object]] = []
+_quiet = False
 
 
 def say(text: str) -> None:
     """A line on stderr, for those who listen, too."""
-    _show(text)
+    if not _quiet or text.startswith("warning"):
+        _show(text)
     record(text)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Say nothing but warnings meanwhile: who calls from Python asks for what he wants to know."""
+    global _quiet
+    before, _quiet = _quiet, True
+    try:
+        yield
+    finally:
+        _quiet = before
 
 
 def record(text: str) -> None:

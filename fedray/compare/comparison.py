@@ -16,7 +16,7 @@ import tyro
 from fedray.compare import figures, html, tables
 from fedray.compare.figures import Series
 from fedray.compare.groups import DATA, History, RunGroup, arrange, measurable, with_estimates
-from fedray.compare.runs import FinishedRun, RunStore
+from fedray.compare.runs import Files, FinishedRun, RunStore
 from fedray.federate.uncertainty import summary as uncertain
 from fedray.terminal import say
 from fedray.types import FedRayError
@@ -72,10 +72,8 @@ def compare(options: Options) -> str:
     formats = _formats(options)
     store = RunStore(options.uri)
     found = store.find(options.experiment, options.study, options.sweeps)
-    metrics = _metrics(options, found)
-    arranged = arrange(found, by)
-    histories = {run.id: store.rounds(run, metrics) for group in arranged for run in group.runs}
-    groups = [with_estimates(group, histories, metrics) for group in arranged]
+    metrics = chosen(options.metrics, found)
+    groups, histories = grouped(store, found, by, metrics)
     older = len(found) - len(histories)
     if older:
         say(f"left out {older} older {'run' if older == 1 else 'runs'}: a newer one has the same settings and seed")
@@ -100,6 +98,15 @@ def compare(options: Options) -> str:
     return texts[printed]
 
 
+def grouped(
+    store: Files, runs: Sequence[FinishedRun], by: Sequence[str], metrics: Sequence[str]
+) -> tuple[list[RunGroup], Histories]:
+    """The rows of a table, with their estimates, and the rounds of their runs."""
+    arranged = arrange(runs, by)
+    histories = {run.id: store.rounds(run, metrics) for group in arranged for run in group.runs}
+    return [with_estimates(group, histories, metrics) for group in arranged], histories
+
+
 def _formats(options: Options) -> list[str]:
     formats = listed("format", options.format)
     for name in formats:
@@ -108,10 +115,11 @@ def _formats(options: Options) -> list[str]:
     return formats
 
 
-def _metrics(options: Options, runs: Sequence[FinishedRun]) -> list[str]:
-    metrics = listed("metrics", options.metrics)
+def chosen(text: str, runs: Sequence[FinishedRun]) -> list[str]:
+    """The metrics that a text lists, of the default those that some run has; raises FedRayError for unknown ones."""
+    metrics = listed("metrics", text)
     known = sorted({name for run in runs for name in measurable(run)})
-    if options.metrics == METRICS:  # a method without personal models can be compared too
+    if text == METRICS:  # a method without personal models can be compared too
         metrics = [name for name in metrics if name in known] or metrics
     for name in metrics:
         if name not in known:
@@ -129,28 +137,28 @@ def _make_folder(output: Path) -> None:
 
 
 def _draw(
-    folder: Path, store: RunStore, groups: Sequence[RunGroup], histories: Histories, by: Sequence[str]
+    folder: Path, store: Files, groups: Sequence[RunGroup], histories: Histories, by: Sequence[str]
 ) -> dict[str, list[Path]]:
     """The figures of each block of groups, by the block's title."""
     pictures = {}
-    for title, block in _blocks(groups).items():
-        series = [_series(store, group, histories, group.name(by)) for group in block]
+    for title, block in blocks(groups).items():
+        rows = [series(store, group, histories, group.name(by)) for group in block]
         if len(block) > figures.ROWS_MAX:
             say(f"{title}: the figures show the first {figures.ROWS_MAX} of {len(block)} rows")
-        pictures[title] = figures.draw(folder, re.sub(r"[^\w.]+", "-", title), series)
+        pictures[title] = figures.draw(folder, re.sub(r"[^\w.]+", "-", title), rows)
     return pictures
 
 
-def _blocks(groups: Sequence[RunGroup]) -> dict[str, list[RunGroup]]:
+def blocks(groups: Sequence[RunGroup]) -> dict[str, list[RunGroup]]:
     """The groups by the data that they were measured on.
 
     A title is the dataset and its size, followed by the settings that distinguish it from other blocks of the same
     dataset and size.
     """
-    blocks = [list(members) for _, members in itertools.groupby(groups, key=lambda group: group.block)]
-    details = [dict(block[0].block) for block in blocks]
+    found = [list(members) for _, members in itertools.groupby(groups, key=lambda group: group.block)]
+    details = [dict(block[0].block) for block in found]
     titles = {}
-    for block, data in zip(blocks, details, strict=True):
+    for block, data in zip(found, details, strict=True):
         alike = [other for other in details if all(other.get(key) == data.get(key) for key in DATA)]
         differing = [key for key in data if len({other.get(key) for other in alike}) > 1]
         words = [Path(data.get("data.name", "data")).stem, data.get("data.size", "")]
@@ -159,7 +167,7 @@ def _blocks(groups: Sequence[RunGroup]) -> dict[str, list[RunGroup]]:
     return titles
 
 
-def _series(store: RunStore, group: RunGroup, histories: Histories, name: str) -> Series:
+def series(store: Files, group: RunGroup, histories: Histories, name: str) -> Series:
     clients = [store.csv_rows(run, "clients.csv") for run in group.runs]
     missing = sum(not rows for rows in clients)
     if missing:

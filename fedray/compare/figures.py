@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +16,7 @@ from fedray.compare.runs import DOWN, SECONDS, UP
 from fedray.federate import report
 from fedray.running import client_figures, uncertainty_figures
 from fedray.running.client_figures import DeviationCurve
-from fedray.running.figure_style import PALETTE, Rows, add_legend, canvas, column, jitter, save
+from fedray.running.figure_style import PALETTE, Builders, Rows, add_legend, canvas, column, jitter, save_all
 from fedray.running.figures import Average, draw_reliability
 
 if TYPE_CHECKING:
@@ -69,20 +70,21 @@ class Curve(NamedTuple):
 
 def draw(folder: Path, suffix: str, series: Sequence[Series]) -> list[Path]:
     """Write every figure that has data to figures/<kind>-<suffix>.png below a folder; at most ROWS_MAX rows."""
+    return save_all(folder, {f"{name}-{suffix}": build for name, build in builders(series).items()})
+
+
+def builders(series: Sequence[Series]) -> Builders:
+    """What draws each figure of some rows, by its name; at most ROWS_MAX rows."""
     shown = _shown(series)
-    paths = [
-        save(folder, f"accuracy-{suffix}.png", lambda: accuracy_figure(shown)),
-        save(folder, f"clients-{suffix}.png", lambda: clients_figure(shown)),
-        save(folder, f"loss_deviation-{suffix}.png", lambda: deviation_figure(shown)),
-    ]
-    for kind in report.NAMES:
-        paths.append(
-            save(folder, f"reliability-{kind}-{suffix}.png", lambda kind=kind: reliability_figure(shown, kind))
-        )
-    for kind in report.KINDS:
-        for name, build in UNCERTAINTY.items():
-            paths.append(save(folder, f"{name}-{kind}-{suffix}.png", lambda kind=kind, build=build: build(shown, kind)))
-    return [path for path in paths if path]
+    built = {
+        "accuracy": lambda: accuracy_figure(shown),
+        "clients": lambda: clients_figure(shown),
+        "loss_deviation": lambda: deviation_figure(shown),
+    }
+    built |= {f"reliability-{kind}": partial(reliability_figure, shown, kind) for kind in report.NAMES}
+    return built | {
+        f"{name}-{kind}": partial(build, shown, kind) for kind in report.KINDS for name, build in UNCERTAINTY.items()
+    }
 
 
 def _shown(series: Sequence[Series]) -> list[Series]:

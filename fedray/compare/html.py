@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
+from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,6 +51,23 @@ def page(
     ``figures`` are by the title of their section; ``facts`` say what was compared. Every value is escaped: the names
     of runs and tags may come from anybody.
     """
+    return _template("report.html.jinja").render(
+        tables=written,
+        captioned=True,
+        groups=groups,
+        sections={title: [_picture(path) for path in paths] for title, paths in figures.items() if paths},
+        facts=facts,
+        made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+    )
+
+
+def fragment(table: Table) -> str:
+    """The table by itself, for a notebook."""
+    shown = _template("table.html.jinja").render(table=table, captioned=False)
+    return f'<div>{shown}<div style="opacity: 0.7">{escape(table.caption)}</div></div>'
+
+
+def _template(name: str) -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -58,13 +76,7 @@ def page(
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    return environment.get_template("report.html.jinja").render(
-        tables=written,
-        groups=groups,
-        sections={title: [_picture(path) for path in paths] for title, paths in figures.items() if paths},
-        facts=facts,
-        made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-    )
+    return environment.get_template(name)
 
 
 def _picture(path: Path) -> Picture:

@@ -7,7 +7,7 @@ import csv
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from fedray.federate import report
 from fedray.federate.tasks import TASKS
@@ -39,6 +39,18 @@ class FinishedRun(NamedTuple):
     def value(self, key: str) -> str | None:
         """A setting, or the tag of that name; None if the run has neither."""
         return self.settings.get(key, self.tags.get(key))
+
+
+class Files(Protocol):
+    """What a comparison reads of finished runs."""
+
+    def rounds(self, run: FinishedRun, metrics: Iterable[str]) -> list[dict[str, float]]:
+        """One row per round: the given metrics and those that every comparison needs."""
+        ...
+
+    def csv_rows(self, run: FinishedRun, name: str) -> list[dict[str, str]]:
+        """The rows of a CSV file of the run's result; empty if there is none."""
+        ...
 
 
 class RunStore:

@@ -91,8 +91,8 @@ class Execution:
     ood: str = ""
     """Another dataset of the same shape, such as fashion_mnist for mnist, whose examples the models should find
     strange (`uncertainty`)."""
-    figures: Literal["png", "pdf", "svg"] = "png"
-    """Format of the figures: png; pdf or svg, which stay sharp in print, are written beside it."""
+    figures: Literal["png", "pdf", "svg", "none"] = "png"
+    """Format of the figures: png; pdf or svg, which stay sharp in print, are written beside it; none draws nothing."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 

@@ -26,11 +26,21 @@ from fedray.types import FedRayError, require, suggestion
 
 def record(name: str) -> DatasetRecord:
     """The record of a dataset's name, or of a file's format; raises FedRayError with the names that are known."""
-    return registry.datasets()[record_name(name)]
+    return _GIVEN if name == own.GIVEN else registry.datasets()[record_name(name)]
+
+
+def _not_here(cfg: DataConfig, classes: int | None) -> Dataset:
+    """Refuse to load examples that no file holds."""
+    raise FedRayError("the examples of this run were given from Python and are in no file; give them again")
+
+
+_GIVEN = DatasetRecord("examples that the caller gives from Python", _not_here, protocols={"natural": own.OWNED})
 
 
 def record_name(name: str) -> str:
     """The name of a dataset, or of the format of a file; raises as :func:`record`."""
+    if name == own.GIVEN:
+        return name
     table = registry.datasets()
     family, _, table_name = name.partition("-")
     if family in table and table_name in table[family].tables:

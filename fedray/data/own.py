@@ -6,10 +6,11 @@ Every function raises ValueError that says what is wrong with the data; who know
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedray.data import text
 from fedray.data.readers import Dataset, checked_dataset, checked_targets
@@ -20,6 +21,7 @@ from fedray.types import FedRayError
 TARGETS = ("y", "label", "labels", "target", "class")  # columns that may hold the target; the first that is there does
 CLIENT = "client"  # the column that says whose an example is
 OWNED = Protocol(clients=None, clients_per_round=None, network="auto")  # every owner is a client
+GIVEN = "given"  # the dataset's name where the examples come from Python
 CHANNELS = (1, 3, 4)  # grey; red, green and blue; and with opacity
 PIXEL = 255
 EXACT = 2**53  # whole numbers below it are exact as float64
@@ -86,19 +88,51 @@ def from_hugging_face(dataset: Any, classes: int | None = None) -> Dataset:
     )
 
 
+def from_torch(dataset: Any) -> Dataset:
+    """The examples of a ``torch.utils.data.Dataset`` with a length, whose items are pairs x, y."""
+    try:
+        items = [dataset[k] for k in range(len(dataset))]
+    except (TypeError, NotImplementedError):
+        raise ValueError("this torch Dataset has no length or no items; give one that is indexed from 0") from None
+    if not items or not all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
+        raise ValueError("the items of this torch Dataset are not pairs (x, y) of an input and its target")
+    inputs, targets = zip(*items, strict=True)
+    return from_arrays(_of_rows("x", np.fromiter(inputs, object, len(items))), np.asarray(targets))
+
+
 def given(dataset: Any) -> Dataset:
-    """The caller's own examples: a Dataset, a pandas DataFrame, or a Dataset of Hugging Face.
+    """The caller's own examples: arrays (x, y) or (x, y, client) as in :func:`from_arrays`, a pandas DataFrame, a
+    Dataset of Hugging Face or of PyTorch, or one of ours.
 
     Raises FedRayError for anything else, and where they do not fit together.
     """
-    kinds = {"DataFrame": from_frame, "Dataset": from_hugging_face}
-    read = kinds.get(type(dataset).__name__)
-    if read is None or isinstance(dataset, Dataset):
+    if isinstance(dataset, Dataset):
         return checked_dataset(dataset)
+    kinds: dict[str, Callable[[Any], Dataset]] = {"DataFrame": from_frame, "Dataset": from_hugging_face}
+    read = kinds.get(type(dataset).__name__)
+    if isinstance(dataset, torch.utils.data.Dataset):
+        read = from_torch
+    elif type(dataset) is tuple and len(dataset) in (2, 3):
+        read = _from_tuple
+    if read is None:
+        return checked_dataset(dataset)  # pyright: ignore[reportArgumentType]
     try:
         return read(dataset)
     except ValueError as error:
         raise FedRayError(f"dataset: {error}") from None
+
+
+def _from_tuple(arrays: Any) -> Dataset:
+    found = {name: _array(name, values) for name, values in zip(("x", "y", CLIENT), arrays, strict=False)}
+    return from_arrays(found["x"], found["y"], found.get(CLIENT))
+
+
+def _array(name: str, values: Any) -> np.ndarray:
+    try:
+        return np.asarray(values)
+    except (ValueError, RuntimeError, TypeError):  # rows of different lengths, a tensor on a GPU or with a gradient
+        remedy = "give a NumPy array, a tensor on the CPU, or lists of one length"
+        raise ValueError(f"{name} is no array; {remedy}") from None
 
 
 def channels_first(x: Any) -> Any:

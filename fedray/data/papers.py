@@ -7,13 +7,13 @@ import numpy as np
 from fedray import registry
 from fedray.config import DataConfig, Experiment, override
 from fedray.data import loading
+from fedray.data.own import GIVEN
 from fedray.data.partition import Partition
 from fedray.data.readers import Dataset
 from fedray.data.records import DealSettings, PartitionRecord, Protocol
 from fedray.types import require
 
 UNKNOWN = 1000  # examples of a shard whose size no table gives
-GIVEN = "given"  # the partition of a caller who deals the examples herself
 
 
 def partition_name(cfg: DataConfig) -> str:
@@ -37,7 +37,7 @@ def protocol(cfg: DataConfig) -> Protocol:
     """
     dataset = loading.record(cfg.name)
     name = partition_name(cfg)
-    if name == GIVEN:
+    if name == GIVEN:  # of a caller who deals the examples herself
         return dataset.protocol
     return dataset.protocols.get(name) or partition_record(cfg).protocol or dataset.protocol
 
@@ -69,7 +69,7 @@ def _labels(cfg: DataConfig, own: Protocol) -> int | None:
     record = loading.record(cfg.name)
     classes = cfg.classes or record.classes
     if classes is None:
-        return None if record.suffixes else own.labels
+        return None if record.suffixes or cfg.name == GIVEN else own.labels
     return min(own.labels, classes)
 
 

@@ -115,7 +115,8 @@ def checked_targets(values: Any, count: int) -> np.ndarray:
 def checked_dataset(dataset: Dataset) -> Dataset:
     """The caller's own examples, labels as int64; raises FedRayError where they do not fit together."""
     remedy = (
-        "give a fedray.data.readers.Dataset(x [N, ...], y [N], classes, scaling), a DataFrame or a datasets.Dataset"
+        "give arrays (x [N, ...], y [N]), a DataFrame, a Dataset of PyTorch or Hugging Face, or one of "
+        "fedray.data.readers"
     )
     if not isinstance(dataset, Dataset):
         raise FedRayError(f"dataset={type(dataset).__name__}: is not a Dataset; {remedy}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -12,10 +13,10 @@ from fedray.arrays import trees
 from fedray.federate import metrics
 from fedray.federate.block import Block
 from fedray.federate.failures import stage
-from fedray.federate.messages import EvalReply, Spotlight, Validation
+from fedray.federate.messages import EvalReply, OwnMeasures, Spotlight, Validation
 from fedray.federate.plan import Plan
+from fedray.types import FedRayError, Stats, first_line
 from fedray.types import Predict as PredictFunction
-from fedray.types import Stats
 
 ROWS = 1000  # test examples predicted at a time
 SPOTLIGHT_DRAWS = 100  # posterior draws of the uncertainty figure
@@ -44,6 +45,7 @@ def evaluate(block: Block, round_number: int, view: Any, spotlight: bool) -> Eva
     samples = plan.cfg.predict_samples
     tested: list[Sums] = []
     validated: list[Sums] = []
+    measured: list[list[list[float]]] = []  # [K, 2, Q]
     looks = []
     everyone = global_predictor(block, round_number, view)
     for k, i in enumerate(block.ids):
@@ -61,12 +63,14 @@ def evaluate(block: Block, round_number: int, view: Any, spotlight: bool) -> Eva
             tested.append((sums(plan, own, test), sums(plan, everyone, test)))
             if validation is not None:
                 validated.append((sums(plan, own, validation), sums(plan, everyone, validation)))
+        if plan.own_metrics:
+            measured.append([_own_measures(plan, i, predict, test) for predict in (own, everyone)])
     ids, seen = (tuple(i for i in block.ids if i in some) for some in (asked, shown))
     look = Spotlight(round_number, seen, *map(torch.stack, zip(*looks, strict=True))) if looks else None
     personal, overall = _stacked(tested)
-    return EvalReply(
-        round_number, ids, personal, overall, look, Validation(*_stacked(validated)) if validated else None
-    )
+    held = Validation(*_stacked(validated)) if validated else None
+    found = OwnMeasures(tuple(plan.own_metrics), torch.tensor(measured, dtype=torch.float64)) if measured else None
+    return EvalReply(round_number, ids, personal, overall, look, held, found)
 
 
 def personal_model(block: Block, k: int, round_number: int, view: Any) -> Any:
@@ -121,6 +125,29 @@ def sums(plan: Plan, predict: Predict | None, examples: Examples) -> Stats | Non
         return None
     parts = [plan.measure(predict.rows(x), y, predict.shares) for x, y in pieces(examples)]
     return metrics.pooled(trees.stack(parts))
+
+
+def _own_measures(plan: Plan, client: int, predict: Predict | None, examples: Examples) -> list[float]:
+    """What the caller's metrics [Q] say of a model's probabilities; NaN where there is no model.
+
+    Raises FedRayError, which names the metric, for one that raises or returns anything else than a number.
+    """
+    if predict is None:
+        return [math.nan] * len(plan.own_metrics)
+    parts = [metrics.log_average(predict.rows(x).double(), predict.shares).exp() for x, _ in pieces(examples)]
+    p = torch.cat(parts)
+    probs, y = (p / p.sum(-1, keepdim=True)).cpu().numpy(), examples[1].cpu().numpy()  # float32 sums to nearly 1
+    found = []
+    for name, metric in plan.own_metrics.items():
+        try:
+            found.append(float(metric(probs, y)))
+        except Exception as error:  # whatever the caller's function raises
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            raise FedRayError(
+                f"metrics[{name!r}] failed at client {client} ({reason}); it is called with probabilities "
+                f"{list(probs.shape)} and labels {list(y.shape)}, and returns a number"
+            ) from error
+    return found
 
 
 def _stacked(clients: Sequence[Sums]) -> Sums:

@@ -26,7 +26,7 @@ from fedray.federate.device.static_round import Draws, StaticRound
 from fedray.federate.failures import no_graph, stage
 from fedray.federate.messages import Failure
 from fedray.federate.plan import Plan
-from fedray.nets.model import linear
+from fedray.nets.model import linear, own_module
 from fedray.types import Batch, require
 
 BACKENDS = ("auto", "loop", "vmap", "graph", "compiled")
@@ -66,6 +66,8 @@ class LocalRounds:
         self._compiled = load(given, plan) if isinstance(given, Package) and not gpu else None
         named = given if isinstance(given, str) and (gpu or given != "compiled") else "auto"  # without one that fits
         small = longest <= (SMALL if linear(plan.model) else SMALL_CONVOLUTIONAL)
+        # Stacked, products of a caller's module may round otherwise: results would depend on how clients are packed.
+        small = small and own_module(plan.model) is None
         best = "graph" if gpu else "vmap" if small else "loop"
         self.backend = "compiled" if self._compiled else best if named == "auto" else named
         self._static = self.backend == "graph" or (gpu and self.backend == "compiled")

@@ -58,6 +58,13 @@ class Validation(NamedTuple):
     novel: Stats | None = None  # of the clients that were held out
 
 
+class OwnMeasures(NamedTuple):
+    """What the caller's own metrics say of every client's models."""
+
+    names: tuple[str, ...]  # Q metrics
+    values: Tensor  # [K, 2, Q] of the personal and of the global model; NaN: there is no such model
+
+
 class EvalReply(NamedTuple):
     """Evaluation sums of the clients hosted by one process; ratios are taken once, at the end."""
 
@@ -67,6 +74,7 @@ class EvalReply(NamedTuple):
     global_: Stats | None  # [K, ...] the global model on each client's own test shard
     spotlight: Spotlight | None
     validation: Validation | None = None  # None: no examples are held out for it
+    own: OwnMeasures | None = None  # None: the caller has no metrics
 
 
 class ClassLosses(NamedTuple):
@@ -114,6 +122,7 @@ class RoundMetrics(NamedTuple):
     evaluated: tuple[int, ...] = ()  # members and newcomers, ascending
     machines: Mapping[str, int] = {}  # clients on each, by its name; none in a single process
     moves: tuple[Move, ...] = ()  # of clients between machines, before the round
+    own: OwnMeasures | None = None  # rows are those of the evaluated members; None: not evaluated, or no own metrics
 
 
 class File(NamedTuple):

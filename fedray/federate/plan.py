@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,6 +45,8 @@ class Plan(NamedTuple):
     names: Names = Names()  # of the classes and clients; empty where they have numbers only
     notes: tuple[str, ...] = ()  # how a file of the user's own was read
     plug_ins: tuple[str, ...] = ()  # modules that a process must import to know the names in cfg
+    # By name, of probabilities [n, C] and labels [n] of a client's test examples; they are averaged over clients.
+    own_metrics: Mapping[str, Callable[[np.ndarray, np.ndarray], float]] = {}
 
     @property
     def clients(self) -> int:
@@ -296,14 +298,14 @@ def make_plan(
     cfg: Experiment,
     dataset: Any = None,
     partition: Partition | None = None,
-    layers: nn.Sequential | None = None,
+    layers: nn.Module | None = None,
     density: Density | None = None,
 ) -> Plan:
     """Check an experiment and fix its partition and network.
 
-    A given ``dataset`` (a Dataset, a pandas DataFrame or a Dataset of Hugging Face), ``partition``, chain of ``layers``
-    or ``density`` of the targets takes the place of the one that the experiment names, in every process. Real targets
-    are standardised unless the dataset says by what to scale.
+    A given ``dataset`` (whatever :func:`fedray.data.own.given` takes), ``partition``, network of ``layers`` (an
+    nn.Module) or ``density`` of the targets takes the place of the one that the experiment names, in every process.
+    Real targets are standardised unless the dataset says by what to scale.
 
     Raises FedRayError for anything that could not run: an unknown dataset or policy, a split that is too large,
     unreadable files, a policy whose score the algorithm does not offer.

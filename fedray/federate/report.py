@@ -7,12 +7,14 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from fedray import registry
 from fedray.data import papers
 from fedray.federate import metrics
 from fedray.federate.messages import RoundMetrics, Validation
 from fedray.federate.plan import Plan
-from fedray.federate.tasks import TASKS, task_of
+from fedray.federate.tasks import TASKS, Shown, task_of
 from fedray.federate.uncertainty import summary as uncertain
 from fedray.types import LEVELS, EvalStats, RegressionStats, Stats, one_draw
 
@@ -33,6 +35,7 @@ def measures(played: RoundMetrics) -> dict[str, float]:
     for kind, stats in (*_kinds(played), *_validated(played)):
         if stats is not None:
             values |= {f"{kind}/{name}": value for name, value in task_of(stats).measure(stats).items()}
+    values |= {f"{kind}/{name}": float(column.nanmean()) for kind, name, column in _own(played)}
     values |= {f"train/{name}": value for name, value in played.train.items()}
     values |= {f"selection/{name}": value for name, value in played.selection.items()}
     values |= {f"time/{name}_seconds": value for name, value in played.seconds.items()}
@@ -52,6 +55,7 @@ def client_rows(played: RoundMetrics, plan: Plan) -> Iterator[dict[str, Any]]:
     found = [(kind, stats) for kind, stats in (*_kinds(played), *_validated(played)) if stats is not None]
     names = {kind: [f"{kind.replace('/', '_')}_{name}" for name in task_of(stats).ratios] for kind, stats in found}
     places = {kind: {i: k for k, i in enumerate(_concerned(kind, played, plan))} for kind, _ in found}
+    measured = list(_own(played))
     for i in range(plan.clients):
         row: dict[str, Any] = {"client": i} | ({"name": plan.names.users[i]} if plan.names.users else {})
         row |= {name: len(shards[i]) for name, shards in sizes.items()}
@@ -59,6 +63,8 @@ def client_rows(played: RoundMetrics, plan: Plan) -> Iterator[dict[str, Any]]:
             k = places[kind].get(i)
             own = [""] * len(names[kind]) if k is None else task_of(stats).of_client(stats, k)
             row |= zip(names[kind], own, strict=True)
+        k = places["personal" if "personal" in places else "global"].get(i) if measured else None
+        row |= {f"{kind}_{name}": "" if k is None else float(column[k]) for kind, name, column in measured}
         yield row
 
 
@@ -105,6 +111,15 @@ def _bins(stats: EvalStats) -> list[dict[str, Any]]:
 
 def _kinds(played: RoundMetrics) -> tuple[tuple[str, Stats | None], ...]:
     return ("personal", played.personal), ("global", played.global_), (NOVEL, played.novel)
+
+
+def _own(played: RoundMetrics) -> Iterator[tuple[str, str, Tensor]]:
+    """(kind of model, name, values [K]) of the caller's own metrics."""
+    if played.own is not None:
+        for kind, table in zip(KINDS, played.own.values.unbind(1), strict=True):
+            for name, column in zip(played.own.names, table.unbind(1), strict=True):
+                if not column.isnan().all():  # of a model that the method lacks
+                    yield kind, name, column
 
 
 def _validated(played: RoundMetrics) -> tuple[tuple[str, Stats | None], ...]:
@@ -186,7 +201,8 @@ def stability(rows: Sequence[Mapping[str, float]], kind: str) -> float | None:
 def _average(plan: Plan, kind: str, rows: Sequence[Mapping[str, float]]) -> dict[str, float | None] | None:
     if not rows or f"{kind}/{plan.task.headline}" not in rows[0]:
         return None
-    return {name: mean(rows, f"{kind}/{name}") for name in plan.task.measures}
+    own = [name for name in plan.own_metrics if f"{kind}/{name}" in rows[0]]
+    return {name: mean(rows, f"{kind}/{name}") for name in (*plan.task.measures, *own)}
 
 
 def mean(rows: Sequence[Mapping[str, float]], name: str) -> float:
@@ -254,23 +270,36 @@ def table(plan: Plan, summary: Mapping[str, Any], seconds: float) -> Any:
     from rich.table import Table
 
     title = f"{summary['algorithm']} on {plan.cfg.data.name}: {len(plan.members)} clients, {summary['rounds']} rounds"
-    view = Table(title=title, caption=_caption(summary, seconds), title_justify="left", caption_justify="left")
+    view = Table(title=title, caption=caption(summary, seconds), title_justify="left", caption_justify="left")
     view.add_column("")
     kinds = [kind for kind in NAMES if summary.get(kind) is not None]
     for kind in kinds:
         view.add_column(NAMES[kind], justify="right")
-    for name, label, scale, digits in plan.task.shown:
-        view.add_row(label, *(f"{summary[kind][name] * scale:.{digits}f}" for kind in kinds))
-    if "uncertainty" in summary:
-        for name, label, scale, digits in uncertain.SHOWN:
-            found = [(summary["uncertainty"].get(kind) or {}).get(name) for kind in kinds]
-            if any(x is not None for x in found):
-                view.add_row(label, *("" if x is None else f"{x * scale:.{digits}f}" for x in found))
-    if VALIDATION in summary:
-        held = [summary[VALIDATION].get(kind) for kind in kinds]
-        name, label, scale, digits = plan.task.shown[0]
-        view.add_row(f"{label}, validation", *("" if x is None else f"{x[name] * scale:.{digits}f}" for x in held))
+    for label, cells in table_rows(plan, summary, kinds):
+        view.add_row(label, *cells)
     return view
+
+
+def table_rows(plan: Plan, summary: Mapping[str, Any], kinds: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """(label, one cell for each kind of model) of every row of the table."""
+    of_models = [summary[kind] for kind in kinds]
+    for shown in plan.task.shown:
+        yield shown.label, _cells(of_models, shown)
+    for name in plan.own_metrics:
+        yield f"{name} (mean of clients)", _cells(of_models, Shown(name, name, 1, 4))
+    if "uncertainty" in summary:
+        for shown in uncertain.SHOWN:
+            found = _cells([summary["uncertainty"].get(kind) for kind in kinds], shown)
+            if any(found):
+                yield shown.label, found
+    if VALIDATION in summary:
+        shown = plan.task.shown[0]
+        yield f"{shown.label}, validation", _cells([summary[VALIDATION].get(kind) for kind in kinds], shown)
+
+
+def _cells(models: Sequence[Mapping[str, float] | None], shown: Shown) -> list[str]:
+    values = [(model or {}).get(shown.name) for model in models]
+    return ["" if value is None else f"{value * shown.scale:.{shown.digits}f}" for value in values]
 
 
 def _marked(summary: Mapping[str, Any]) -> str:
@@ -285,7 +314,8 @@ def _after(summary: Mapping[str, Any]) -> str:
     return f"from {first} on: the models after round {summary['rounds']}\n" if "uncertainty" in summary else ""
 
 
-def _caption(summary: Mapping[str, Any], seconds: float) -> str:
+def caption(summary: Mapping[str, Any], seconds: float) -> str:
+    """What the numbers of a run mean, and what it cost, in lines."""
     up, down = (summary[f"bytes_{way}"] / 1e6 for way in ("up", "down"))
     return (
         f"{summary['protocol']['rounds']}; {summary['protocol']['prediction']}\n"

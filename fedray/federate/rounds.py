@@ -17,6 +17,7 @@ from fedray.federate.messages import (
     Cohort,
     EvalReply,
     Failure,
+    OwnMeasures,
     RoundMetrics,
     Spotlight,
     TrainReply,
@@ -137,6 +138,7 @@ def _federate(plan: Plan, state: State, cohort: Cohort, policy: FailurePolicy) -
         spotlights=spotlights,
         failures=trained.failures,
         selection=_scalars(selection),
+        own=_gather_own(evals),
     )
     return State(round_number, server, selection, state.rows, state.spotlights + spotlights), metrics
 
@@ -270,6 +272,11 @@ def _scalars(selection: Any) -> Mapping[str, float]:
 def _gather_stats(parts: Sequence[Stats | None]) -> Stats | None:
     there = [part for part in parts if part is not None]
     return trees.concatenate(there) if there else None
+
+
+def _gather_own(evals: Sequence[EvalReply]) -> OwnMeasures | None:
+    found = [reply.own for reply in evals if reply.own is not None]
+    return OwnMeasures(found[0].names, torch.cat([own.values for own in found])) if found else None
 
 
 def _gather_validation(evals: Sequence[EvalReply]) -> Validation | None:

@@ -52,7 +52,7 @@ def _leaks(model: Model) -> list[float | None] | None:
     padding by which the first class's logit is 0.
     """
     first, *chain = model.layers
-    if isinstance(chain[-1], nn.ConstantPad1d) and chain[-1].padding == (1, 0) and chain[-1].value == 0:
+    if chain and isinstance(chain[-1], nn.ConstantPad1d) and chain[-1].padding == (1, 0) and chain[-1].value == 0:
         chain.pop()
     linear, between = chain[::2], chain[1::2]
     if type(first) is not nn.Flatten or len(chain) % 2 == 0 or any(type(layer) is not nn.Linear for layer in linear):

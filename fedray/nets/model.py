@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from fedray.arrays.rng import Stream
 from fedray.nets.bilstm import BiLSTM, bilstm
 from fedray.nets.densities import CATEGORICAL, Density
+from fedray.nets.own import OwnModule
 from fedray.types import FedRayError
 
 FLOAT_BYTES = 4
 ALIGN = 64
-PARAMETRIC = nn.Linear | nn.Conv2d | BiLSTM
+PARAMETRIC = nn.Linear | nn.Conv2d | BiLSTM | OwnModule
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class Model:
     """A network whose parameters are one vector theta [P].
 
     ``layers`` is a chain of nn.Linear, nn.Conv2d, BiLSTM and modules without parameters or buffers; chains in the chain
-    are unpacked. The modules only describe the computation, their own weights are never used. Linear weights are stored
+    are unpacked. The modules only describe the computation, their own weights are never used. An OwnModule, a caller's
+    module of any make, is a chain by itself. Linear weights are stored
     [in, out] (x @ W + b), which is also what makes a product of one client bitwise equal to its row of a stacked
     product. Raises FedRayError, naming the layer, for any other layer, and where the chain does not map the inputs to
     the classes.
@@ -63,15 +65,19 @@ class Model:
                 name = f"layer{len(slices) + 1}"
                 own = _shapes(name, layer)
                 stop = start + sum(map(math.prod, own))
-                if len(own) == 2:
+                if len(own) == 2 and not isinstance(layer, OwnModule):
                     tensors[f"{name}.weight"] = slice(start, stop - own[1][0])
                     tensors[f"{name}.bias"] = slice(stop - own[1][0], stop)
                 slices[name] = slice(start, stop)
+                if isinstance(layer, OwnModule):
+                    parts = layer.slices(start)
+                    tensors |= {path: part for path, part in parts.items() if path in layer.names}
+                    slices |= {path: part for path, part in parts.items() if path not in tensors}
                 start = stop
                 shapes += own
         if not slices:
             raise FedRayError(f"network {self.layers}: has no parameters to learn; add an nn.Linear")
-        head = list(slices)[-1]
+        head = "head" if "head" in slices else list(slices)[-1]  # a caller's module has one
         tensors |= {
             f"head.{kind}": tensors[f"{head}.{kind}"] for kind in ("weight", "bias") if f"{head}.bias" in tensors
         }
@@ -110,7 +116,9 @@ class Model:
                 f"network: maps an input of shape {list(self.input_shape)} to {list(x.shape[1:])}, not to the "
                 f"{self.classes} outputs that the targets need; mend its last layer"
             )
-        covered = self.density.noise == 0 and not any(isinstance(layer, BiLSTM) for layer in self.layers)
+        if (own := own_module(self)) is not None:
+            own.check_stacking(torch.zeros(2, *self.input_shape))
+        covered = self.density.noise == 0 and not any(isinstance(layer, BiLSTM | OwnModule) for layer in self.layers)
         return total if covered else 0
 
     def split(self, theta: Tensor) -> tuple[Tensor, ...]:
@@ -140,6 +148,8 @@ class Model:
 
     def features(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
         """What the head is given for inputs x [B, ...], under the layers' weights and biases."""
+        if own_module(self) is not None:
+            raise FedRayError("network: your module does not say what its head is given; give an nn.Sequential")
         weights = iter(parts)
         head = max(place for place, layer in enumerate(self.layers) if isinstance(layer, PARAMETRIC))
         for layer in self.layers[:head]:
@@ -154,10 +164,10 @@ class Model:
         """Logits [B, C] by local reparameterization: each pre-activation a ~ N(x μ, x² σ²) is drawn by itself.
 
         noise [B, activations] is standard normal. Kingma, Salimans and Welling 2015, eq. 6. Raises FedRayError for an
-        LSTM, whose weights act many times on what they have made.
+        LSTM, whose weights act many times on what they have made, and for a caller's module, which may do the same.
         """
         if self.activations == 0:
-            raise FedRayError("local reparameterization: not for LSTMs, nor for a noise; draw the weights instead")
+            raise FedRayError("local reparameterization: not for LSTMs, own modules or noise; draw the weights instead")
         means = iter(mu)
         variances = (sd.square() for sd in sigma)
         start = 0
@@ -173,10 +183,15 @@ class Model:
         return x
 
     def init(self, rng: Stream) -> Tensor:
-        """theta [P] with PyTorch's default: weights and biases uniform in ±1/√fan_in, or ±1/√H of an LSTM."""
+        """theta [P] with PyTorch's default: weights and biases uniform in ±1/√fan_in, or ±1/√H of an LSTM.
+
+        A caller's module draws them as its layers' ``reset_parameters`` do.
+        """
         parts = []
         for layer in self.layers:
-            if isinstance(layer, PARAMETRIC):
+            if isinstance(layer, OwnModule):
+                parts += layer.draw(rng)
+            elif isinstance(layer, PARAMETRIC):
                 own = _shapes("", layer)
                 fan_in = layer.hidden if isinstance(layer, BiLSTM) else math.prod(own[0]) // own[1][0]
                 parts += [(2 * rng.uniform(shape) - 1) * (1 / math.sqrt(fan_in)) for shape in own]
@@ -214,6 +229,28 @@ class Model:
         return torch.cat([theta[: self.size], theta.new_zeros(self.padded - self.size)])
 
 
+def is_chain(layers: nn.Module) -> bool:
+    """Whether a caller's network is a chain in which every layer with parameters is one that a model knows."""
+    if type(layers) is not nn.Sequential:
+        return False
+    return all(_known(layer) or not any(True for _ in layer.parameters()) for layer in _unpacked(layers))
+
+
+def _known(layer: nn.Module) -> bool:
+    """Whether a layer is computed here: a linear one or a convolution with a bias and nothing special."""
+    if type(layer) is nn.Linear:
+        return layer.bias is not None
+    if type(layer) is nn.Conv2d:
+        ungrouped = layer.groups == 1 and set(layer.dilation) == {1} and layer.padding_mode == "zeros"
+        return layer.bias is not None and ungrouped
+    return type(layer) is BiLSTM
+
+
+def own_module(model: Model) -> OwnModule | None:
+    """The caller's module, where the network is one."""
+    return next((layer for layer in model.layers if isinstance(layer, OwnModule)), None)
+
+
 def linear(model: Model) -> bool:
     """Whether all layers with parameters are fully connected."""
     return all(isinstance(layer, nn.Linear) for layer in model.layers if isinstance(layer, PARAMETRIC))
@@ -247,7 +284,7 @@ def _check(place: int, layer: nn.Module) -> None:
     """Raise FedRayError for a layer whose parameters, state or randomness would be lost without a word."""
     what = f"network: layer {place} ({type(layer).__name__})"
     known = "nn.Linear, nn.Conv2d, BiLSTM and modules without parameters or buffers"
-    if type(layer) in (nn.Linear, nn.Conv2d, BiLSTM):
+    if type(layer) in (nn.Linear, nn.Conv2d, BiLSTM, OwnModule):
         return  # a subclass may compute something else
     held = [name for name, _ in (*layer.named_parameters(), *layer.named_buffers())]
     if held or isinstance(layer, PARAMETRIC):
@@ -259,13 +296,10 @@ def _check(place: int, layer: nn.Module) -> None:
 
 def _shapes(name: str, layer: nn.Module) -> tuple[tuple[int, ...], ...]:
     """The shapes of a layer's parameters: weight and bias; of an LSTM, those for inputs, then those for states."""
-    if isinstance(layer, BiLSTM):
+    if isinstance(layer, BiLSTM | OwnModule):
         return layer.shapes
     assert isinstance(layer, nn.Linear | nn.Conv2d)
-    plain = not isinstance(layer, nn.Conv2d) or (
-        layer.groups == 1 and set(layer.dilation) == {1} and layer.padding_mode == "zeros"
-    )
-    if layer.bias is None or not plain:
+    if not _known(layer):
         reason = "needs a bias, one group, no dilation and padding with zeros"
         raise FedRayError(f"layer {name} ({layer}): {reason}; rebuild it that way")
     if isinstance(layer, nn.Linear):
@@ -281,4 +315,6 @@ def _apply(layer: nn.Module, x: Tensor, weights: Iterator[Tensor]) -> Tensor:
         return torch.nn.functional.conv2d(x, next(weights), next(weights), layer.stride, layer.padding)  # type: ignore[arg-type]
     if isinstance(layer, BiLSTM):
         return bilstm(x, next(weights), next(weights), next(weights), next(weights))
+    if isinstance(layer, OwnModule):
+        return layer.call([next(weights) for _ in layer.names], x)
     return layer(x)

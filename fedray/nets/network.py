@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import nn
 
 from fedray.nets.densities import CATEGORICAL, GAUSSIAN, ONE_HOT, Density
-from fedray.nets.model import Model
+from fedray.nets.model import Model, is_chain
+from fedray.nets.own import OwnModule
 from fedray.types import FedRayError, require
 
 if TYPE_CHECKING:
@@ -53,11 +54,16 @@ def build(
     return Model(record.layers(cfg, input_shape, classes), input_shape, classes, record.extra, density)
 
 
-def given(layers: nn.Sequential, input_shape: tuple[int, ...], classes: int, density: Density = CATEGORICAL) -> Model:
-    """The model of a caller's own chain of layers, which stays as it is; its weights are not used.
+def given(layers: nn.Module, input_shape: tuple[int, ...], classes: int, density: Density = CATEGORICAL) -> Model:
+    """The model of a caller's own network, which stays as it is; its weights are not used.
 
-    Raises FedRayError for layers that a model cannot have, and for inputs or classes that they do not suit.
+    A chain (nn.Sequential) of the layers that a model knows is differentiated by hand and stacked like the built-in
+    networks. Any other module is one layer. Raises FedRayError for layers that a model cannot have, and for inputs or
+    classes that they do not suit.
     """
-    if not isinstance(layers, nn.Sequential):
-        raise FedRayError(f"layers={type(layers).__name__}: is not a chain of layers; give a torch.nn.Sequential")
+    if not isinstance(layers, nn.Module):
+        raise FedRayError(f"layers={type(layers).__name__}: is not a network; give a torch.nn.Module")
+    if not is_chain(layers):
+        return Model(nn.Sequential(OwnModule(layers)), input_shape, classes, density=density)
+    assert isinstance(layers, nn.Sequential)
     return Model(copy.deepcopy(layers).to("meta"), input_shape, classes, density=density)

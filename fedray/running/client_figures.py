@@ -15,6 +15,7 @@ from fedray.federate.report import NAMES, NOVEL
 from fedray.running.figure_style import (
     COLOURS,
     LINES,
+    Builders,
     Rows,
     add_legend,
     calibration_error,
@@ -25,7 +26,7 @@ from fedray.running.figure_style import (
     plot_diagonal,
     read_csv,
     read_names,
-    save,
+    save_all,
     shortened,
     titled,
 )
@@ -57,17 +58,21 @@ class DeviationCurve(NamedTuple):
 
 def draw_all(folder: Path, also: str = "png") -> list[Path]:
     """Write every figure that has data to figures/<name>.png below the folder, and in another format beside it."""
+    return save_all(folder, builders(folder), also)
+
+
+def builders(folder: Path) -> Builders:
+    """What draws each figure of a run's folder, by its name."""
     calibration = read_csv(folder / "client_calibration.csv")
     clients = read_csv(folder / "clients.csv")
     deviation = DeviationCurve("", read_csv(folder / TABLE), {"color": COLOURS["personal"], "marker": "o"})
     names = read_names(folder)
-    paths = [
-        save(folder, "reliability_clients.png", lambda: reliability_figure(calibration, names.users), also),
-        save(folder, "uncertainty_clients.png", lambda: uncertainty_figure(clients), also),
-        save(folder, "loss_deviation.png", lambda: deviation_figure([deviation], names=names), also),
-        save(folder, "accuracy_clients.png", lambda: accuracy_figure(clients, names.users), also),
-    ]
-    return [path for path in paths if path]
+    return {
+        "reliability_clients": lambda: reliability_figure(calibration, names.users),
+        "uncertainty_clients": lambda: uncertainty_figure(clients),
+        "loss_deviation": lambda: deviation_figure([deviation], names=names),
+        "accuracy_clients": lambda: accuracy_figure(clients, names.users),
+    }
 
 
 def accuracy_figure(rows: Rows, names: Sequence[str] = ()) -> Figure | None:

@@ -35,6 +35,7 @@ STYLE: dict[Any, Any] = {
 }
 
 Rows = Sequence[Mapping[str, Any]]  # of a CSV file
+Builders = Mapping[str, Callable[[], "Figure | None"]]  # by the name of a figure; None: it has no data
 
 
 def canvas(width: float, height: float) -> Figure:
@@ -60,6 +61,12 @@ def save(folder: Path, name: str, build: Callable[[], Figure | None], also: str 
         for form in {path.suffix, f".{also}"}:
             figure.savefig(path.with_suffix(form), dpi=200)
     return path
+
+
+def save_all(folder: Path, builders: Builders, also: str = "png") -> list[Path]:
+    """Write every figure that has data as :func:`save` does."""
+    paths = [save(folder, f"{name}.png", build, also) for name, build in builders.items()]
+    return [path for path in paths if path]
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:

@@ -15,6 +15,7 @@ from fedray.running.figure_style import (
     COLOURS,
     GREY,
     LINES,
+    Builders,
     Rows,
     add_legend,
     calibration_error,
@@ -24,7 +25,7 @@ from fedray.running.figure_style import (
     plot_diagonal,
     read_csv,
     read_names,
-    save,
+    save_all,
     shortened,
     titled,
 )
@@ -72,14 +73,18 @@ class Average(NamedTuple):
 
 def draw_all(folder: Path, also: str = "png") -> list[Path]:
     """Write every figure that has data to figures/<name>.png below the folder, and in another format beside it."""
+    return save_all(folder, builders(folder), also)
+
+
+def builders(folder: Path) -> Builders:
+    """What draws each figure of a run's folder, by its name."""
     headline = RMSE if _curves(read_csv(folder / "metrics.csv"), RMSE) else ACCURACY
-    paths = [
-        save(folder, f"{headline.metric}.png", lambda: accuracy_figure(folder, headline), also),
-        save(folder, "reliability.png", lambda: reliability_figure(folder), also),
-        save(folder, "coverage.png", lambda: coverage_figure(folder), also),
-        save(folder, "uncertainty.png", lambda: uncertainty_figure(folder), also),
-    ]
-    return [path for path in paths if path]
+    return {
+        headline.metric: lambda: accuracy_figure(folder, headline),
+        "reliability": lambda: reliability_figure(folder),
+        "coverage": lambda: coverage_figure(folder),
+        "uncertainty": lambda: uncertainty_figure(folder),
+    }
 
 
 def accuracy_figure(folder: Path, headline: Measure = ACCURACY) -> Figure | None:

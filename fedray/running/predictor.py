@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedray import registry
 from fedray.arrays import trees
@@ -179,14 +179,14 @@ def _real(predictions: Tensor, target: Scaling) -> RealPrediction:
     return RealPrediction(found.mean, sd, found.aleatoric.sqrt(), found.epistemic.sqrt(), draws)
 
 
-def load(folder: str | Path) -> Predictor:
-    """The predictor of a finished run.
+def load(folder: str | Path, model: nn.Module | None = None) -> Predictor:
+    """The predictor of a finished run; ``model`` is the network of one that was given a network from Python.
 
     Raises FedRayError naming the file that is missing, damaged or of another run.
     """
     folder = Path(folder)
     with refuse_damage(f"{folder / 'config.json'} cannot be read", "give the folder of a finished run"):
-        plan = _plan(folder, decode((folder / "config.json").read_bytes()))
+        plan = _plan(folder, decode((folder / "config.json").read_bytes()), model)
     with refuse_damage(f"{folder}: its models cannot be read", "run it again"):
         _check_size(folder, plan)
         server = plan.initial_server()
@@ -196,10 +196,10 @@ def load(folder: str | Path) -> Predictor:
         else:
             clients = load_rows(folder / f"{PERSONAL}.safetensors", client, plan.clients)
         snapshot = Snapshot(load_tree(folder / "global.safetensors", server), clients)
-    return Predictor(plan, snapshot, _thresholds(folder))
+    return Predictor(plan, snapshot, thresholds(folder))
 
 
-def _thresholds(folder: Path) -> dict[int | None, float]:
+def thresholds(folder: Path) -> dict[int | None, float]:
     """The thresholds of the conformal sets of a run; empty of one without an uncertainty report.
 
     Of a client its own, or the federated one where it had too few examples. Raises FedRayError for damaged files.
@@ -224,7 +224,7 @@ def _files(folder: Path, plan: Plan) -> Saved:
     return Saved(str(folder), plan.rounds, files)
 
 
-def _plan(folder: Path, described: Any) -> Plan:
+def _plan(folder: Path, described: Any, own_model: nn.Module | None) -> Plan:
     """The plan of a result's config.json and partition; raises what damage leads to."""
     plug_ins = tuple(described.get("plug_ins", ()))
     registry.plug_in_again(plug_ins, str(folder))
@@ -233,10 +233,15 @@ def _plan(folder: Path, described: Any) -> Plan:
     inputs = shape["input_shape"]
     if not fits(inputs, list[int]) or not fits(shape["classes"], int) or not 0 < shape["classes"] <= MAX_CLASSES:
         raise ValueError(f"input_shape {inputs} or classes {shape['classes']} cannot be")
-    layers = registry.pick(registry.networks(), "`model.name`", cfg.model.name)
     target = scaling.from_json(shape.get("target"))  # older runs have none
     density = network.density(cfg.model, target is not None)
-    model = network.build(layers, cfg.model, tuple(inputs), shape["classes"], density)
+    if cfg.model.name == own.GIVEN:
+        if own_model is None:
+            raise FedRayError(f"{folder}: its network was given from Python; give it again, load(folder, model=...)")
+        model = network.given(own_model, tuple(inputs), shape["classes"], density)
+    else:
+        layers = registry.pick(registry.networks(), "`model.name`", cfg.model.name)
+        model = network.build(layers, cfg.model, tuple(inputs), shape["classes"], density)
     algorithm = registry.algorithm_of(cfg.algorithm)
     selection = registry.pick(registry.selections(), "`selection`", cfg.selection)
     dealt = partition.load(folder / "partition.npz")

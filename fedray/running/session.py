@@ -144,18 +144,28 @@ def _run(request: Request, tags: Mapping[str, str], log: Log, tell: Callable[[in
 
 
 def _guarded(run: Run, tell: Callable[[int], object] | None) -> RunResult:
-    """Play; if that ends early, note it in the status and the store, and tell the user how to go on."""
+    """Play; if that ends early, note it, and tell the user how to go on."""
     try:
-        finished = runfolder.finished_rounds(run.folder) >= run.plan.cfg.rounds
-        return _finish_again(run) if finished else _play(run, tell)
+        with guarded(run):
+            finished = runfolder.finished_rounds(run.folder) >= run.plan.cfg.rounds
+            return _finish_again(run) if finished else _play(run, tell)
+    except BaseException:
+        if (run.folder / runfolder.NOTE).exists():
+            say(f"go on    {runfolder.command(run.folder)}")
+        raise
+
+
+@contextlib.contextmanager
+def guarded(run: Run) -> Iterator[None]:
+    """Where a run ends early, note it in its log, its status and the store."""
+    try:
+        yield
     except BaseException as error:
-        stopped = isinstance(error, KeyboardInterrupt)
-        ours = isinstance(error, FedRayError | KeyboardInterrupt)
+        stopped = isinstance(error, KeyboardInterrupt | GeneratorExit)
+        ours = isinstance(error, FedRayError)
         run.log.write("interrupted" if stopped else str(error) if ours else traceback.format_exc())
         progress.end(run.folder, "interrupted" if stopped else "failed")
         run.tracker.finish("KILLED" if stopped else "FAILED", None)
-        if (run.folder / runfolder.NOTE).exists():
-            say(f"go on    {runfolder.command(run.folder)}")
         raise
 
 
@@ -184,8 +194,7 @@ class Played(NamedTuple):
 def _play(run: Run, tell: Callable[[int], object] | None) -> RunResult:
     """Play the rounds that are left, write the result, and hand it to the tracker."""
     execution = run.request.execution
-    on_gpus = execution.runtime == "ray" and execution.gpus_per_client != 0 and torch.cuda.is_available()
-    run, begun = ready(run, on_gpus)
+    run, begun = ready(run, on_gpus(execution))
     done = len(begun.state.rows) if begun else 0
     shown = contextlib.nullcontext() if tell else progress_bar(run.plan, done)
     with (
@@ -202,6 +211,11 @@ def _play(run: Run, tell: Callable[[int], object] | None) -> RunResult:
                 tell(metrics.round)
         played = collect(run, federation, tally)
     return conclude(run, played)
+
+
+def on_gpus(execution: Execution) -> bool:
+    """Whether clients may be placed on GPUs."""
+    return execution.runtime == "ray" and execution.gpus_per_client != 0 and torch.cuda.is_available()
 
 
 def ready(run: Run, on_gpus: bool) -> tuple[Run, Checkpoint | None]:
@@ -355,9 +369,10 @@ def _write(run: Run, summary: dict[str, Any], played: Played) -> None:
     if played.failures:
         writer.table("failures.csv", [failure._asdict() for failure in played.failures])
     try:
-        figures.draw_all(writer.folder, run.request.execution.figures)
-        client_figures.draw_all(writer.folder, run.request.execution.figures)
-        uncertainty_figures.draw_all(writer.folder, run.request.execution.figures)
+        if (also := run.request.execution.figures) != "none":
+            figures.draw_all(writer.folder, also)
+            client_figures.draw_all(writer.folder, also)
+            uncertainty_figures.draw_all(writer.folder, also)
     except Exception as error:  # a figure must not cost the result
         say(f"warning: the figures could not be drawn ({error}); the data for them are in the result")
     run.tracker.flush()

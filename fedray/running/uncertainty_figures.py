@@ -12,7 +12,7 @@ from fedray.federate.report import NAMES
 from fedray.federate.uncertainty.conformal import ALPHA
 from fedray.federate.uncertainty.selective import RISK
 from fedray.federate.uncertainty.summary import CLIENTS, RISKS, SHIFT
-from fedray.running.figure_style import COLOURS, GREY, LINES, Rows, canvas, column, jitter, read_csv, save
+from fedray.running.figure_style import COLOURS, GREY, LINES, Builders, Rows, canvas, column, jitter, read_csv, save_all
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,14 +34,18 @@ class Line(NamedTuple):
 
 def draw_all(folder: Path, also: str = "png") -> list[Path]:
     """Write every figure that has data to figures/<name>.png below the folder, and in another format beside it."""
+    return save_all(folder, builders(folder), also)
+
+
+def builders(folder: Path) -> Builders:
+    """What draws each figure of a run's folder, by its name."""
     clients = read_csv(folder / CLIENTS)
-    paths = [
-        save(folder, "risk_coverage.png", lambda: risk_figure(_by_model(read_csv(folder / RISKS))), also),
-        save(folder, "unknown.png", lambda: unknown_figure(clients), also),
-        save(folder, "sets.png", lambda: sets_figure(clients), also),
-        save(folder, "shift.png", lambda: shift_figure(_by_model(read_csv(folder / SHIFT))), also),
-    ]
-    return [path for path in paths if path]
+    return {
+        "risk_coverage": lambda: risk_figure(_by_model(read_csv(folder / RISKS))),
+        "unknown": lambda: unknown_figure(clients),
+        "sets": lambda: sets_figure(clients),
+        "shift": lambda: shift_figure(_by_model(read_csv(folder / SHIFT))),
+    }
 
 
 def _by_model(rows: Rows) -> list[Line]:

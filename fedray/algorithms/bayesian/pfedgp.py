@@ -22,7 +22,7 @@ from fedray.arrays.averages import average
 from fedray.arrays.optim import OptimizerState, initial_state, optimizer_step
 from fedray.arrays.rng import Stream
 from fedray.bayes import polya_gamma as pg
-from fedray.nets.model import Model
+from fedray.nets.model import Model, own_module
 from fedray.types import Algorithm, Batch, Choice, Context, LogUniform, Sums, check_types, require
 
 JITTER = 1e-3  # added to the diagonal of a kernel matrix (public code)
@@ -150,6 +150,8 @@ def server_init(ctx: Context[PFedGP], rng: Stream) -> Part:
     body = ctx.model.slices["body"]
     reason = "it has no layer below its head, so there are no features to learn"
     require(body.stop > 0, "model.name", "a single layer", reason, "use `model.name=mlp`")
+    reason = "it does not say what its head is given, and these are the features"
+    require(own_module(ctx.model) is None, "model", "nn.Module", reason, "give an nn.Sequential")
     return Part(ctx.model.init(rng)[body])
 
 

@@ -1,0 +1,43 @@
+"""Finished runs, read from the folders of their results, where no tracking store is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from fedray.compare.runs import FinishedRun
+from fedray.config import flatten
+from fedray.config.decode import decode, refuse_damage
+from fedray.federate.uncertainty import summary as uncertain
+from fedray.running.figure_style import read_csv
+
+CONFIG, SUMMARY, METRICS = "config.json", "summary.json", "metrics.csv"
+
+
+class Folders:
+    """Reads runs whose ids are the paths of their folders."""
+
+    def rounds(self, run: FinishedRun, metrics: Iterable[str]) -> list[dict[str, float]]:
+        """One row per round, as in metrics.csv, and in the last one the numbers of the uncertainty report."""
+        return _rounds(Path(run.id))
+
+    def csv_rows(self, run: FinishedRun, name: str) -> list[dict[str, str]]:
+        """The rows of a CSV file in the folder; empty if there is none."""
+        return read_csv(Path(run.id) / name)
+
+
+def finished_run(folder: Path, tags: Mapping[str, str]) -> FinishedRun:
+    """The run of a folder; raises FedRayError where it holds no result."""
+    with refuse_damage(f"{folder}: holds no finished run", "give the folder of one"):
+        described = decode((folder / CONFIG).read_bytes())
+        params = {"algorithm.name": described["algorithm"]} | flatten(described["experiment"])
+        settings = {name: str(value) for name, value in params.items()}
+        measured = frozenset(name for row in _rounds(folder) for name in row)
+        return FinishedRun(str(folder), folder.name, (folder / CONFIG).stat().st_mtime_ns, settings, tags, measured)
+
+
+def _rounds(folder: Path) -> list[dict[str, float]]:
+    rows = [{name: float(value) for name, value in row.items() if value} for row in read_csv(folder / METRICS)]
+    if rows:
+        rows[-1] |= uncertain.tracked(decode((folder / SUMMARY).read_bytes()))
+    return rows

@@ -1,0 +1,1 @@
+"""FedRay in Python and in notebooks: a run, its rounds and results, and comparisons of runs."""

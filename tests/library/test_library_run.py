@@ -1,0 +1,248 @@
+"""fedray.run gives the numbers of the command line, as DataFrames and figures, and takes what is the caller's own."""
+
+from __future__ import annotations
+
+import csv
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from matplotlib.figure import Figure
+from sklearn.datasets import load_digits
+from sklearn.metrics import log_loss
+from torch import nn
+
+import fedray
+from fedray import launch
+from fedray.algorithms.averaging.fedavg import FedAvg
+from fedray.library.errors import translated
+
+QUICK = {"rounds": 2, "local_steps": 2, "hidden": (8,)}
+DIGITS = load_digits()
+X, Y = DIGITS.images.astype(np.float32), DIGITS.target
+OWN = {"scaling": "standard", "lr": 0.1, **QUICK}
+
+
+def without_times(rows):
+    return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def finished():
+    return fedray.run("pfedbayes", **QUICK)
+
+
+def test_the_bits_are_those_of_the_command_line(tmp_path):
+    words = "pfedbayes --rounds 2 --local-steps 2 --model.hidden 8 --data.partition dirichlet --data.alpha 0.3 --zeta 5"
+    words += f" --seed 4 --runtime local --tracking.uri none --figures none --output {tmp_path / 'launch'}"
+    assert launch.main(words.split()) == 0
+    called = fedray.run(
+        "pfedbayes",
+        partition="dirichlet",
+        alpha=0.3,
+        zeta=5.0,
+        seed=4,
+        output=tmp_path / "run",
+        figures="none",
+        **QUICK,
+    )
+    assert called.folder == tmp_path / "run"
+    for name in ("global.safetensors", "personal.safetensors", "clients.csv", "config.json", "partition.npz"):
+        assert (tmp_path / "launch" / name).read_bytes() == (tmp_path / "run" / name).read_bytes(), name
+    rows = [list(csv.DictReader((tmp_path / folder / "metrics.csv").open())) for folder in ("launch", "run")]
+    assert without_times(rows[0]) == without_times(rows[1])
+
+
+def test_the_results_are_frames_of_rounds_and_clients(finished):
+    assert list(finished.rounds.index) == [1, 2]
+    assert list(finished.clients.index) == list(range(10))
+    examples, accuracy = finished.clients.test_examples, finished.clients.personal_accuracy
+    assert (examples * accuracy).sum() / examples.sum() == pytest.approx(finished.rounds["personal/accuracy"][2])
+    assert finished.summary["personal"]["accuracy"] == finished.rounds["personal/accuracy"][2]
+    assert isinstance(finished.clients, pandas.DataFrame)
+    assert finished.clients.dtypes.map(lambda kind: kind.kind in "if").all()
+
+
+def test_rounds_are_played_when_they_are_reached():
+    run = fedray.run("fedavg", play=False, **QUICK)
+    assert (len(run), run.finished) == (0, False)
+    with pytest.raises(fedray.FedRayError, match="round 0 of 2; end it by"):
+        run.predict(X[:1])
+    first = next(iter(run))
+    assert (first.number, len(run)) == (1, 1)
+    assert [played.number for played in run] == [1, 2]  # again from the first one, which is not played twice
+    assert run.finished
+    assert run.rounds["global/accuracy"].tolist() == [played.measures["global/accuracy"] for played in run]
+
+
+def test_a_callback_ends_a_run_and_its_result_is_that_of_so_many_rounds():
+    seen = []
+    stopped = fedray.run("fedavg", callbacks=[seen.append, lambda played: played.number == 2], **QUICK | {"rounds": 9})
+    assert [played.number for played in seen] == [1, 2]
+    whole = fedray.run("fedavg", **QUICK)
+    assert stopped.plan.cfg == whole.plan.cfg
+    for ours, others in zip(stopped.models.snapshot.server, whole.models.snapshot.server, strict=True):
+        assert torch.equal(ours, others)
+    assert stopped.summary["global"] == whole.summary["global"]
+
+
+def test_an_interrupted_run_says_so():
+    run = fedray.run("fedavg", play=False, callbacks=[lambda played: 1 / 0], **QUICK)
+    with pytest.raises(ZeroDivisionError):
+        run.play()
+    assert run.stop().summary["rounds"] == 1  # the caller's mistake costs no round
+
+
+def test_a_run_predicts_as_it_does_when_it_is_loaded(finished):
+    x = X[:5, None]
+    own = finished.predict(x, client=3)
+    loaded = fedray.load(finished.folder).predict(x, client=3)
+    assert torch.equal(own.probs, loaded.probs)
+
+
+def test_figures_are_objects_that_a_notebook_shows(finished):
+    assert {"accuracy", "reliability", "accuracy_clients"} <= set(finished.figures)
+    figure = finished.plot("accuracy_clients")
+    assert isinstance(figure, Figure)
+    assert figure._repr_png_()[:4] == b"\x89PNG"
+    with pytest.raises(fedray.FedRayError, match="did you mean reliability"):
+        finished.plot("reliabilty")
+    with pytest.raises(fedray.FedRayError, match="nothing was measured"):
+        finished.plot("shift")
+
+
+def test_a_run_is_a_table_in_a_notebook(finished):
+    page = finished._repr_html_()
+    assert f"{100 * finished.summary['personal']['accuracy']:.2f}" in page
+    assert "personal model" in page
+    started = fedray.run("fedavg", play=False, **QUICK)
+    assert "round 0 of 2" in started._repr_html_()
+
+
+def test_own_arrays_and_datasets_are_the_same_data():
+    tensors = torch.utils.data.TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
+    frame = pandas.DataFrame(X.reshape(len(X), -1)).rename(columns=str).assign(y=Y)
+    runs = [fedray.run("fedavg", data, **OWN) for data in ((X, Y), tensors, frame)]
+    for run in runs[1:]:
+        assert run.rounds["global/nll"].tolist() == runs[0].rounds["global/nll"].tolist()
+    assert runs[0].plan.cfg.data.name == "given"
+    owned = fedray.run("fedavg", (X, Y, np.where(np.arange(len(Y)) % 3 > 0, "ann", "bob")), **OWN)
+    assert owned.clients.name.tolist() == ["ann", "bob"]
+
+
+def test_three_classes_are_dealt_without_being_asked_for():
+    some = Y < 3
+    run = fedray.run("fedavg", (X[some], Y[some]), **OWN)
+    assert run.plan.model.classes == 3
+
+
+def test_index_lists_are_the_clients():
+    parts = {"ann": range(100), "bob": np.arange(100, 300), "cy": ([300, 301, 302], [303])}
+    run = fedray.run("fedavg", (X, Y), partition=parts, test_fraction=0.2, **OWN)
+    assert run.clients.name.tolist() == ["ann", "bob", "cy"]
+    assert run.clients.train_examples.tolist() == [80, 160, 3]
+    dealt = run.plan.partition
+    assert set(dealt.train[0]) | set(dealt.test[0]) == set(range(100))
+    assert (dealt.train[2].tolist(), dealt.test[2].tolist()) == ([300, 301, 302], [303])
+    again = fedray.run("fedavg", (X, Y), partition=parts, test_fraction=0.2, **OWN)
+    assert all(map(np.array_equal, dealt.train, again.plan.partition.train))
+
+
+def test_an_own_metric_is_measured_on_every_client():
+    labels = list(range(10))
+    metrics = {"loss": lambda probs, y: log_loss(y, probs, labels=labels), "surest": lambda probs, y: probs.max()}
+    run = fedray.run("pfedbayes", metrics=metrics, **QUICK)
+    for kind in ("personal", "global"):  # our own NLL is such a metric, too
+        assert run.clients[f"{kind}_loss"].to_numpy() == pytest.approx(run.clients[f"{kind}_nll"].to_numpy(), rel=1e-6)
+    assert run.rounds["personal/loss"][2] == pytest.approx(run.clients.personal_loss.mean())
+    assert run.summary["personal"]["surest"] == pytest.approx(run.clients.personal_surest.mean())
+    plain = fedray.run("pfedbayes", **QUICK)
+    assert plain.rounds["personal/nll"].tolist() == run.rounds["personal/nll"].tolist()
+    only_global = fedray.run("fedavg", metrics=metrics, **QUICK)
+    assert "personal_loss" not in only_global.clients
+    with pytest.raises(fedray.FedRayError, match=r"metrics\['bad'\] failed at client 0 \(ZeroDivisionError"):
+        fedray.run("fedavg", metrics={"bad": lambda probs, y: 1 / 0}, **QUICK)
+
+
+class Net(nn.Module):
+    """A network that is no chain: a skip connection, a norm, a scalar parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(64, 16)
+        self.norm = nn.LayerNorm(16)
+        self.skip = nn.Linear(64, 16, bias=False)
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return self.head(torch.relu(self.norm(self.inner(x))) * self.scale + self.skip(x))
+
+
+@pytest.mark.parametrize(("algorithm", "settings"), [("fedper", {"lr": 0.05}), ("pfedbayes", {"lr_personal": 0.01})])
+def test_an_own_module_is_trained(algorithm, settings):
+    run = fedray.run(algorithm, model=Net(), rounds=3, clients=3, local_steps=4, **settings)
+    losses = run.rounds["personal/nll"]
+    assert losses[3] < losses[1]
+    assert run.plan.model.size == sum(p.numel() for p in Net().parameters())
+    x = X[:3, None]
+    loaded = fedray.load(run.folder, model=Net())
+    assert torch.equal(loaded.predict(x, client=1).probs, run.predict(x, client=1).probs)
+    with pytest.raises(fedray.FedRayError, match=r"load\(folder, model=...\)"):
+        fedray.load(run.folder)
+
+
+REFUSED = {
+    "algorithm": ({"algorithm": "fedavgg"}, "algorithm 'fedavgg' is not known; did you mean fedavg"),
+    "data": ({"data": "minst"}, 'data="minst": not a dataset; did you mean mnist'),
+    "array": ({"data": (X, Y[:5])}, r"data: y has shape \[5\]"),
+    "kind": ({"data": 3}, "data=int: is not a Dataset"),
+    "unknown": ({"local_step": 3}, "local_step=3: fedray.run has no such argument.*did you mean local_steps"),
+    "setting": ({"lr": -1.0}, "^lr=-1.0: a learning rate is positive"),
+    "alpha": ({"partition": "dirichlet", "alpha": 0.0}, "^alpha=0.0: not a concentration"),
+    "ambiguous": ({"algorithm": "fedamp", "alpha": 1.0}, "FedAMP and DataConfig have a setting of this name"),
+    "partition": ({"partition": "dirichlett"}, "^partition 'dirichlett' is not known"),
+    "indices": ({"partition": {"ann": [0.5, 1]}}, "^partition: client 'ann' has no list"),
+    "twice": ({"partition": {0: [1, 2], 1: [2, 3]}}, "occurs twice in the partition"),
+    "model": ({"model": 3}, "^model=3: is no network"),
+    "buffers": ({"model": nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))}, "^model:.*running_mean"),
+    "outputs": ({"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 5))}, "^model: maps.*not to the 10 outputs"),
+    "taken": ({"metrics": {"nll": max}}, r"^metrics\['nll'\]: is no free name"),
+    "files": ({"data": (X, Y), "root": "/tmp"}, "^root='/tmp': is for data in files"),
+    "clients": ({"clients_per_round": 11}, "^clients_per_round=11: .* or raise clients$"),
+    "ood": ({"ood": "mnist"}, "^ood="),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED)
+def test_errors_name_the_argument(arguments, message):
+    with pytest.raises(fedray.FedRayError, match=message) as caught:
+        fedray.run(**{"algorithm": "fedavg", "play": False, **arguments})
+    assert "--" not in str(caught.value)
+    assert "`" not in str(caught.value)
+
+
+def test_messages_are_translated_from_settings_and_options():
+    assert translated("use `data.partition=iid` or `model.hidden`") == 'use partition="iid" or hidden'
+    assert translated("--tracking.uri x: give --on-failure skip") == "tracking x: give on_failure skip"
+    assert translated("`algorithm.zeta=5` in `data.name`") == "zeta=5 in data"
+
+
+def test_settings_of_an_algorithm_are_given_by_name_or_as_an_object():
+    assert fedray.run("fedavg", play=False, lr=0.5).plan.cfg.algorithm == FedAvg(lr=0.5)
+    assert fedray.run(FedAvg(lr=0.5), play=False, batch_size=7).plan.cfg.batch_size == 7
+    experiment = fedray.run("fedavg", fedray.DataConfig(alpha=0.1), play=False, partition="dirichlet").plan.cfg
+    assert (experiment.data.alpha, experiment.data.partition) == (0.1, "dirichlet")
+
+
+def test_nothing_is_said_and_nothing_is_left(finished, capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = fedray.run("fedavg", **QUICK)
+    assert capfd.readouterr() == ("", "")
+    assert not list(tmp_path.iterdir())
+    folder = run.folder
+    assert folder.is_dir()
+    del run
+    assert not folder.exists()
