@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "data": "registry config types",
     "federate": "data config registry nets arrays types",
     "actors": "federate data config registry arrays terminal types",
-    "runs": "actors federate data config registry nets arrays terminal types",
+    "runs": "actors federate data cli config registry nets arrays terminal types",
     "compare": "runs federate cli config registry terminal types",
     "tune": "runs actors federate data cli config registry arrays terminal types",
     "studies": "tune compare runs federate cli config registry terminal types",

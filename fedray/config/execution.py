@@ -91,6 +91,9 @@ class Execution:
     ood: str = ""
     """Another dataset of the same shape, such as fashion_mnist for mnist, whose examples the models should find
     strange (`uncertainty`)."""
+    register: str = ""
+    """Register the models of the run in MLflow under this name, as NAME or NAME@ALIAS; the alias is by default that of
+    the algorithm."""
     figures: Literal["png", "pdf", "svg"] = "png"
     """Format of the figures: png; pdf or svg, which stay sharp in print, are written beside it."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -98,6 +101,9 @@ class Execution:
 
     def __post_init__(self) -> None:
         check_types(self)
+        untracked = self.register and self.tracking.uri == "none"
+        reason = "nothing is tracked, so there is no store to register in"
+        require(not untracked, "register", self.register, reason, "leave out `tracking.uri`")
         limit = self.round_timeout
         require(limit is None or limit > 0, "round_timeout", limit, "a time is positive", "leave it out to wait")
         per_actor, share = self.clients_per_actor, self.gpus_per_client
