@@ -118,9 +118,8 @@ def signature(run: Predictor) -> ModelSignature:
         outputs += [ColSpec(Array(DataType.double), "probabilities")]
         outputs += [ColSpec(DataType.double, name) for name in ("entropy", "mutual_information")]
         outputs += [ColSpec(Array(DataType.long), "set", required=False)]
-    first = None if plan.algorithm.predict_global else "0"  # what answers where nobody is named
     params = [
-        ParamSpec("client", DataType.string, first),
+        ParamSpec("client", DataType.string, None),
         ParamSpec("draws", DataType.long, None),
         ParamSpec("seed", DataType.long, 0),
     ]
@@ -135,7 +134,8 @@ def save(folder: Path, run: Predictor, model_id: str, destination: Path) -> str:
     import mlflow.pyfunc
     from mlflow.models import Model
 
-    example = np.zeros((1, *run.plan.model.input_shape), np.float32), {"client": "0" if run.plan.personal else None}
+    params = {"client": "0"} if run.plan.personal else {"seed": 0}
+    example = np.zeros((1, *run.plan.model.input_shape), np.float32), params
     with tempfile.TemporaryDirectory() as place:
         small = Path(place, "run")
         small.mkdir()

@@ -6,6 +6,7 @@ import csv
 import hashlib
 import itertools
 import json
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,8 @@ from fedray.federate.plan import Plan
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput
 
-SHOWN_FIGURES = ("accuracy", "rmse", "reliability", "uncertainty", "unknown", "risk_coverage")
+# In the order of their importance.
+SHOWN_FIGURES = ("accuracy.png", "rmse.png", "reliability.png", "coverage.png", "unknown.png", "uncertainty.png")
 AVERAGED = ("accuracy", "rmse", "nll", "ece")  # of these the average so far is logged, too
 TABLE = "clients.json"  # among the artifacts of a run
 MAX_ROWS = 1000  # of the table: the page loads all of them
@@ -29,6 +31,8 @@ MAX_NOTE = 7500  # characters: MLflow refuses a tag of more than 8000
 TEST = "evaluation"  # MLflow's word for the context of test examples
 DIGEST_DIGITS = 16
 CHOSEN = 3  # figures in the description
+WIDTH = 720  # pixels of each
+PREVIEWS = "page"  # their folder among the artifacts
 
 
 def command(plan: Plan) -> str | None:
@@ -50,14 +54,14 @@ def tags(plan: Plan) -> dict[str, str]:
 def description(plan: Plan, summary: Mapping[str, Any], figures: Sequence[str], run_id: str) -> str:
     """Markdown: what was run, what it found, the protocol, the command that repeats it, and figures.
 
-    ``figures`` are paths among the artifacts of the run, which the server of the page reads.
+    ``figures`` are the names of :func:`previews`, which the server of the page reads from the run's artifacts.
     """
     parts = [_title(plan), _results(plan, summary), _again(command(plan))]
     parts += [f"- *{name}*: {said}\n" for name, said in summary["protocol"].items() if said is not None]
     parts += ["\n"]
     for path in figures:
-        source = f"get-artifact?path={quote(path, safe='')}&run_uuid={run_id}"
-        parts.append(f'<img src="{source}" alt="{Path(path).stem}" width="520">\n')
+        source = f"get-artifact?path={quote(f'{PREVIEWS}/{path}', safe='')}&run_uuid={run_id}"
+        parts.append(f"![{Path(path).stem}]({source})\n\n")
     # From the end: a figure or a line of the protocol rather goes than the numbers.
     while sum(map(len, parts)) > MAX_NOTE:
         parts.pop()
@@ -71,7 +75,10 @@ def _title(plan: Plan) -> str:
 
 
 def _again(command: str | None) -> str:
-    return f"Run it again:\n\n```\n{command}\n```\n\n" if command else ""
+    if not command:
+        return ""
+    lines = textwrap.wrap(command, 90, break_long_words=False, break_on_hyphens=False)  # a long line widens the page
+    return "Run it again:\n\n```\n" + " \\\n  ".join(lines) + "\n```\n\n"
 
 
 def _results(plan: Plan, summary: Mapping[str, Any]) -> str:
@@ -84,11 +91,18 @@ def _results(plan: Plan, summary: Mapping[str, Any]) -> str:
     return "\n".join(lines) + f"\n\n{summary['protocol']['rounds']}\n\n" if kinds else ""
 
 
-def figures(folder: Path) -> list[str]:
-    """The figures of a result that its description shows, as paths in its folder: those that matter first."""
+def previews(folder: Path, place: Path) -> list[str]:
+    """Copy the figures of a result that its description shows to ``place``, the important ones first, as wide as the
+    page; their names. MLflow shows an image in its own size, whatever the Markdown asks for."""
+    from PIL import Image
+
     found = sorted(path.name for path in (folder / "figures").glob("*.png"))
-    first = [name for start in SHOWN_FIGURES for name in found if name.startswith(start)]
-    return [f"figures/{name}" for name in list(dict.fromkeys(first))[:CHOSEN]]
+    first = [name for name in SHOWN_FIGURES if name in found][:CHOSEN]
+    for name in first:
+        with Image.open(folder / "figures" / name) as image:
+            image.thumbnail((WIDTH, WIDTH))
+            image.save(place / name)
+    return first
 
 
 def datasets(plan: Plan) -> list[DatasetInput]:

@@ -59,7 +59,10 @@ def publish(client: MlflowClient, experiment: str, run_id: str, finished: Finish
     """
     plan, folder, register = finished
     summary = json.loads((folder / "summary.json").read_text())
-    note = page.description(plan, summary, page.figures(folder), run_id)
+    with tempfile.TemporaryDirectory() as place:
+        shown = page.previews(folder, Path(place))
+        client.log_artifacts(run_id, place, page.PREVIEWS)
+    note = page.description(plan, summary, shown, run_id)
     client.set_tag(run_id, "mlflow.note.content", note)
     datasets = page.datasets(plan)
     client.log_inputs(run_id, datasets)
@@ -127,5 +130,8 @@ def _register(client: MlflowClient, wanted: Registration, model_id: str, run_id:
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    version = client.create_model_version(wanted.name, f"models:/{model_id}", run_id, model_id=model_id)
+    # A server looks models:/ up in itself; a client of a database would look in its default store.
+    served = client.tracking_uri.startswith("http")
+    source = f"models:/{model_id}" if served else client.get_logged_model(model_id).artifact_location
+    version = client.create_model_version(wanted.name, source, run_id, model_id=model_id)
     client.set_registered_model_alias(wanted.name, wanted.alias, version.version)
