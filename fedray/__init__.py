@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from fedray.config import TrackingConfig as TrackingConfig
     from fedray.federate.in_process import LocalFederation as LocalFederation
     from fedray.federate.plan import make_plan as make_plan
-    from fedray.runs.predictor import load as load
-    from fedray.runs.session import run_experiment as run_experiment
+    from fedray.running.predictor import load as load
+    from fedray.running.session import run_experiment as run_experiment
     from fedray.types import FedRayError as FedRayError
     from fedray.types import RunError as RunError
 
@@ -39,9 +39,9 @@ MODULES = {  # PyTorch takes seconds to import: a name is imported when it is fi
     "ModelConfig": "fedray.config",
     "RunError": "fedray.types",
     "TrackingConfig": "fedray.config",
-    "load": "fedray.runs.predictor",
+    "load": "fedray.running.predictor",
     "make_plan": "fedray.federate.plan",
-    "run_experiment": "fedray.runs.session",
+    "run_experiment": "fedray.running.session",
 }
 
 # Without it, MKL may sum a product of small matrices in another order when it is one of a stack (seen on AMD). MKL

@@ -16,7 +16,7 @@ from fedray.terminal import say
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from fedray.runs.session import Request, RunResult
+    from fedray.running.session import Request, RunResult
     from fedray.types import Algorithm
 
 
@@ -29,8 +29,8 @@ class Command(NamedTuple):
 
 def parse(argv: Sequence[str]) -> Command:
     """What a command line asks for; tyro prints help and mistakes and leaves with its own exit code (0, 2)."""
-    from fedray.runs import runfolder
-    from fedray.runs.session import Request
+    from fedray.running import runfolder
+    from fedray.running.session import Request
 
     as_json = Annotated[bool, tyro.conf.arg(help="Print one JSON object on stdout and nothing else.")]
     text = "Go on with the interrupted run of this folder, or of the checkpoints at this URL; options of the execution "
@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = sys.argv[1:] if argv is None else argv
         if not {"-h", "--help"} & set(words):
             say(f"FedRay {fedray.__version__} is starting: reading the request, loading PyTorch")
-        from fedray.runs import session
+        from fedray.running import session
 
         command = parse(words)
         outcome = session.run(command.request)

@@ -28,9 +28,9 @@ from fedray.federate.device.cpu import numerics
 from fedray.federate.in_process import LocalCohort
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot, State, play_round
-from fedray.runs import predictor
-from fedray.runs.predictor import Predictor
-from fedray.runs.writer import Writer
+from fedray.running import predictor
+from fedray.running.predictor import Predictor
+from fedray.running.writer import Writer
 from fedray.terminal import bar, headlines
 from fedray.types import require
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import tyro
 
 from fedray import cli
-from fedray.runs.progress import RUNS, entry, line, read, unfinished
+from fedray.running.progress import RUNS, entry, line, read, unfinished
 from fedray.terminal import say
 from fedray.types import require
 

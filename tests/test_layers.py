@@ -22,12 +22,12 @@ MAY_IMPORT = {
     "data": "registry config types",
     "federate": "data config registry nets arrays types",
     "actors": "federate data config registry arrays terminal types",
-    "runs": "actors federate data cli config registry nets arrays terminal types",
-    "compare": "runs federate cli config registry terminal types",
-    "tune": "runs actors federate data cli config registry arrays terminal types",
-    "studies": "tune compare runs federate cli config registry terminal types",
-    "truth": "runs federate data cli config registry nets terminal types",
-    "doors": "runs actors federate data cli config registry arrays terminal types",
+    "running": "actors federate data cli config registry nets arrays terminal types",
+    "compare": "running federate cli config registry terminal types",
+    "tune": "running actors federate data cli config registry arrays terminal types",
+    "studies": "tune compare running federate cli config registry terminal types",
+    "truth": "running federate data cli config registry nets terminal types",
+    "doors": "running actors federate data cli config registry arrays terminal types",
 }
 OURS = ("fedray", "actors", "tune")
 HEAVY = {"mlflow", "matplotlib", "sklearn", "torchvision"}
@@ -99,7 +99,7 @@ def test_a_planted_upward_import_is_found():
     assert wrong("fedray.arrays.trees", "fedray.federate.plan")
     assert wrong("fedray.algorithms.averaging.fedavg", "fedray.selection.uniform")
     assert wrong("fedray.federate.rounds", "actors.cohort")
-    assert wrong("fedray.runs.session", "tune.sweep")
+    assert wrong("fedray.running.session", "tune.sweep")
     assert not wrong("fedray.federate.plan", "fedray.arrays.trees")
 
 

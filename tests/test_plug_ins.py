@@ -13,7 +13,7 @@ import pytest
 
 from fedray import DataConfig, Experiment, LocalFederation, load, make_plan, registry
 from fedray.algorithms.averaging.fedavg import FedAvg
-from fedray.runs.writer import Writer, describe
+from fedray.running.writer import Writer, describe
 from fedray.types import FedRayError
 
 ROOT = Path(__file__).resolve().parent.parent

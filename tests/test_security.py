@@ -13,8 +13,8 @@ import pytest
 
 from fedray import cli, launch
 from fedray.config import Execution, TrackingConfig
-from fedray.runs import mlflow_store
-from fedray.runs.mlflow_store import shown
+from fedray.running import mlflow_store
+from fedray.running.mlflow_store import shown
 from fedray.studies import study
 from fedray.studies.agenda import Options
 from fedray.types import FedRayError
@@ -167,7 +167,7 @@ def test_a_run_leaves_no_password_in_its_output_result_or_store(
 def test_a_run_that_is_resumed_asks_for_the_password(
     elsewhere: Path, store: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from fedray.runs import figures
+    from fedray.running import figures
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from fedray import status
-from fedray.runs import progress
-from fedray.runs.progress import Status, read, write
+from fedray.running import progress
+from fedray.running.progress import Status, read, write
 from fedray.status import main
 
 MEASURES = {"personal/accuracy": 0.921, "global/accuracy": 0.8, "personal/nll": 0.3}

@@ -90,7 +90,7 @@ def read(argv: Sequence[str]) -> tuple[Any, bool]:
 
 def _with_password(folder: str, stored: Execution, given: Execution) -> Execution:
     """The stored settings with the tracking address as it was given now, where its password was not stored."""
-    from fedray.runs.mlflow_store import shown
+    from fedray.running.mlflow_store import shown
 
     address = stored.tracking.uri
     if "***" not in address:
@@ -130,8 +130,8 @@ def _sweep(argv: Sequence[str]) -> int:
     """Run the sweep of a command line and show what it found."""
     terminal.check_packages()
     request, resume = read(argv)
-    from fedray.runs.files import write_json
-    from fedray.runs.mlflow_store import shown
+    from fedray.running.files import write_json
+    from fedray.running.mlflow_store import shown
     from tune import results, sweep
 
     if not resume:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fedray.config import Experiment, flatten, override, to_dict
-from fedray.runs.mlflow_store import connect
-from fedray.runs.tracking import MLflowTracker, NullTracker, Tracker
+from fedray.running.mlflow_store import connect
+from fedray.running.tracking import MLflowTracker, NullTracker, Tracker
 from tune.options import Sweep, by_test
 from tune.record import UNFINISHED, outcome_of
 

@@ -142,7 +142,7 @@ def draw(table: Sequence[TrialResult], space: Mapping[str, Domain], metric: str,
         return []
     import matplotlib
 
-    from fedray.runs.figure_style import STYLE
+    from fedray.running.figure_style import STYLE
 
     folder.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(STYLE):

@@ -17,10 +17,10 @@ from fedray.config import Execution
 from fedray.federate.device.numbers import on_device
 from fedray.federate.failures import failure_policy
 from fedray.federate.plan import Plan
-from fedray.runs import progress, runfolder, session
-from fedray.runs.log import Log
-from fedray.runs.tracking import NullTracker
-from fedray.runs.writer import Writer
+from fedray.running import progress, runfolder, session
+from fedray.running.log import Log
+from fedray.running.tracking import NullTracker
+from fedray.running.writer import Writer
 from fedray.types import FedRayError
 from tune.processes import Hosted, Processes, Served
 

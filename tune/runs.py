@@ -31,10 +31,10 @@ from fedray.federate import loss_deviation
 from fedray.federate.failures import ATTEMPTS
 from fedray.federate.plan import Plan, make_plan
 from fedray.federate.uncertainty import questions
-from fedray.runs import progress, runfolder, session
-from fedray.runs.published.publish import Finished
-from fedray.runs.side_by_side import Ended, Listener
-from fedray.runs.writer import Writer
+from fedray.running import progress, runfolder, session
+from fedray.running.published.publish import Finished
+from fedray.running.side_by_side import Ended, Listener
+from fedray.running.writer import Writer
 from fedray.terminal import same_handlers, say
 from fedray.types import FedRayError
 from tune.play import Programme

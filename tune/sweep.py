@@ -23,12 +23,12 @@ from fedray.config.decode import decode, record, refuse_damage
 from fedray.data import loading
 from fedray.federate.failures import failure_policy
 from fedray.federate.plan import make_plan
-from fedray.runs import progress
-from fedray.runs.files import write_json
-from fedray.runs.mlflow_store import locate, shown
-from fedray.runs.progress import Status
-from fedray.runs.tracking import MLflowTracker, NullTracker, Tracker
-from fedray.runs.writer import write_table
+from fedray.running import progress
+from fedray.running.files import write_json
+from fedray.running.mlflow_store import locate, shown
+from fedray.running.progress import Status
+from fedray.running.tracking import MLflowTracker, NullTracker, Tracker
+from fedray.running.writer import write_table
 from fedray.terminal import same_handlers
 from fedray.types import require
 from tune import results, search

@@ -13,10 +13,10 @@ import numpy as np
 from fedray.compare.groups import Estimate, estimate
 from fedray.compare.runs import DOWN, SECONDS, UP
 from fedray.federate import report
-from fedray.runs import client_figures, uncertainty_figures
-from fedray.runs.client_figures import DeviationCurve
-from fedray.runs.figure_style import PALETTE, Rows, add_legend, canvas, column, jitter, save
-from fedray.runs.figures import draw_reliability
+from fedray.running import client_figures, uncertainty_figures
+from fedray.running.client_figures import DeviationCurve
+from fedray.running.figure_style import PALETTE, Rows, add_legend, canvas, column, jitter, save
+from fedray.running.figures import draw_reliability
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

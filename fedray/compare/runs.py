@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from fedray.federate import report
 from fedray.federate.tasks import TASKS
-from fedray.runs import mlflow_store
+from fedray.running import mlflow_store
 from fedray.types import FedRayError
 
 if TYPE_CHECKING:

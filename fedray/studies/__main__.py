@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from fedray import cli, registry
-from fedray.runs.mlflow_store import shown
+from fedray.running.mlflow_store import shown
 from fedray.studies.agenda import Options, listing
 from fedray.studies.named import STUDIES
 from fedray.studies.study import play

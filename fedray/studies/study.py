@@ -19,10 +19,10 @@ from fedray.compare.runs import finished, parent_of
 from fedray.config import TrackingConfig, override
 from fedray.federate.plan import make_plan
 from fedray.federate.report import KINDS
-from fedray.runs import mlflow_store, progress, runfolder, session, side_by_side
-from fedray.runs.progress import Status
-from fedray.runs.side_by_side import Ended
-from fedray.runs.tracking import MLflowTracker, NullTracker, Tracker
+from fedray.running import mlflow_store, progress, runfolder, session, side_by_side
+from fedray.running.progress import Status
+from fedray.running.side_by_side import Ended
+from fedray.running.tracking import MLflowTracker, NullTracker, Tracker
 from fedray.studies.agenda import Options, PlannedRun, plan_runs
 from fedray.studies.named import TABLES
 from fedray.terminal import bar, headlines, say

@@ -12,8 +12,8 @@ from typing import Annotated
 import tyro
 
 from fedray import cli, registry
-from fedray.runs.files import write_json
-from fedray.runs.writer import write_table
+from fedray.running.files import write_json
+from fedray.running.writer import write_table
 from fedray.terminal import bar, check_packages, say
 from fedray.truth import meter, report
 from fedray.truth.problem import PROBLEMS

@@ -15,7 +15,7 @@ from fedray.federate import evaluation
 from fedray.federate.evaluation import personal_model
 from fedray.federate.in_process import LocalFederation
 from fedray.nets.likelihood import log_probs
-from fedray.runs.predictor import Predictor
+from fedray.running.predictor import Predictor
 from fedray.types import Batch
 from tests.helpers import NETS, block, built, context, differing, examples, play, shard, small_plan
 

@@ -147,7 +147,7 @@ def start(plan: Plan) -> Cost:
 def measure(plan: Plan, rounds: int, repeats: int, folder: str) -> None:
     """Print the table."""
     from actors.federation import RayFederation
-    from fedray.runs.tracking import MLflowTracker
+    from fedray.running.tracking import MLflowTracker
 
     tracker = MLflowTracker(f"sqlite:///{Path(folder)}/mlflow.db", "benchmark", "round", {}, {})
     variants: dict[str, Variant | Pair] = {

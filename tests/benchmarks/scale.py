@@ -27,8 +27,8 @@ import numpy as np
 from fedray.algorithms.bayesian.pfedbayes import PFedBayes
 from fedray.config import CheckpointConfig, DataConfig, Execution, Experiment, ModelConfig, TrackingConfig
 from fedray.data import loading
-from fedray.runs import session
-from fedray.runs.session import Request
+from fedray.running import session
+from fedray.running.session import Request
 from tests.benchmarks.meter import Peak, cpu_seconds
 
 EXAMPLES = 7  # of each client

@@ -59,7 +59,7 @@ def _seconds(me: psutil.Process) -> dict[tuple[int, float], float]:
 def play_in_turn(study: str, address: str) -> None:
     """The runs of a study by one launch after the other, then its table."""
     from fedray.config import Execution
-    from fedray.runs import session
+    from fedray.running import session
     from fedray.studies import study as studies
     from fedray.studies.agenda import Options, plan_runs
 

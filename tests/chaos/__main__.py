@@ -21,7 +21,7 @@ from fedray.federate import checkpoint
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.plan import make_plan
 from fedray.federate.rounds import Snapshot
-from fedray.runs import predictor, runfolder
+from fedray.running import predictor, runfolder
 from tests.chaos.arena import ARGV, Arena
 
 KINDS = {

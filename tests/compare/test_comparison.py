@@ -14,8 +14,8 @@ import pytest
 from fedray import launch
 from fedray.compare.__main__ import main
 from fedray.compare.runs import finished
-from fedray.runs import mlflow_store
-from fedray.runs.tracking import MLflowTracker
+from fedray.running import mlflow_store
+from fedray.running.tracking import MLflowTracker
 
 PAPER = {
     "data.name": "mnist",

@@ -10,7 +10,7 @@ from fedray.config import DataConfig, Experiment
 from fedray.data import loading
 from fedray.data.scaling import FLOOR, Scaling, from_json, moments, to_json, unit, within
 from fedray.federate import plan
-from fedray.runs import predictor
+from fedray.running import predictor
 from fedray.types import FedRayError
 from tests.helpers import small_plan
 

@@ -10,7 +10,7 @@ from fedray.config import Execution, TrackingConfig, decisive, fingerprint, over
 from fedray.federate import report
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.plan import make_plan
-from fedray.runs.session import run_experiment
+from fedray.running.session import run_experiment
 from fedray.types import FedRayError
 from tests.helpers import block, differing, experiment, small_plan
 

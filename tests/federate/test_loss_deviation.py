@@ -16,7 +16,7 @@ from fedray.federate.in_process import LocalFederation
 from fedray.federate.loss_deviation import deviations, rows
 from fedray.federate.messages import ClassLosses
 from fedray.launch import main
-from fedray.runs import figures
+from fedray.running import figures
 from tests.helpers import block, differing, small_plan
 
 

@@ -16,7 +16,7 @@ from fedray.config import decisive, fingerprint, override
 from fedray.data import loading
 from fedray.federate import evaluation, metrics, report
 from fedray.federate.in_process import LocalFederation
-from fedray.runs import progress
+from fedray.running import progress
 from fedray.types import FedRayError
 from tests.helpers import block, differing, experiment, small_plan
 

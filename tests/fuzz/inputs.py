@@ -18,9 +18,9 @@ from fedray.federate import checkpoint, checkpoint_files
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.plan import Plan
 from fedray.federate.uncertainty import summary as uncertain
-from fedray.runs import predictor, progress, runfolder
-from fedray.runs.progress import Status
-from fedray.runs.writer import Writer
+from fedray.running import predictor, progress, runfolder
+from fedray.running.progress import Status
+from fedray.running.writer import Writer
 from fedray.types import FedRayError
 from tests.helpers import small_plan
 

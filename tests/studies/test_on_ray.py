@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedray.config import override
-from fedray.runs import progress
+from fedray.running import progress
 from fedray.studies import agenda
 from fedray.studies.__main__ import main
 from fedray.studies.cell import Cell

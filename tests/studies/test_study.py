@@ -13,7 +13,7 @@ from fedray.config import Experiment, fingerprint, flatten, override, to_dict
 from fedray.data.readers import Dataset
 from fedray.data.scaling import within
 from fedray.federate.plan import make_plan, refusal, resolve
-from fedray.runs import session
+from fedray.running import session
 from fedray.studies import agenda as agenda_module
 from fedray.studies import study as study_module
 from fedray.studies.__main__ import main, parse
@@ -192,7 +192,7 @@ def stored(name: str) -> tuple[str, str, dict[int, float]]:
 
 
 def test_an_interrupted_run_of_a_study_is_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedray.runs.tracking import MLflowTracker
+    from fedray.running.tracking import MLflowTracker
 
     log = MLflowTracker.log
 

@@ -22,7 +22,7 @@ import pytest
 
 from fedray.algorithms.averaging.fedavg import FedAvg
 from fedray.config import Experiment
-from fedray.runs.tracking import MLflowTracker
+from fedray.running.tracking import MLflowTracker
 from tune.children import ParentRun, child_run
 from tune.options import Sweep
 from tune.record import Recorder

@@ -10,9 +10,9 @@ from fedray import cli, launch
 from fedray.algorithms.averaging.fedavg import FedAvg
 from fedray.algorithms.bayesian.pfedbayes import PFedBayes
 from fedray.config import DataConfig, Experiment, ModelConfig
-from fedray.runs.files import write_json
-from fedray.runs.tracking import NullTracker
-from fedray.runs.writer import write_table
+from fedray.running.files import write_json
+from fedray.running.tracking import NullTracker
+from fedray.running.writer import write_table
 from fedray.types import Choice, FedRayError, LogUniform
 from tune import record, results, search, sweep
 from tune.__main__ import NOTE, Note, main, read

@@ -1,0 +1,143 @@
+"""A run that goes on for more rounds than it was begun with: whether its numbers allow it, and from what it starts.
+
+They are to be those of a run that was begun with that many rounds. A run that was interrupted has a checkpoint; of a
+finished one the result is the checkpoint.
+"""
+
+from __future__ import annotations
+
+import csv
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedray.arrays import tensor_files, trees
+from fedray.config import override
+from fedray.config.decode import decode, refuse_damage
+from fedray.federate import totals
+from fedray.federate.checkpoint_files import Checkpoint, as_file
+from fedray.federate.compiled.unit import Noted, own, zeros
+from fedray.federate.messages import File, Saved, Spotlight
+from fedray.federate.plan import Plan
+from fedray.federate.report import is_measured
+from fedray.federate.rounds import SPOTLIGHT_ROUNDS, State
+from fedray.running.writer import PERSONAL, SELECTION
+from fedray.types import Context, Sums, first_line, require
+
+
+def check(plan: Plan, before: int) -> None:
+    """Raise FedRayError where a run that was begun with ``before`` rounds cannot go on to those of the plan."""
+    remedy = f"start a new run without --resume, or leave the option out to end after {before}"
+    reason = f"its {len(plan.novel)} newcomers are to adapt after round {before}"
+    require(not plan.novel, "rounds", plan.cfg.rounds, reason, remedy)
+    reason = _dependence(plan, before)
+    require(not reason, "rounds", plan.cfg.rounds, reason, remedy)
+
+
+def _dependence(plan: Plan, before: int) -> str:
+    """Why the rounds so far had other numbers if there were ``before`` of them in all; empty where they had not.
+
+    The initial states are compared bit by bit. Every function that plays a round is called once, on zeros, and may not
+    ask for the number of rounds.
+    """
+    shorter = plan._replace(cfg=override(plan.cfg, {"rounds": before}))
+    known = Noted(plan.facts)
+    try:
+        same = _initial(plan) == _initial(shorter)
+        _play(plan, replace(plan.context, facts=known))  # type: ignore[arg-type]
+    except Exception as error:  # of many kinds: an author's
+        unknown = "whether its numbers depend on the number of rounds is unknown"
+        return f"{unknown}: a round on zeros fails ({first_line(error)})"
+    if same and "rounds" not in known.known:
+        return ""
+    return f"the run began with {before}, and the algorithm computes with the number of rounds"
+
+
+def _initial(plan: Plan) -> list[tuple[str, bytes]]:
+    """The states before the first round, by their bits."""
+    server = plan.initial_server()
+    tree = trees.to_numpy((server, plan.algorithm.client_init(plan.context, server)))
+    return [(name, leaf.tobytes()) for name, leaf in trees.named_leaves(tree)]
+
+
+def _play(plan: Plan, ctx: Context[Any]) -> None:
+    """One round with one client, without data."""
+    algorithm, facts = plan.algorithm, plan.facts
+    server = plan.initial_server()
+    client = algorithm.client_init(ctx, server)
+    data = zeros(plan, facts.shard)
+    message: Any = None
+    for probe, combine in algorithm.scores.get(plan.selection.score or "", ()):
+        reply = probe(ctx, client, plan.view(server), message, data)
+        message = combine(ctx, server, iter([reply] * len(plan.members)))
+    sums = isinstance(algorithm.aggregate, Sums)
+    ids = range(1 if sums else facts.per_round)
+    down = algorithm.broadcast(ctx, server, ids)
+    down = trees.row(down, 0) if algorithm.down_per_client else down
+    local = own(algorithm.begin(ctx, client, down, data))
+    batch = zeros(plan, facts.batch_size * algorithm.minibatches(ctx.cfg))
+    local, _ = algorithm.step(ctx, local, batch, torch.zeros(algorithm.noise_shape(ctx)))
+    _, up = algorithm.finish(ctx, local, data)
+    ups, n = trees.stack([up] * len(ids)), torch.ones(len(ids))
+    how = algorithm.aggregate
+    if isinstance(how, Sums):
+        held = totals.terms(ctx, how, ups, n)
+        exponents = totals.units(held.largest, len(ids))
+        server = totals.absorbed(ctx, how, server, [totals.partial_sum(held, ids, exponents)], exponents, n)
+    else:
+        server = how(ctx, server, ids, ups, n)
+    if algorithm.publish is not None:
+        algorithm.publish(ctx, server)
+
+
+def from_result(folder: Path, plan: Plan) -> Checkpoint:
+    """The federation at the end of a finished run; raises FedRayError where its files do not tell it."""
+    with refuse_damage(f"{folder}: its result is no checkpoint", "start a new run with that many rounds"):
+        rows = tuple(_rows(folder, plan))
+        number = len(rows)
+        server = tensor_files.unpack((folder / "global.safetensors").read_bytes(), plan.initial_server())
+        selection = plan.selection.init(len(plan.trainers))
+        if trees.leaves(selection):
+            selection = tensor_files.unpack((folder / SELECTION).read_bytes(), selection)
+        state = State(number, server, selection, rows, tuple(_spotlights(folder)))
+        return Checkpoint(state, _clients(folder, plan, number))
+
+
+def _rows(folder: Path, plan: Plan) -> Iterator[Mapping[str, float]]:
+    """The measures of every round, without those that only the last round of a run has."""
+    with (folder / "metrics.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    for number, row in enumerate(table, 1):
+        if int(row["round"]) != number:
+            raise ValueError(f"metrics.csv: row {number} is of round {row['round']}")
+        usual = number % plan.cfg.eval_every == 0 or number in SPOTLIGHT_ROUNDS
+        values = {name: float(value) for name, value in row.items() if value and (usual or not is_measured(name))}
+        yield values | {"round": number}
+
+
+def _spotlights(folder: Path) -> Iterator[Spotlight]:
+    """The data of the uncertainty figure, without those of the last round."""
+    path = folder / "uncertainty.npz"
+    if not path.exists():
+        return
+    with np.load(path, allow_pickle=False) as found:
+        for number in SPOTLIGHT_ROUNDS:
+            at = found["round"] == number
+            if at.any():
+                label, probs = (torch.tensor(found[name][at]) for name in ("label", "probs"))
+                yield Spotlight(number, tuple(found["client"][at].tolist()), label, probs)
+
+
+def _clients(folder: Path, plan: Plan, number: int) -> Saved:
+    if (folder / PERSONAL).is_dir():
+        files = decode((folder / PERSONAL / "files.json").read_bytes())
+        return Saved(str(folder / PERSONAL), number, tuple(map(as_file, files)))
+    path = folder / f"{PERSONAL}.safetensors"
+    content = path.read_bytes()
+    file = File(path.name, len(content), zlib.crc32(content), tuple(range(plan.clients)))
+    return Saved(str(folder), number, (file,))

@@ -1,0 +1,259 @@
+"""A finished run, loaded as a predictor with uncertainty."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedray import registry
+from fedray.arrays import trees
+from fedray.arrays.tensor_files import load_tree
+from fedray.config.decode import decode, fits, record, refuse_damage
+from fedray.data import loading, own, partition, scaling
+from fedray.data.readers import Names
+from fedray.data.scaling import Scaling
+from fedray.federate import metrics, regression
+from fedray.federate.checkpoint_files import as_file, read_clients
+from fedray.federate.messages import Saved
+from fedray.federate.plan import Plan
+from fedray.federate.rounds import Snapshot
+from fedray.federate.uncertainty import conformal
+from fedray.federate.uncertainty import summary as uncertain
+from fedray.nets import network
+from fedray.nets.model import FLOAT_BYTES
+from fedray.running.runfolder import experiment_of
+from fedray.running.writer import PERSONAL
+from fedray.types import FedRayError, client_itself, suggestion
+
+MAX_CLASSES = 2**20
+
+
+class Prediction(NamedTuple):
+    """The predictive distribution of B inputs; entropies in nats."""
+
+    probs: Tensor  # [B, C] average over the posterior's draws, or of a mixture's components by their shares
+    entropy: Tensor  # [B] total uncertainty H[p̄]
+    expected_entropy: Tensor  # [B] aleatoric part, mean over draws of H[p_m]
+    mutual_information: Tensor  # [B] epistemic part, their difference
+    draws: Tensor  # [M, B, C] one distribution per posterior draw, or per component
+    shares: Tensor | None = None  # [M] weights of a mixture's components; None: all the same
+    # [B, C] whether a class is in the conformal set, which holds the true class of 90 % of a client's examples; empty
+    # where no class fits. None: the run was played without --uncertainty.
+    set: Tensor | None = None
+
+
+class RealPrediction(NamedTuple):
+    """The predictive distribution of B real targets, in the targets' own units."""
+
+    mean: Tensor  # [B] average over the posterior's draws
+    sd: Tensor  # [B] total uncertainty
+    aleatoric_sd: Tensor  # [B] noise: root of the mean over draws of σ_m²
+    epistemic_sd: Tensor  # [B] standard deviation over draws of their means μ_m
+    draws: Tensor  # [M, B, 2] mean μ_m and standard deviation σ_m, one Gaussian per posterior draw
+
+
+class Predictor:
+    """The global and the personal models of a finished run."""
+
+    def __init__(self, plan: Plan, snapshot: Snapshot, thresholds: Mapping[int | None, float] = MappingProxyType({})):
+        """``thresholds`` are those of conformal sets, by client; of the global model by None."""
+        self.plan, self.snapshot, self.thresholds = plan, snapshot, thresholds
+
+    def __repr__(self) -> str:
+        plan = self.plan
+        name = registry.algorithm_name(self.plan.cfg.algorithm)
+        kinds = [kind for kind, has in (("personal", plan.personal), ("global", plan.algorithm.predict_global)) if has]
+        example = repr(plan.names.users[0]) if plan.names.users else "0"
+        call = f"predict(x, client={example})" if plan.personal else "predict(x)"
+        return f"{' and '.join(kinds)} models of {name}, {plan.clients} clients, {plan.cfg.rounds} rounds: .{call}"
+
+    def predict(
+        self, x: Any, client: int | str | None = None, samples: int | None = None, seed: int = 0, model: Any = None
+    ) -> Prediction | RealPrediction:
+        """Predict inputs x [B, ...], in the dataset's own units, with a client's model or the global one (None).
+        A client is a number, or a name that its data gave it.
+
+        Returns a :class:`Prediction` of labels, or a :class:`RealPrediction` of real targets.
+        ``samples`` posterior draws are averaged (by default as in the run, 0 for the mean weights).
+        ``model`` is that client's :meth:`model`, for whoever keeps it over several calls.
+        Raises FedRayError for a model that the method lacks, an unknown client, or inputs of another shape.
+        """
+        plan = self.plan
+        algorithm = self.plan.algorithm
+        client = self._number(client) if isinstance(client, str) else client
+        predict = self._function(client)
+        model = self.model(client) if model is None else model
+        samples = plan.cfg.predict_samples if samples is None else samples
+        ctx = plan.context
+        noise = plan.prediction_noise(ctx, samples, f"predict-{seed}", client or 0, 0)
+        with torch.no_grad():
+            found = predict(ctx, model, self._inputs(x), noise)
+            shares = None if client is None or algorithm.shares is None else algorithm.shares(ctx, model)
+        if plan.target is not None:
+            return _real(found, plan.target)
+        return _uncertainty(found, shares, self.thresholds.get(client))
+
+    def _number(self, name: str) -> int:
+        """The number of a client; raises FedRayError for a name that nobody has."""
+        names = self.plan.names.users
+        if not names:
+            raise FedRayError(
+                f"client={name!r}: the clients of this run have numbers only, 0 to {self.plan.clients - 1}"
+            )
+        if name not in names:
+            raise FedRayError(
+                f"client={name!r}: no client has this name; {suggestion(name, names)}they are in clients.csv"
+            )
+        return names.index(name)
+
+    def model(self, client: int | None = None) -> Any:
+        """What predicts for a client, or for everyone (None): read from the run's files, and of that client only.
+
+        Raises FedRayError for a model that the method lacks, or an unknown client.
+        """
+        self._function(client)
+        return self.plan.view(self.snapshot.server) if client is None else self._personal(client)
+
+    def _function(self, client: int | None) -> Any:
+        """The method's function that predicts for a client; raises FedRayError where it has none, or no such client."""
+        plan = self.plan
+        predict = plan.algorithm.predict_global if client is None else plan.algorithm.predict_personal
+        kind = "global model" if client is None else "personal models"
+        if predict is None:
+            raise FedRayError(f"client={client}: {registry.algorithm_name(plan.cfg.algorithm)} has no {kind}")
+        if client is not None and not 0 <= client < plan.clients:
+            raise FedRayError(f"client={client}: this run has clients 0 to {plan.clients - 1}")
+        return predict
+
+    def _inputs(self, x: Any) -> Tensor:
+        x = own.fitted(np.asarray(x), self.plan.model.input_shape)
+        x = torch.as_tensor(x).float()
+        if tuple(x.shape[1:]) != self.plan.model.input_shape:
+            wanted = ", ".join(map(str, self.plan.model.input_shape))
+            raise FedRayError(f"x has shape {tuple(x.shape)}; this network takes [B, {wanted}]")
+        return x if self.plan.scaling is None else self.plan.scaling.apply(x.clone())
+
+    def _personal(self, client: int) -> Any:
+        plan = self.plan
+        state = self._state(client)
+        if plan.algorithm.personalize is client_itself:  # no need of the dataset
+            return state
+        context = plan.context
+        noise = plan.normals("personalize", client, plan.cfg.rounds, plan.algorithm.personal_noise(context))
+        shards = loading.shards(plan.dataset(), plan.partition, [client])
+        data = trees.row(shards.padded([0], context.facts.shard), 0)
+        view = plan.view(self.snapshot.server)
+        return plan.algorithm.personalize(context, state, view, data, noise)
+
+    def _state(self, client: int) -> Any:
+        """The private state of a client; of one that never trained, what it would have begun with."""
+        plan, clients = self.plan, self.snapshot.clients
+        if not isinstance(clients, Saved):
+            return trees.row(clients, client)
+        initial = plan.algorithm.client_init(plan.context, plan.initial_server())
+        with refuse_damage(f"{clients.folder}: its models cannot be read", "run it again"):
+            return dict(read_clients(clients, {client}, initial)).get(client, initial)
+
+
+def _uncertainty(log_probs: Tensor, shares: Tensor | None, threshold: float | None) -> Prediction:
+    probs = metrics.log_average(log_probs, shares).exp()
+    entropy = -torch.special.xlogy(probs, probs).sum(-1)
+    expected = metrics.expected_entropy(log_probs, shares)
+    information = (entropy - expected).clamp_min(0)
+    likely = None if threshold is None else conformal.thr(probs.double()) <= threshold
+    return Prediction(probs, entropy, expected, information, log_probs.exp(), shares, likely)
+
+
+def _real(predictions: Tensor, target: Scaling) -> RealPrediction:
+    found = regression.mixture(predictions, float(target.shift), float(target.divisor))
+    sd = (found.aleatoric + found.epistemic).sqrt()
+    draws = torch.stack([found.means, (found.log_variances / 2).exp()], -1)
+    return RealPrediction(found.mean, sd, found.aleatoric.sqrt(), found.epistemic.sqrt(), draws)
+
+
+def load(folder: str | Path) -> Predictor:
+    """The predictor of a finished run.
+
+    Raises FedRayError naming the file that is missing, damaged or of another run.
+    """
+    folder = Path(folder)
+    with refuse_damage(f"{folder / 'config.json'} cannot be read", "give the folder of a finished run"):
+        plan = _plan(folder, decode((folder / "config.json").read_bytes()))
+    with refuse_damage(f"{folder}: its models cannot be read", "run it again"):
+        _check_size(folder, plan)
+        server = plan.initial_server()
+        client = plan.algorithm.client_init(plan.context, server)
+        if (folder / PERSONAL).is_dir():
+            clients = _files(folder / PERSONAL, plan)
+        else:
+            template = trees.tree_map(lambda leaf: leaf.expand(plan.clients, *leaf.shape), client)
+            clients = load_tree(folder / f"{PERSONAL}.safetensors", template, mapped=True)
+        snapshot = Snapshot(load_tree(folder / "global.safetensors", server), clients)
+    return Predictor(plan, snapshot, _thresholds(folder))
+
+
+def _thresholds(folder: Path) -> dict[int | None, float]:
+    """The thresholds of the conformal sets of a run; empty of one without an uncertainty report.
+
+    Of a client its own, or the federated one where it had too few examples. Raises FedRayError for damaged files.
+    """
+    if not (folder / uncertain.CLIENTS).exists():
+        return {}
+    with refuse_damage(f"{folder / uncertain.CLIENTS} cannot be read", "run it again with --uncertainty"):
+        with (folder / uncertain.CLIENTS).open(newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row["model"] == "personal"]
+        found: dict[int | None, float] = {int(row["client"]): float(row["thr_threshold"]) for row in rows}
+        measured = decode((folder / "summary.json").read_bytes())["uncertainty"]["global"]
+        if measured is not None:
+            found[None] = float(measured.get("thr_threshold_federated", math.inf))
+        return found
+
+
+def _files(folder: Path, plan: Plan) -> Saved:
+    """The clients' states in the files of a folder; raises what damage leads to."""
+    files = tuple(as_file(entry) for entry in decode((folder / "files.json").read_bytes()))
+    if any(Path(file.name).name != file.name for file in files):
+        raise ValueError("a file lies outside of it")
+    return Saved(str(folder), plan.rounds, files)
+
+
+def _plan(folder: Path, described: Any) -> Plan:
+    """The plan of a result's config.json and partition; raises what damage leads to."""
+    plug_ins = tuple(described.get("plug_ins", ()))
+    registry.plug_in_again(plug_ins, str(folder))
+    cfg = experiment_of(described["algorithm"], described["experiment"])
+    shape = described["data"]
+    inputs = shape["input_shape"]
+    if not fits(inputs, list[int]) or not fits(shape["classes"], int) or not 0 < shape["classes"] <= MAX_CLASSES:
+        raise ValueError(f"input_shape {inputs} or classes {shape['classes']} cannot be")
+    layers = registry.pick(registry.networks(), "`model.name`", cfg.model.name)
+    target = scaling.from_json(shape.get("target"))  # older runs have none
+    density = network.density(cfg.model, target is not None)
+    model = network.build(layers, cfg.model, tuple(inputs), shape["classes"], density)
+    algorithm = registry.algorithm_of(cfg.algorithm)
+    selection = registry.pick(registry.selections(), "`selection`", cfg.selection)
+    dealt = partition.load(folder / "partition.npz")
+    units = scaling.from_json(shape["scaling"])
+    names = record(Names, shape.get("names", {}))  # older runs have none
+    names = Names(tuple(names.classes), tuple(names.users))
+    return Plan(cfg, algorithm, selection, model, dealt, units, target, names=names, plug_ins=plug_ins)
+
+
+def _check_size(folder: Path, plan: Plan) -> None:
+    """Raise FedRayError for a network, or a number of models, that files of this size cannot hold."""
+    files = (*folder.glob("*.safetensors"), *folder.glob(f"{PERSONAL}/*.safetensors"))
+    held = sum(path.stat().st_size for path in files)
+    wanted = FLOAT_BYTES * plan.model.size * plan.algorithm.particles(plan.cfg.algorithm)
+    if wanted > held:
+        raise FedRayError(
+            f"{folder / 'config.json'}: describes models of {wanted} bytes, but the files hold {held}; it is damaged "
+            "or of another run"
+        )

@@ -1,0 +1,244 @@
+"""The folder of a run from its first moment: what it takes to go on with it, and who may.
+
+    run.json       the experiment, where it is tracked, how it was executed
+    status.json    how far it is
+    log.txt        what was said of it, its rounds and failures, what its processes printed
+    checkpoints/   the federation after the last few rounds, unless --checkpoint.url says elsewhere
+    (the result)   see writer.py; config.json comes last and says that the run is finished
+"""  # fmt: skip
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import fsspec
+
+from fedray import registry
+from fedray.config import Execution, Experiment, decisive, differences, flatten, from_dict, to_dict
+from fedray.config.decode import decode, fits, refuse_damage
+from fedray.federate import checkpoint
+from fedray.federate.checkpoint import CheckpointStore, rounds
+from fedray.federate.plan import Plan, plug_ins_of
+from fedray.running.files import write_json
+from fedray.running.mlflow_store import shown
+from fedray.types import FedRayError, first_line, require
+
+NOTE, FINISHED = "run.json", "config.json"
+
+
+class Note(NamedTuple):
+    """What a run was asked to do."""
+
+    name: str
+    experiment: Experiment  # resolved
+    execution: Execution
+    run_id: str | None  # in the tracking store
+    package: str = ""  # key of the compiled step that it trains with; empty: none
+
+
+def write(folder: Path, note: Note) -> None:
+    """Make the folder with its note."""
+    write_json(folder / NOTE, _content(note))
+
+
+def claim(store: CheckpointStore, note: Note, resumed: bool) -> None:
+    """Leave the note beside checkpoints that are kept elsewhere, so that the run survives the loss of its folder.
+
+    Raises FedRayError where nothing can be written there, or where another run's checkpoints are.
+    """
+    try:
+        taken = not resumed and rounds(store)
+        if not taken:
+            fs, path = fsspec.url_to_fs(store.url)
+            fs.makedirs(path, exist_ok=True)
+            fs.pipe_file(f"{path}/{NOTE}", json.dumps(_content(note), indent=2).encode())
+    except Exception as error:  # any of a storage library's
+        raise FedRayError(
+            f"--checkpoint.url {store.url}: cannot be written ({first_line(error)}); check the address and your "
+            "rights there"
+        ) from None
+    if taken:
+        raise FedRayError(
+            f"--checkpoint.url {store.url}: holds the checkpoints of another run, up to round {taken[-1]}; go on with "
+            f"it by --resume {store.url}, or give an empty place"
+        )
+
+
+def clear(folder: Path, store: CheckpointStore) -> None:
+    """Remove the checkpoints of a finished run, and its note beside them; what cannot be removed stays."""
+    with contextlib.suppress(Exception):
+        if elsewhere(folder, store):
+            fs, path = fsspec.url_to_fs(store.url)
+            fs.rm_file(f"{path}/{NOTE}")
+    checkpoint.clear(store)
+
+
+def elsewhere(folder: Path, store: CheckpointStore) -> bool:
+    """Whether the checkpoints of a run are kept outside of its folder."""
+    return Path(store.url).parent != folder and Path(store.url) != folder
+
+
+def read(place: str) -> Note:
+    """The note of a run's folder, or of the URL of its checkpoints; raises FedRayError where there is none."""
+    with refuse_damage(f"--resume {place}: holds no run to go on with", "give the folder of an interrupted run"):
+        with fsspec.open(f"{place}/{NOTE}", "rb") as file:
+            found = decode(file.read())  # type: ignore[union-attr]
+        registry.plug_in_again(found.get("plug_ins", ()), f"--resume {place}")
+        settings = dict(found["execution"])
+        # Older versions kept the failure policy among the settings of the execution.
+        moved = {"on_failure": settings.pop("on_failure")} if "on_failure" in settings else {}
+        experiment = experiment_of(found["algorithm"], found["experiment"] | moved)
+        execution = from_dict(Execution, settings)
+        if "://" in place:  # it may have moved
+            execution = replace(execution, checkpoint=replace(execution.checkpoint, url=place))
+        name = found["name"]
+        run_id = found["run_id"]
+        package = found.get("package", "")  # older versions had none
+        if (
+            not isinstance(name, str)
+            or Path(name).name != name
+            or not fits(run_id, str | None)
+            or not fits(package, str)
+        ):
+            raise ValueError("its name, its run_id or its package is not one")
+        return Note(name, experiment, execution, run_id, package)
+
+
+def _content(note: Note) -> dict[str, Any]:
+    """What run.json holds."""
+    return {
+        "name": note.name,
+        "algorithm": registry.algorithm_name(note.experiment.algorithm),
+        "plug_ins": plug_ins_of(note.experiment),
+        "experiment": to_dict(note.experiment),
+        "execution": to_dict(note.execution),
+        "run_id": note.run_id,
+        "package": note.package,
+    }
+
+
+def finished_rounds(folder: Path) -> int:
+    """The rounds of the result in a folder, which a run that goes on for more keeps until its end; 0 without one."""
+    if not (folder / FINISHED).exists():
+        return 0
+    with refuse_damage(f"{folder}: the result cannot be read", "run it again in a new folder"):
+        return int(decode((folder / FINISHED).read_bytes())["experiment"]["rounds"])
+
+
+def holds(folder: Path, note: Note) -> bool:
+    """Whether a folder is that of the noted run."""
+    try:
+        found = read(str(folder))
+    except FedRayError:
+        return False
+    return (found.name, found.experiment, found.run_id) == (note.name, note.experiment, note.run_id)
+
+
+def experiment_of(algorithm: str, values: Mapping[str, Any]) -> Experiment:
+    """The experiment of :func:`to_dict`'s values and the algorithm's name."""
+    record = registry.pick(registry.algorithms(), "algorithm", algorithm)
+    return from_dict(Experiment, dict(values) | {"algorithm": from_dict(record.config, values["algorithm"])})
+
+
+def check_same(place: str, note: Note, asked: Experiment, execution: Execution) -> None:
+    """Raise FedRayError where the options beside --resume ask for another experiment (data may have moved, and rounds
+    may be added), or where the password of the tracking store is missing."""
+    names = differences(flatten(decisive(note.experiment)), flatten(decisive(asked)))
+    if names == ["rounds"]:
+        reason = f"the run began with {note.experiment.rounds}, and rounds can only be added"
+        require(asked.rounds > note.experiment.rounds, "rounds", asked.rounds, reason, "give more, or leave it out")
+        names = []
+    if names == ["on_failure"]:
+        raise FedRayError(
+            f"--on-failure {asked.on_failure}: the run began with {note.experiment.on_failure}, and skip changes the "
+            "numbers; leave the option out, or start a new run without --resume"
+        )
+    if names:
+        raise FedRayError(
+            f"--resume {place}: is another experiment (it differs in {', '.join(names)}); leave these options out, or "
+            "start a new run without --resume"
+        )
+    uri = execution.tracking.uri
+    if uri != "none" and uri == note.execution.tracking.uri and "***" in uri:
+        raise FedRayError(
+            f"--resume {place}: the password of its store was not kept; add --tracking.uri {uri} with the password"
+        )
+
+
+def store(folder: Path, execution: Execution) -> CheckpointStore:
+    """Where the checkpoints of a run go; raises FedRayError for an address with a password."""
+    cfg = execution.checkpoint
+    if shown(cfg.url) != cfg.url:
+        raise FedRayError(
+            f"--checkpoint.url {shown(cfg.url)}: its password would end up in files; give it to fsspec in the "
+            "environment of all machines (FSSPEC_<PROTOCOL>_PASSWORD)"
+        )
+    url = cfg.url.rstrip("/") if "://" in cfg.url else os.path.abspath(cfg.url or folder / "checkpoints")
+    # Files cannot be linked into a remote store: there the states lie in a folder of each machine.
+    local = f"{tempfile.gettempdir()}/fedray-{zlib.crc32(url.encode()):08x}" if "://" in url else url
+    states = f"{local}/states" if execution.client_states == "disk" else ""
+    return CheckpointStore(url, cfg.every, cfg.keep, cfg.on_error == "stop", states)
+
+
+def absolute(execution: Execution, uri: str) -> Execution:
+    """The execution without what belongs to the first start or is secret, with addresses that hold in any folder."""
+    url = execution.checkpoint.url
+    cfg = replace(execution.checkpoint, url=url if not url or "://" in url else os.path.abspath(url))
+    tracking = replace(execution.tracking, uri=shown(uri))
+    return replace(execution, name=None, output=None, checkpoint=cfg, tracking=tracking)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep others from going on with the same run; raises FedRayError where somebody does."""
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(folder.parent / f".{folder.name}.lock")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except OSError as error:
+        if isinstance(error, Timeout) and Path(lock.lock_file).exists():
+            raise FedRayError(
+                f"--resume {folder}: this run is going on in another process; wait for it or stop it"
+            ) from None
+        reason = error.strerror or "permission denied"
+        raise FedRayError(
+            f"--output {folder}: cannot be written ({reason}); choose a folder that you may write to"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+        Path(lock.lock_file).unlink(missing_ok=True)
+
+
+def place(resume: str, output: str | Path | None, name: str) -> Path:
+    """Where a result goes: the folder that is resumed, or a new one."""
+    here = resume and "://" not in resume
+    return Path(os.path.abspath(resume if here else output or Path("runs") / name))
+
+
+def command(folder: Path) -> str:
+    """What to type to go on with the run of a folder."""
+    return f"python -m fedray.launch --resume {folder}"
+
+
+def name(plan: Plan, execution: Execution) -> str:
+    """A run's name, the user's or algorithm-dataset-s<seed>-<time>; raises FedRayError for one that is a path."""
+    if execution.name:
+        if Path(execution.name).name != execution.name:
+            raise FedRayError(f"--name {execution.name}: is not a plain name; use --output for a folder elsewhere")
+        return execution.name
+    dataset = Path(plan.cfg.data.name).stem
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")[:-3]
+    return f"{registry.algorithm_name(plan.cfg.algorithm)}-{dataset}-s{plan.cfg.seed}-{stamp}"

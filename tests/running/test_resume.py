@@ -1,0 +1,310 @@
+"""--resume: a run goes on where it was cut off, and its result and its record in MLflow do not show it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import fedray
+from fedray import launch
+from fedray.federate import checkpoint, local_rounds
+from fedray.federate.compiled import choice
+from fedray.federate.compiled.package import Package
+from fedray.federate.compiled.unit import unit
+from fedray.running import progress, runfolder
+from fedray.types import FedRayError
+from tests.helpers import eager, small_plan
+
+pytestmark = pytest.mark.usefixtures("unpainted")
+FAST = ["pfedbayes", "--runtime", "local", "--rounds", "6", "--local-steps", "2", "--model.hidden", "8", "--seed", "3"]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def rows(folder: str) -> list[dict[str, str]]:
+    """metrics.csv without times."""
+    found = csv.DictReader((Path(folder) / "metrics.csv").open())
+    return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in found]
+
+
+def same_result(a: str, b: str) -> None:
+    assert rows(a) == rows(b)
+    parts = sorted(str(path.relative_to(a)) for path in Path(a).glob("personal/*"))
+    whole = () if parts else ("personal.safetensors",)
+    for name in ("global.safetensors", *whole, *parts, "clients.csv", "calibration.csv", "config.json"):
+        assert (Path(a) / name).read_bytes() == (Path(b) / name).read_bytes(), name
+    assert sorted(p.name for p in Path(a).iterdir()) == sorted(p.name for p in Path(b).iterdir())
+
+
+def history(name: str, metric: str = "personal/accuracy") -> tuple[str, list[int]]:
+    """Status of a run and the steps that the store holds."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{Path.cwd()}/runs/mlflow.db")  # stores are cached by address
+    experiment = client.get_experiment_by_name("fedray")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id], f"attributes.run_name = '{name}'")
+    return run.info.status, [m.step for m in client.get_metric_history(run.info.run_id, metric)]
+
+
+def test_an_interrupted_run_goes_on(cut: Callable[..., int], capfd: pytest.CaptureFixture[str]) -> None:
+    assert launch.main([*FAST, "--name", "whole"]) == 0
+    assert cut([*FAST, "--name", "cut"], 4) == 130
+    folder = str(Path("runs/cut").absolute())
+    assert f"python -m fedray.launch --resume {folder}" in capfd.readouterr().err
+    assert history("cut") == ("KILLED", [1, 2, 3, 4])
+    with pytest.raises(FedRayError, match="finished run"):
+        fedray.load("runs/cut")
+    # Another way to execute it changes nothing.
+    assert launch.main(["--resume", "runs/cut", "--backend", "loop"]) == 0
+    same_result("runs/whole", "runs/cut")
+    assert history("cut") == ("FINISHED", [1, 2, 3, 4, 5, 6])
+    assert not list(Path("runs/cut").glob("checkpoints*"))
+    assert launch.main(["--resume", "runs/cut"]) == 0
+    assert "is finished" in capfd.readouterr().err
+    assert history("cut") == ("FINISHED", [1, 2, 3, 4, 5, 6])
+
+
+@pytest.mark.parametrize("worth", [0, 10**9])
+def test_a_resumed_run_keeps_its_compiled_step_or_goes_on_without_one(
+    worth: int, cut: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever ``auto`` would decide for a new run by then."""
+    monkeypatch.setattr(choice, "obtain_unit", lambda work, tell: Package(work.key, b""))
+    monkeypatch.setattr(local_rounds, "load", lambda package, plan: eager(unit(plan)))
+    monkeypatch.setattr(choice, "WORTH", worth)
+    assert cut([*FAST, "--tracking.uri", "none", "--name", "cut"], 3) == 130
+    begun = runfolder.read("runs/cut").package
+    assert (begun != "") is (worth == 0)
+    monkeypatch.setattr(choice, "WORTH", 10**9 - worth)
+    assert launch.main(["--resume", "runs/cut"]) == 0
+    summary = json.loads(Path("runs/cut/summary.json").read_text())
+    assert (summary["backend"], summary["package"]) == ("compiled" if begun else "auto", begun)
+
+
+SERIAL = ["--mode", "serial", "--clients-per-round", "1", "--sites", "history", "--selection"]
+
+
+@pytest.mark.parametrize("options", [[*SERIAL, "hip"], ["--selection", "ksd"]])
+def test_particles_and_the_choice_of_clients_go_on(options: list[str], cut: Callable[..., int]) -> None:
+    argv = ["dsvgd", *FAST[1:], "--particles", "4", "--tracking.uri", "none", *options]
+    assert launch.main([*argv, "--name", "whole"]) == 0
+    assert cut([*argv, "--name", "cut"], 3) == 130
+    assert launch.main(["--resume", "runs/cut", "--backend", "loop"]) == 0
+    same_result("runs/whole", "runs/cut")
+
+
+def test_validation_goes_on_with_the_same_examples(cut: Callable[..., int]) -> None:
+    argv = [*FAST, "--tracking.uri", "none", "--data.validation", "0.2"]
+    assert launch.main([*argv, "--name", "whole"]) == 0
+    assert cut([*argv, "--name", "cut"], 3) == 130
+    assert launch.main(["--resume", "runs/cut"]) == 0
+    same_result("runs/whole", "runs/cut")
+    assert "validation/personal/accuracy" in rows("runs/cut")[0]
+    with pytest.raises(FedRayError, match=r"differs in data.validation"):
+        launch.parse(["--resume", "runs/cut", "--data.validation", "0.3"])
+
+
+def test_a_run_may_be_cut_off_again_and_again_and_lose_its_last_checkpoint(cut: Callable[..., int]) -> None:
+    assert launch.main([*FAST, "--name", "whole"]) == 0
+    assert cut([*FAST, "--name", "cut"], 2) == 130
+    assert cut(["--resume", "runs/cut"], 3) == 130
+    newest = max(Path("runs/cut/checkpoints").glob("round-*"))
+    (newest / "server.safetensors").write_bytes(b"torn")
+    assert cut(["--resume", "runs/cut"], 5) == 130
+    assert launch.main(["--resume", "runs/cut"]) == 0
+    same_result("runs/whole", "runs/cut")
+    assert history("cut") == ("FINISHED", [1, 2, 3, 4, 5, 6])
+
+
+def test_a_finished_run_that_is_resumed_keeps_its_end_time(
+    cut: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow.tracking import MlflowClient
+
+    from fedray.running.tracking import MLflowTracker
+
+    def ends() -> int:
+        client = MlflowClient(f"sqlite:///{Path.cwd()}/runs/mlflow.db")
+        (run,) = client.search_runs(["1"])
+        assert run.info.status == "FINISHED"
+        return run.info.end_time
+
+    with monkeypatch.context() as dying:  # killed after its result was written, before the store knew
+        dying.setattr(MLflowTracker, "finish", lambda *args: True)
+        assert launch.main([*FAST, "--rounds", "2", "--name", "x"]) == 0
+    written = Path("runs/x/config.json").stat().st_mtime
+    time.sleep(1)
+    assert launch.main(["--resume", "runs/x"]) == 0
+    assert ends() == int(written * 1000)
+    first = ends()
+    os.utime("runs/x/config.json")
+    assert launch.main(["--resume", "runs/x"]) == 0
+    assert ends() == first
+
+
+def test_steps_that_were_on_their_way_to_the_store_are_sent_again(
+    cut: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedray.running.tracking import MLflowTracker
+
+    with monkeypatch.context() as dying:  # what a SIGKILL loses
+        dying.setattr(MLflowTracker, "flush", lambda self: True)
+        dying.setattr(MLflowTracker, "finish", lambda *args: True)
+        assert cut([*FAST, "--name", "cut"], 4) == 130
+    assert history("cut") == ("RUNNING", [])
+    assert launch.main(["--resume", "runs/cut"]) == 0
+    assert history("cut") == ("FINISHED", [1, 2, 3, 4, 5, 6])
+    assert history("cut", "train/nll")[1] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_killed_process_loses_nothing() -> None:
+    slow = [*FAST, "--local-steps", "40", "--rounds", "12", "--tracking.uri", "none"]
+    assert launch.main([*slow, "--name", "whole"]) == 0
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedray.launch", *slow, "--name", "cut"],
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 120
+    while not list(Path("runs/cut").glob("checkpoints/round-*/manifest.json")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert launch.main(["--resume", "runs/cut"]) == 0
+    same_result("runs/whole", "runs/cut")
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--resume", "nowhere"], ["--resume nowhere", "holds no run"]),
+        (["--resume", "runs/cut", "--zeta", "3"], ["another experiment", "algorithm.zeta"]),
+        (["--resume", "runs/cut", "--rounds", "5"], ["--rounds 5", "rounds can only be added"]),
+        (["fedavg", "--resume", "runs/cut"], ["another experiment"]),
+        (["--name", "cut", *FAST[1:]], ["already holds something"]),
+        (["--checkpoint.keep", "0"], ["--checkpoint.keep 0"]),
+        (["--checkpoint.every", "-1"], ["--checkpoint.every -1"]),
+        (["--round-timeout", "0"], ["--round-timeout 0"]),
+        (["--on-failure", "pray"], ["--on-failure"]),
+    ],
+)
+def test_what_cannot_be_resumed_is_refused(
+    argv: list[str], words: list[str], cut: Callable[..., int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert cut([*FAST, "--tracking.uri", "none", "--name", "cut"], 1) == 130
+    capfd.readouterr()
+    try:
+        code = launch.main(argv)
+    except SystemExit as stop:
+        code = stop.code
+    error = " ".join(capfd.readouterr().err.replace("│", " ").split())
+    assert code == 2
+    assert all(word in error for word in words), error
+    assert "Traceback" not in error
+
+
+def test_checkpoints_that_cannot_be_used_are_named(cut: Callable[..., int], capfd: pytest.CaptureFixture[str]) -> None:
+    assert cut([*FAST, "--tracking.uri", "none", "--name", "cut"], 3) == 130
+    for path in Path("runs/cut/checkpoints").rglob("manifest.json"):
+        path.write_text(json.dumps({"format": 99}))
+    assert launch.main(["--resume", "runs/cut"]) == 1
+    assert "none of its 2 checkpoints can be used" in capfd.readouterr().err
+
+
+def test_two_processes_do_not_go_on_with_the_same_run(
+    cut: Callable[..., int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert cut([*FAST, "--tracking.uri", "none", "--name", "cut"], 3) == 130
+    with runfolder.locked(Path("runs/cut").absolute()):
+        assert launch.main(["--resume", "runs/cut"]) == 2
+    assert "going on in another process" in capfd.readouterr().err
+    assert launch.main(["--resume", "runs/cut"]) == 0
+
+
+def test_checkpoints_may_be_elsewhere_and_rarer(cut: Callable[..., int]) -> None:
+    options = ["--checkpoint.url", "kept", "--checkpoint.every", "2", "--tracking.uri", "none"]
+    assert cut([*FAST, *options, "--name", "cut"], 5) == 130
+    assert sorted(path.name for path in Path("kept").iterdir()) == ["round-000002", "round-000004", "run.json"]
+    note = runfolder.read("runs/cut")
+    assert note.execution.checkpoint.url == str(Path("kept").absolute())
+    assert launch.main(["--resume", "runs/cut"]) == 0
+    assert not Path("kept").exists()
+    assert launch.main([*FAST, "--tracking.uri", "none", "--name", "whole"]) == 0
+    same_result("runs/whole", "runs/cut")
+
+
+@pytest.mark.parametrize("place", ["memory://kept", "kept"])
+def test_a_run_outlives_its_folder_where_its_checkpoints_are_elsewhere(
+    place: str, cut: Callable[..., int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--checkpoint.url", place, "--tracking.uri", "none"]
+    assert cut([*FAST, *options, "--name", "cut"], 4) == 130
+    shutil.rmtree("runs/cut")
+    assert launch.main([*FAST, *options, "--name", "another"]) == 2
+    assert "holds the checkpoints of another run, up to round 4" in capfd.readouterr().err
+    assert launch.main(["--resume", place]) == 0
+    assert launch.main([*FAST, "--tracking.uri", "none", "--name", "whole"]) == 0
+    same_result("runs/whole", "runs/cut" if "://" in place else place)
+    assert checkpoint.rounds(checkpoint.CheckpointStore(place if "://" in place else str(Path(place).absolute()))) == []
+
+
+def test_a_url_is_not_resumed_into_the_folder_of_another_run(
+    cut: Callable[..., int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert cut([*FAST, "--checkpoint.url", "memory://other", "--tracking.uri", "none", "--name", "cut"], 4) == 130
+    shutil.rmtree("runs/cut")
+    assert launch.main([*FAST, "--seed", "4", "--tracking.uri", "none", "--name", "cut"]) == 0
+    assert launch.main(["--resume", "memory://other"]) == 2
+    assert "already holds something; choose another --output" in capfd.readouterr().err
+    assert launch.main(["--resume", "memory://other", "--output", "here"]) == 0
+    assert rows("here")
+
+
+def test_a_place_for_checkpoints_that_takes_nothing_is_refused_before_training(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    Path("file").write_text("")
+    for place, word in (("file", "file"), ("nosuch://x", "nosuch"), ("ftp://me:hunter2@host/x", "FSSPEC_")):
+        assert launch.main([*FAST, "--tracking.uri", "none", "--name", "x", "--checkpoint.url", place]) == 2
+        error = capfd.readouterr().err
+        assert "--checkpoint.url" in error
+        assert word in error
+        assert "hunter2" not in error
+    assert not Path("runs/x").exists()
+
+
+def test_the_status_follows_the_run(cut: Callable[..., int]) -> None:
+    assert cut([*FAST, "--tracking.uri", "none", "--name", "cut"], 4) == 130
+    found = progress.read(Path("runs/cut"))
+    assert (found.state, found.round, found.rounds, found.checkpoint) == ("interrupted", 4, 6, 4)
+    assert found.command.endswith(f"--resume {Path('runs/cut').absolute()}")
+    assert 0 < found.measures["personal/accuracy"] <= 1
+    assert found.seconds > 0
+    assert launch.main(["--resume", "runs/cut"]) == 0
+    found = progress.read(Path("runs/cut"))
+    assert (found.state, found.round, found.checkpoint) == ("finished", 6, 5)
+
+
+def test_a_note_gives_back_what_was_asked(tmp_path: Path) -> None:
+    plan = small_plan("pfedbayes", {"data.labels_per_client": 3})
+    request = launch.parse(["--gpus-per-client", "0.25", "--round-timeout", "9", "--on-failure", "skip"]).request
+    note = runfolder.Note("x", plan.cfg, runfolder.absolute(request.execution, "sqlite:///x.db"), None)
+    runfolder.write(tmp_path / "x", note)
+    assert runfolder.read(str(tmp_path / "x")) == note
