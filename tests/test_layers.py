@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "data": "registry config types",
     "federate": "data config registry nets arrays types",
     "actors": "federate data config registry arrays terminal types",
-    "running": "actors federate data config registry nets arrays terminal types",
+    "running": "actors federate data cli config registry nets arrays terminal types",
     "compare": "running federate cli config registry terminal types",
     "tune": "running actors federate data cli config registry arrays terminal types",
     "library": "compare running federate data config registry arrays terminal types",

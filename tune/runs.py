@@ -32,6 +32,7 @@ from fedray.federate.failures import ATTEMPTS
 from fedray.federate.plan import Plan, make_plan
 from fedray.federate.uncertainty import questions
 from fedray.running import progress, runfolder, session
+from fedray.running.published.publish import Finished
 from fedray.running.side_by_side import Ended, Listener
 from fedray.running.writer import Writer
 from fedray.terminal import same_handlers, say
@@ -164,6 +165,7 @@ class _TrackedRun:
 
     def __init__(self, entered: Entered, tags: Mapping[str, str], listen: Listener, trial: Any):
         self._name, plan, execution, self._folder, _, note = entered
+        self._plan, self._register = plan, execution.register
         self._listen = listen
         self._trial = trial
         self._tracker = session.open_tracker(plan, execution, self._name, tags, note)
@@ -191,6 +193,7 @@ class _TrackedRun:
             self._listen.ended(Ended(self._name, None, failure))
         else:
             self._tracker.finish("FINISHED", self._folder)
+            self._tracker.publish(Finished(self._plan, self._folder, self._register))
             self._listen.ended(Ended(self._name, self._trial.last_result["summary"]))
 
 

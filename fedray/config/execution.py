@@ -93,11 +93,17 @@ class Execution:
     strange (`uncertainty`)."""
     figures: Literal["png", "pdf", "svg", "none"] = "png"
     """Format of the figures: png; pdf or svg, which stay sharp in print, are written beside it; none draws nothing."""
+    register: str = ""
+    """Register the models of the run in MLflow under this name, as NAME or NAME@ALIAS; the alias is by default that of
+    the algorithm."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def __post_init__(self) -> None:
         check_types(self)
+        untracked = self.register and self.tracking.uri == "none"
+        reason = "nothing is tracked, so there is no store to register in"
+        require(not untracked, "register", self.register, reason, "leave out `tracking.uri`")
         limit = self.round_timeout
         require(limit is None or limit > 0, "round_timeout", limit, "a time is positive", "leave it out to wait")
         per_actor, share = self.clients_per_actor, self.gpus_per_client

@@ -24,6 +24,7 @@ ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_UV_AUTO_DETECT": "false",  # it would put the lock file of the current folder into a model
     "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # FedRay reports failures itself, in one line
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }

@@ -45,6 +45,8 @@ from fedray.running import (
 from fedray.running.files import remove_leftovers
 from fedray.running.log import Log
 from fedray.running.progress import Status
+from fedray.running.published import page
+from fedray.running.published.publish import Finished, registration
 from fedray.running.runfolder import Note
 from fedray.running.tracking import Tracker
 from fedray.running.writer import PERSONAL, Writer
@@ -312,6 +314,7 @@ def conclude(run: Run, played: Played) -> RunResult:
     _write(run, summary, played)
     run.log.write(f"finished: {run.folder}")
     run.tracker.finish("FINISHED", run.folder)
+    run.tracker.publish(Finished(run.plan, run.folder, run.request.execution.register))
     return RunResult(run.plan, summary, run.folder, run.tracker.hint(), played.failures)
 
 
@@ -402,6 +405,7 @@ def _finish_again(run: Run) -> RunResult:
         _track(run, summary)
         progress.end(run.folder, "finished")
         run.tracker.finish("FINISHED", run.folder, written)
+        run.tracker.publish(Finished(run.plan, run.folder, run.request.execution.register))
         return RunResult(run.plan, summary, run.folder, run.tracker.hint())
 
 
@@ -431,13 +435,19 @@ def open_tracker(
     if execution.tracking.uri == "none":
         return tracking.NullTracker()
     algorithm = registry.algorithm_name(plan.cfg.algorithm)
-    tags = dict(tags) | {
-        "algorithm": algorithm,
-        "dataset": plan.cfg.data.name,
-        "seed": str(plan.cfg.seed),
-        "config": fingerprint(plan.cfg),
-        "git_commit": tracking.git_commit() or "unknown",
-    }
+    if execution.register:
+        registration(execution.register, algorithm)
+    tags = (
+        page.tags(plan)
+        | dict(tags)
+        | {
+            "algorithm": algorithm,
+            "dataset": plan.cfg.data.name,
+            "seed": str(plan.cfg.seed),
+            "config": fingerprint(plan.cfg),
+            "git_commit": tracking.git_commit() or "unknown",
+        }
+    )
     where = execution.tracking
     address = mlflow_store.shown(mlflow_store.locate(where.uri).uri)
     run_id = note.run_id if note and note.execution.tracking.uri == address else None

@@ -23,9 +23,13 @@ if TYPE_CHECKING:
     from mlflow.entities import Metric
     from mlflow.tracking import MlflowClient
 
+    from fedray.running.published.publish import Finished
+
 Ending = Literal["FINISHED", "FAILED", "KILLED"]
 
 FLUSH_SECONDS = 2.0
+MAX_METRICS = 60
+KIND, TRAINING = "mlflow.experimentKind", "custom_model_development"  # of an experiment: not about language models
 PATIENCE = 10.0  # the pause after a failed delivery, in units of its duration: a hanging store costs <= 1/10
 
 
@@ -58,6 +62,13 @@ class Tracker(Protocol):
         """
         ...
 
+    def publish(self, finished: Finished) -> bool:
+        """Record the page and the model of a finished run, beside what :meth:`finish` takes; never raises.
+
+        False where it could not be done.
+        """
+        ...
+
     def hint(self) -> str:
         """Where to look: a command to paste, or an address."""
         ...
@@ -80,6 +91,10 @@ class NullTracker:
         return True
 
     def finish(self, status: Ending, artifacts: Path | None = None, ended: float | None = None) -> bool:
+        """Nothing can be lost: always True."""
+        return True
+
+    def publish(self, finished: Finished) -> bool:
         """Nothing can be lost: always True."""
         return True
 
@@ -111,6 +126,9 @@ class MLflowTracker:
         self._warn = warn
         self._warned = False
         self._buffer: list[Metric] = []
+        self._rows: list[Mapping[str, float]] = []  # what was logged, from which averages are taken
+        self._names: set[str] = set()  # of the metrics of the run
+        self._full = False  # whether there were more of them than a run may have
         self._next_flush = 0.0
         try:
             from mlflow.entities import Param
@@ -123,6 +141,7 @@ class MLflowTracker:
                 else:
                     run = self._client.get_run(run_id)
                     self._held = _history(self._client, run)
+                    self._names = set(run.data.metrics)
                     if run.info.status == "FINISHED":
                         self._ended = run.info.end_time
                     else:
@@ -140,8 +159,12 @@ class MLflowTracker:
         """Record the metrics of one round (step = round), each once; sends what is buffered every two seconds."""
         from mlflow.entities import Metric
 
+        from fedray.running.published.page import averages
+
         now = int(time.time() * 1000)
-        fresh = {_key(name): value for name, value in metrics.items() if (_key(name), step) not in self._held}
+        self._rows.append(metrics)
+        values = {_key(name): value for name, value in (dict(metrics) | averages(self._rows)).items()}
+        fresh = {name: value for name, value in values.items() if (name, step) not in self._held and self._fits(name)}
         self._held |= {(name, step) for name in fresh}
         self._buffer += [Metric(name, float(value), now, step) for name, value in fresh.items()]
         if time.monotonic() >= self._next_flush:
@@ -190,14 +213,40 @@ class MLflowTracker:
             return False
         return True
 
+    def publish(self, finished: Finished) -> bool:
+        """Log the description, the datasets, the table of clients and the model; False, after a warning, where not."""
+        from fedray.running.published.publish import publish
+
+        try:
+            publish(self._client, self._experiment, self.run_id, finished)
+        except FedRayError as error:  # a network or a plug-in that exists in this program only
+            self._warn(f"MLflow at {self._where} has no model of this run: {error}")
+            return False
+        except Exception as err:
+            text = f"did not take the page or the model of the run ({mlflow_store.reason(err)})"
+            self._warn(f"MLflow at {self._where} {text}; the result is complete in {finished.folder}")
+            return False
+        return True
+
     def hint(self) -> str:
         """The command that opens the run's charts, or its address on a server."""
         if self._uri.startswith("http"):
-            return f"{self._where}/#/experiments/{self._experiment}/runs/{self.run_id}"
+            return f"{self._where}/#/experiments/{self._experiment}/runs/{self.run_id}?workflowType=machine_learning"
         # MLflow's own start page is an empty one about language models.
         page = f"#/experiments/{self._experiment}/runs?workflowType=machine_learning&compareRunsMode=CHART"
         command = f"mlflow ui --backend-store-uri {shlex.quote(self._where)}"
         return f"{command}\nthen open http://127.0.0.1:5000/{page}"
+
+    def _fits(self, name: str) -> bool:
+        """Whether the run may have this metric: the page draws a chart of each, and is slow with more."""
+        if name in self._names or len(self._names) < MAX_METRICS:
+            self._names.add(name)
+            return True
+        if not self._full:
+            text = f"a run in MLflow has at most {MAX_METRICS} metrics; the others, from {name} on, are in metrics.csv"
+            self._warn(f"{text} and summary.json")
+        self._full = True
+        return False
 
     def _send(self) -> None:
         # MLflow cuts it into batches of 1000 (and cuts long parameters) itself.
@@ -234,7 +283,7 @@ def _experiment(client: MlflowClient, name: str, artifacts: str | None) -> str:
     found = client.get_experiment_by_name(name)
     if found is None:
         try:
-            return client.create_experiment(name, artifact_location=artifacts)
+            return client.create_experiment(name, artifact_location=artifacts, tags={KIND: TRAINING})
         except MlflowException:  # somebody else on the server may have created it just now
             found = client.get_experiment_by_name(name)
             if found is None:
@@ -242,6 +291,8 @@ def _experiment(client: MlflowClient, name: str, artifacts: str | None) -> str:
     if found.lifecycle_stage == "deleted":
         restore = f"mlflow experiments restore --experiment-id {found.experiment_id}"
         raise FedRayError(f"--tracking.experiment {name}: it was deleted; choose another or run: {restore}")
+    if KIND not in found.tags:
+        client.set_experiment_tag(found.experiment_id, KIND, TRAINING)
     return found.experiment_id
 
 

@@ -1,0 +1,1 @@
+"""What MLflow shows of a finished run, and the model that it serves."""

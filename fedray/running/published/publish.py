@@ -1,0 +1,137 @@
+"""A finished run, handed to MLflow: its page, its datasets, its model with linked metrics, and a registered version."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fedray import registry
+from fedray.federate.plan import Plan
+from fedray.running import predictor
+from fedray.running.published import model, page
+from fedray.types import require
+
+if TYPE_CHECKING:
+    from mlflow.entities import DatasetInput
+    from mlflow.tracking import MlflowClient
+
+RESERVED = "latest"  # an alias that MLflow keeps for itself
+
+
+class Finished(NamedTuple):
+    """A run with its result, and the name under which its model is registered; empty: it is not."""
+
+    plan: Plan
+    folder: Path
+    register: str = ""
+
+
+class Registration(NamedTuple):
+    """A name of MLflow's model registry, and the alias that the new version takes over."""
+
+    name: str
+    alias: str
+
+
+def registration(asked: str, algorithm: str) -> Registration:
+    """The name and the alias of NAME or NAME@ALIAS; the alias is by default the name of the algorithm.
+
+    Raises FedRayError for what MLflow would refuse.
+    """
+    name, _, alias = asked.partition("@")
+    alias = alias or re.sub(r"[^\w-]", "-", algorithm)
+    reason, remedy = "a name has no / : and @", "give a name such as digits, or digits@champion"
+    require(re.fullmatch(r"[^/:@]+", name) is not None, "register", asked, reason, remedy)
+    usable = re.fullmatch(r"[\w-]+", alias) and alias.lower() != RESERVED and not re.fullmatch(r"[vV]\d+", alias)
+    reason = "an alias is one word of letters, digits, - and _, and neither latest nor a version such as v1"
+    require(bool(usable), "register", asked, reason, remedy)
+    return Registration(name, alias)
+
+
+def publish(client: MlflowClient, experiment: str, run_id: str, finished: Finished) -> None:
+    """Give a run its description, its datasets, the table of its clients and its model; once, if called again.
+
+    Raises what the store raises, and FedRayError where the models cannot be loaded from the result's folder.
+    """
+    plan, folder, register = finished
+    summary = json.loads((folder / "summary.json").read_text())
+    with tempfile.TemporaryDirectory() as place:
+        shown = page.previews(folder, Path(place))
+        client.log_artifacts(run_id, place, page.PREVIEWS)
+    note = page.description(plan, summary, shown, run_id)
+    client.set_tag(run_id, "mlflow.note.content", note)
+    datasets = page.datasets(plan)
+    client.log_inputs(run_id, datasets)
+    tables = client.get_run(run_id).data.tags.get("mlflow.loggedArtifacts", "")
+    if (table := page.client_table(folder)) and page.TABLE not in tables:  # it would be appended to the first
+        client.log_table(run_id, table, page.TABLE)
+    if client.search_logged_models([experiment], f"source_run_id = '{run_id}'"):
+        return
+    test = next(each for each in datasets if each.tags[0].value == page.TEST)
+    model_id = _log_model(client, experiment, run_id, finished, summary, test)
+    if register:
+        _register(client, registration(register, registry.algorithm_name(plan.cfg.algorithm)), model_id, run_id)
+
+
+def _log_model(
+    client: MlflowClient,
+    experiment: str,
+    run_id: str,
+    finished: Finished,
+    summary: dict[str, Any],
+    test: DatasetInput,
+) -> str:
+    """Log the models of a run as one, with the measures of its result; the identity of it."""
+    from mlflow.entities import LoggedModelOutput, Metric
+
+    plan, folder, _ = finished
+    run = predictor.load(folder)
+    name = registry.algorithm_name(plan.cfg.algorithm)
+    described = {"algorithm": name, "clients": str(plan.clients), "dataset": plan.cfg.data.name}
+    logged = client.create_logged_model(experiment, name, run_id, params=described, model_type="federated posteriors")
+    try:
+        with tempfile.TemporaryDirectory() as place:
+            saved = Path(place, "model")
+            data = model.save(folder, run, logged.model_id, saved)
+            client.log_model_artifacts(logged.model_id, str(saved))
+        for state in model.STATES:
+            if (folder / state).is_dir():
+                client.log_model_artifacts(logged.model_id, str(folder / state), f"{data}/{state}")
+            elif (folder / state).exists():
+                client.log_model_artifact(logged.model_id, str(folder / state), data)
+    except BaseException:
+        client.finalize_logged_model(logged.model_id, "FAILED")
+        raise
+    client.finalize_logged_model(logged.model_id, "READY")
+    client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, plan.cfg.rounds)])
+    now, about = int(time.time() * 1000), test.dataset
+    measures = page.averages_of(summary)
+    client.log_batch(
+        run_id,
+        [
+            Metric(key, value, now, plan.cfg.rounds, logged.model_id, about.name, about.digest, run_id)
+            for key, value in measures.items()
+        ],
+        synchronous=True,
+    )
+    return logged.model_id
+
+
+def _register(client: MlflowClient, wanted: Registration, model_id: str, run_id: str) -> None:
+    """Make the model a version of a registered one, which the alias means from now on."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_registered_model(wanted.name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    # A server looks models:/ up in itself; a client of a database would look in its default store.
+    served = client.tracking_uri.startswith("http")
+    source = f"models:/{model_id}" if served else client.get_logged_model(model_id).artifact_location
+    version = client.create_model_version(wanted.name, source, run_id, model_id=model_id)
+    client.set_registered_model_alias(wanted.name, wanted.alias, version.version)
