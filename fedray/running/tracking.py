@@ -126,7 +126,7 @@ class MLflowTracker:
         self._warn = warn
         self._warned = False
         self._buffer: list[Metric] = []
-        self._rows: list[Mapping[str, float]] = []  # what was logged, from which averages are taken
+        self._rows: list[Mapping[str, float]] = []  # what was logged since round 1, from which averages are taken
         self._names: set[str] = set()  # of the metrics of the run
         self._full = False  # whether there were more of them than a run may have
         self._next_flush = 0.0
@@ -162,7 +162,8 @@ class MLflowTracker:
         from fedray.running.published.page import averages
 
         now = int(time.time() * 1000)
-        self._rows.append(metrics)
+        if step == 1 or self._rows:  # the rounds before a resumed one are not known here
+            self._rows.append(metrics)
         values = {_key(name): value for name, value in (dict(metrics) | averages(self._rows)).items()}
         fresh = {name: value for name, value in values.items() if (name, step) not in self._held and self._fits(name)}
         self._held |= {(name, step) for name in fresh}

@@ -116,7 +116,7 @@ def test_the_numbers_of_the_summary_are_linked_to_the_model_and_the_test_example
     linked = {metric.key: metric for metric in model_of(client, run).metrics}
     kind = next(kind for kind in ("personal", "global") if summary[kind])
     for name in ("accuracy", "nll", "ece"):
-        metric = linked[f"average/{kind}_{name}"]
+        metric = linked[f"averaged/{kind}_{name}"]
         assert metric.value == summary[kind][name]
         assert metric.dataset_digest == digests["evaluation"]
         history = client.get_metric_history(run.info.run_id, metric.key)
@@ -125,7 +125,7 @@ def test_the_numbers_of_the_summary_are_linked_to_the_model_and_the_test_example
 
 def test_the_charts_begin_with_the_result_and_are_few(tracked):
     names = sorted(tracked[1].data.metrics)
-    assert names[0].startswith("average/")
+    assert names[0].startswith("averaged/")
     assert names[0].endswith("accuracy")
     assert len(names) <= tracking.MAX_METRICS
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # In the order of their importance.
 SHOWN_FIGURES = ("accuracy.png", "rmse.png", "reliability.png", "coverage.png", "unknown.png", "uncertainty.png")
-AVERAGED = ("accuracy", "rmse", "nll", "ece")  # of these the average so far is logged, too
+AVERAGED = ("accuracy", "rmse", "nll", "ece", "coverage")  # of these the average so far is logged, too
 TABLE = "clients.json"  # among the artifacts of a run
 MAX_ROWS = 1000  # of the table: the page loads all of them
 MAX_NOTE = 7500  # characters: MLflow refuses a tag of more than 8000
@@ -161,18 +161,12 @@ def _cell(text: str) -> float | int | str | None:
 def averages(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The result if the run ended now, of the measures of its rounds so far: averaged as :func:`report.summarize` does.
 
-    Of the personal models, or else of the global one. Named average/..., because MLflow sorts its charts by name, and
-    these are to come first.
+    Named as the summary's averages, which end their curves: MLflow sorts its charts by name, and these come first.
     """
     window = report.window(rows)
-    kind = next(
-        (kind for kind in report.KINDS if window and any(f"{kind}/{name}" in window[0] for name in AVERAGED)), ""
-    )
-    found = [name for name in AVERAGED if kind and f"{kind}/{name}" in window[0]]
-    return {f"average/{kind}_{name}": report.mean(window, f"{kind}/{name}") for name in found}
-
-
-def averages_of(summary: Mapping[str, Any]) -> dict[str, float]:
-    """The same numbers of a finished run, from its summary."""
-    kind = next(kind for kind in report.KINDS if summary[kind] is not None)
-    return {f"average/{kind}_{name}": summary[kind][name] for name in AVERAGED if name in summary[kind]}
+    return {
+        f"{report.AVERAGED}/{kind}_{name}": report.mean(window, f"{kind}/{name}")
+        for kind in report.KINDS
+        for name in AVERAGED
+        if window and f"{kind}/{name}" in window[0]
+    }

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedray import registry
+from fedray.federate import report
 from fedray.federate.plan import Plan
 from fedray.running import predictor
 from fedray.running.published import model, page
@@ -109,7 +110,7 @@ def _log_model(
     client.finalize_logged_model(logged.model_id, "READY")
     client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, plan.cfg.rounds)])
     now, about = int(time.time() * 1000), test.dataset
-    measures = page.averages_of(summary)
+    measures = report.averaged(plan, summary)
     client.log_batch(
         run_id,
         [
