@@ -16,6 +16,7 @@ import numpy as np
 
 from fedray.arrays.tensor_files import named, pieces
 from fedray.nets.model import Model
+from fedray.nets.own import OwnModule
 
 KINDS = {2: ("weight", "bias"), 4: ("input.weight", "input.bias", "state.weight", "state.bias")}
 
@@ -42,8 +43,9 @@ def save(path: Path, tree: Any, model: Model, words: Mapping[str, str]) -> None:
         arrays |= {} if layout else {name: array}
         for part in layout:
             arrays[f"{name}.{part.name}"] = array[..., part.start : part.stop].reshape(*lead, *part.shape)
-    convention = "weights of linear layers are [in, out]: x @ weight + bias; leading axes count clients or particles"
-    about = {"network": str(model.layers), "convention": convention, **words}
+    linear = "weights of linear layers are [in, out]: x @ weight + bias"
+    weights = "tensors are those of the module" if _own(model) else linear
+    about = {"network": str(model.layers), "convention": f"{weights}; leading axes count clients or particles", **words}
     with path.open("wb") as file:
         file.writelines(pieces(arrays, about))
 
@@ -67,20 +69,34 @@ def _layout(model: Model, length: int) -> list[Part]:
 def _parts(model: Model) -> list[Part]:
     """The tensors in theta [P], in order."""
     found: list[Part] = []
-    shapes = iter(model.shapes)
     start = 0
-    for name, span in model.slices.items():
-        if not name.startswith("layer"):
-            continue
-        own: list[tuple[int, ...]] = []
-        while sum(map(math.prod, own)) < span.stop - span.start:
-            own.append(next(shapes))
-        for kind, shape in zip(KINDS[len(own)], own, strict=True):
-            found.append(Part(f"{name}.{kind}", start, shape))
-            start = found[-1].stop
+    for name, shape in zip(_names(model), model.shapes, strict=True):
+        found.append(Part(name, start, shape))
+        start = found[-1].stop
     others = {"prior": model.extra, "noise": model.density.noise, "padding": model.padded - model.size}
     for name, length in others.items():
         if length:
             found.append(Part(name, start, (length,)))
             start += length
     return found
+
+
+def _names(model: Model) -> list[str]:
+    """The names of the tensors of all layers, in order."""
+    if own := _own(model):
+        return list(own.names)
+    names: list[str] = []
+    shapes = iter(model.shapes)
+    for name, span in model.slices.items():
+        if name.startswith("layer"):
+            left, count = span.stop - span.start, 0
+            while left > 0:
+                left -= math.prod(next(shapes))
+                count += 1
+            names += [f"{name}.{kind}" for kind in KINDS[count]]
+    return names
+
+
+def _own(model: Model) -> OwnModule | None:
+    """The caller's module, where the network is one."""
+    return next((layer for layer in model.layers if isinstance(layer, OwnModule)), None)

@@ -158,6 +158,8 @@ class Predictor:
         plan, clients = self.plan, self.snapshot.clients
         if isinstance(clients, Rows):
             return clients.row(client)
+        if not isinstance(clients, Saved):
+            return trees.row(clients, client)
         initial = plan.algorithm.client_init(plan.context, plan.initial_server())
         with refuse_damage(f"{clients.folder}: its models cannot be read", "run it again"):
             return dict(read_clients(clients, {client}, initial)).get(client, initial)
