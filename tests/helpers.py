@@ -113,7 +113,9 @@ def shard(host, k):
 
 def draws(host, round_number, index):
     """Minibatches and noise of the local steps of a block's clients."""
-    return host.rounds._draws(round_number, index, host.rounds._noise(round_number, index))
+    rounds = host.rounds
+    batches = host.shards.minibatches(index, *rounds._picked(round_number, index))
+    return zip(batches, rounds._noise(round_number, index), strict=True)
 
 
 def play(plan, hosts, rounds=((0, 2, 3, 5), (1, 2, 4, 5))):

@@ -55,6 +55,7 @@ class Scene:
         monkeypatch.setattr(moves, "LOOK_SECONDS", 0.0)
         monkeypatch.setattr(moves, "reserved", lambda g: [Seat(m, g, k) for k, m in enumerate(self.groups[g])])
         monkeypatch.setattr(moves, "placement_group", self.reserve)
+        monkeypatch.setattr(moves, "added_name", lambda group: f"{group}+")
         monkeypatch.setattr(moves, "remove_placement_group", lambda group: self.groups.pop(group, None))
         monkeypatch.setattr(moves.ray, "get_runtime_context", lambda: context)
         monkeypatch.setattr(moves.ray, "wait", lambda refs, **_: (refs, []) if self.ready else ([], refs))
@@ -62,7 +63,7 @@ class Scene:
         monkeypatch.setattr(moves.ray, "kill", lambda actor: None)
         self.mover = Mover(self.cohort, "first", most, on_disk)  # type: ignore[arg-type]
 
-    def reserve(self, bundles, strategy, bundle_label_selector):
+    def reserve(self, bundles, strategy, name, bundle_label_selector):
         class Group(str):
             wait = lambda _, seconds: not self.refused  # noqa: E731
 

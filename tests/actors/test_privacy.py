@@ -185,6 +185,11 @@ def public(actor: type) -> set[str]:
     return {name for name, _ in inspect.getmembers(actor, inspect.isfunction) if not name.startswith("_")}
 
 
+def silent(actor: type) -> set[str]:
+    """The methods that answer nothing."""
+    return {name for name in public(actor) if inspect.signature(getattr(actor, name)).return_annotation == "None"}
+
+
 PERSONAL = {
     "bpfed": lambda plan, states: states.posterior.q.mu[:, plan.model.part(plan.cfg.algorithm.personal).numpy()],
     "pfedbayes": lambda plan, states: states.q.mu[:, : plan.model.size],
@@ -209,7 +214,7 @@ def test_no_personal_parameter_leaves_its_actor(algorithm: str) -> None:
 
 def test_every_method_of_an_actor_has_a_case_here() -> None:
     assert public(ClientActor) == set(CLIENT_CASES)
-    assert public(ServerActor) == SERVER_CASES
+    assert public(ServerActor) - silent(ServerActor) == SERVER_CASES
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

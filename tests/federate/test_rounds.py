@@ -229,7 +229,7 @@ def test_evaluation_follows_the_schedule_and_the_spotlights_theirs():
     assert [(r.round, [s.round for s in r.spotlights]) for r in found if r.spotlights] == [
         (1, [0, 1]), (10, [10]), (14, [14])
     ]  # fmt: skip
-    assert {tuple(r.seconds) for r in found} == {("train", "aggregate", "evaluate", "round")}
+    assert {tuple(r.seconds) for r in found} == {("train", "aggregate", "evaluate", "round", "cpu")}
     assert len({r.participants for r in found}) > 5
 
 

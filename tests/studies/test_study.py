@@ -244,8 +244,8 @@ def test_parts_of_a_study() -> None:
 
 
 BAD = {
-    "no study": ([], ["no study", "table2, table1-mnist"]),
-    "study": (["tabel2"], ["tabel2", "table2, table1-mnist"]),
+    "no study": ([], ["no study", "table2, table3, table1-mnist"]),
+    "study": (["tabel2"], ["tabel2", "table2, table3, table1-mnist"]),
     "limit": (["quick", "--limit", "0"], ["--limit 0", "at least one"]),
     "seeds": (["quick", "--seeds", "0"], ["--seeds 0", "at least one"]),
     "seed": (["quick", "--seed-start", "-1"], ["--seed-start -1", "at least zero"]),
