@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fedray.types import check_types, require
+from fedray.types import added, check_types, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class DataConfig:
     """Share of a client's examples kept for testing (all partitions but labels of a dataset with a table); by default
     0.25, of sent140 and femnist LEAF's 0.1, of uci sets 0.1, of covertype 0.2, with shards 1/7 as in MNIST's official
     division."""
-    validation: float = 0.0
+    validation: float = added(0.0)
     """Share of every client's training examples that is held out for validation, class by class: whoever chooses
     settings by these can still report test figures. 0 trains on all of them, as the papers do; a sweep holds out 0.2
     instead, unless it ranks by test data."""

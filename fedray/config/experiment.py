@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fedray.config.data import DataConfig, ModelConfig
-from fedray.types import check_types, require
+from fedray.types import added, check_types, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +45,14 @@ class Experiment:
     """Minibatches per client and round."""
     eval_every: int = 1
     """Evaluate after every k-th round (and after the last)."""
-    eval_clients: int | None = None
+    eval_clients: int | None = added(None)
     """Clients that an evaluation draws anew, without replacement; by default all of them are evaluated."""
     predict_samples: int = 10
     """Posterior draws averaged at prediction; 0 predicts with the mean weights."""
     noise_generator: Literal["auto", "sfc64", "philox"] = "auto"
     """Generator of the normals that clients are given: sfc64, the fastest on CPUs; philox, whose draws are the same on
     CPUs and GPUs; auto takes sfc64 on CPUs and philox on GPUs."""
-    precision: Literal["float32", "tf32"] = "float32"
+    precision: Literal["float32", "tf32"] = added("float32")
     """Matrix products on GPUs: in float32, or faster in tf32, which keeps 10 of the 23 bits of each factor. CPUs always
     use float32."""
     on_failure: Literal["retry", "skip", "abort"] = "retry"

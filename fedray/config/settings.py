@@ -13,7 +13,7 @@ from typing import Any
 
 from fedray.config.decode import fits
 from fedray.config.experiment import Experiment
-from fedray.types import FedRayError, suggestion
+from fedray.types import FedRayError, at_its_origin, suggestion
 
 
 def override(cfg: Any, settings: Mapping[str, Any]) -> Any:
@@ -50,28 +50,32 @@ def decisive(cfg: Experiment) -> dict[str, Any]:
     """The settings that change the numbers, as plain nested dicts.
 
     Where the data lie does not count, nor whether a client that fails is asked again: only skip leaves clients out.
-    Without a validation share, or a sample of clients to evaluate, the numbers are those of versions that did not have
-    the setting; so they are with sfc64, which is what auto means on a CPU, and with float32.
+    Settings that came later do not count at the value that stands for their absence (:func:`fedray.types.added`); so it
+    is with sfc64, which is what auto means on a CPU.
     """
-    values = to_dict(cfg)
+    values = _without_origins(cfg)
     values["data"] = {name: value for name, value in values["data"].items() if name not in ("root", "download")}
-    if not cfg.data.validation:
-        del values["data"]["validation"]
-    if cfg.eval_clients is None:
-        del values["eval_clients"]
     if cfg.on_failure != "skip":
         del values["on_failure"]
     if cfg.noise_generator != "philox":
         del values["noise_generator"]
-    if cfg.precision == "float32":
-        del values["precision"]
     return values
+
+
+def _without_origins(cfg: Any) -> Any:
+    """:func:`to_dict` without the settings that are as if they did not exist."""
+    if not dataclasses.is_dataclass(cfg) or isinstance(cfg, type):
+        return to_dict(cfg)
+    fields = [
+        (f.name, getattr(cfg, f.name)) for f in dataclasses.fields(cfg) if not at_its_origin(f, getattr(cfg, f.name))
+    ]
+    return {name: _without_origins(value) for name, value in fields}
 
 
 def fingerprint(cfg: Experiment) -> str:
     """16 hex digits that two resolved experiments share exactly where they compute the same.
 
-    A setting that a later version adds changes it: what was computed without that setting is computed again.
+    A setting that a later version adds changes it, unless it is :func:`fedray.types.added`.
     """
     values = decisive(cfg) | {"kind": f"{type(cfg.algorithm).__module__}.{type(cfg.algorithm).__qualname__}"}
     # Whoever writes 5 for 5.0 means the same.

@@ -58,6 +58,7 @@ from fedray.types.errors import (
     require,
     suggestion,
 )
+from fedray.types.settings import added, at_its_origin
 
 __all__ = [
     "BINS",
@@ -101,6 +102,8 @@ __all__ = [
     "Terms",
     "Uniform",
     "Weigh",
+    "added",
+    "at_its_origin",
     "by_examples",
     "check_types",
     "client_itself",

@@ -213,17 +213,19 @@ def test_mlflow_models_serve_answers(tracked):
     environment = os.environ | {
         "MLFLOW_TRACKING_URI": client.tracking_uri,
         "PYTHONPATH": str(Path(__file__).parents[2]),
+        # MLflow calls uvicorn by its name, as in an environment that is active.
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     command = [sys.executable, "-m", "mlflow", *words, "--host", "127.0.0.1"]
     process = subprocess.Popen(command, env=environment, start_new_session=True)
     try:
         x = inputs(2)
         body = {"inputs": x.tolist(), "params": {"client": "1"}}
-        found = json.loads(answered(f"http://127.0.0.1:{port}/invocations", body))["predictions"]
+        found = json.loads(answered(process, f"http://127.0.0.1:{port}/invocations", body))["predictions"]
         expected = load(folder).predict(x, 1).probs
         torch.testing.assert_close(torch.tensor([row["probabilities"] for row in found]), expected)
         with pytest.raises(urllib.error.HTTPError) as error:
-            answered(f"http://127.0.0.1:{port}/invocations", body | {"params": {"client": "9"}})
+            answered(process, f"http://127.0.0.1:{port}/invocations", body | {"params": {"client": "9"}})
         assert error.value.code == 400
         assert "clients 0 to 3" in error.value.read().decode()
     finally:
@@ -231,7 +233,7 @@ def test_mlflow_models_serve_answers(tracked):
         process.wait()
 
 
-def answered(url: str, body: dict) -> str:
+def answered(process: subprocess.Popen, url: str, body: dict) -> str:
     """The reply of a server that may still be starting."""
     question = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
     for _ in range(600):
@@ -241,5 +243,6 @@ def answered(url: str, body: dict) -> str:
         except urllib.error.HTTPError:
             raise
         except OSError:
+            assert process.poll() is None, "the server ended"
             time.sleep(0.5)
     raise AssertionError(f"{url} never answered")

@@ -67,7 +67,7 @@ def test_runs_of_several_sizes_side_by_side_are_those_of_one_process(
                  "--concurrency", "1"]) == 1  # fmt: skip
     assert results(study / "runs/quick") == results(study / "alone")
     assert len(results(study / "alone")) == 2
-    client = MlflowClient("sqlite:///runs/mlflow.db")
+    client = MlflowClient(f"sqlite:///{Path.cwd()}/runs/mlflow.db")  # stores are cached by address
     runs = {run.info.run_name: run for run in client.search_runs(["1"])}
     assert {name: run.info.status for name, run in runs.items()} == {
         "quick": "FAILED", "four-s0": "FINISHED", "wild-s0": "FAILED", "pfedbayes-s0": "FINISHED",

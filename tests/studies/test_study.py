@@ -97,6 +97,30 @@ def test_the_fingerprint_is_of_what_the_numbers_depend_on() -> None:
     assert len(found | {known}) == len(other) + 1
 
 
+def test_a_setting_that_came_later_counts_only_where_it_changes_the_numbers() -> None:
+    from dataclasses import dataclass
+
+    from fedray.types import added
+
+    @dataclass(frozen=True, kw_only=True)
+    class Method:
+        lr: float = 0.1
+
+    before = Method
+
+    @dataclass(frozen=True, kw_only=True)
+    class Method:  # type: ignore[no-redef]
+        lr: float = 0.1
+        width: float = added(1.0)
+
+    before.__qualname__ = Method.__qualname__  # the same class, a version later
+    cfg = resolve(base("fedavg", "digits"))
+    known = fingerprint(override(cfg, {"algorithm": before()}))
+    assert fingerprint(override(cfg, {"algorithm": Method()})) == known
+    assert fingerprint(override(cfg, {"algorithm": Method(width=2.0)})) != known
+    assert Method().width == 1.0
+
+
 def test_the_fingerprint_tells_algorithms_with_the_same_settings_apart() -> None:
     from dataclasses import dataclass
 
@@ -128,7 +152,7 @@ def test_a_study_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, capfd
         "finished", "fedavg-s0", "finished", "pfedbayes-s0", "to", "run", "fedavg-s1", "to", "run", "pfedbayes-s1",
     ]  # fmt: skip
     assert {path.name[:-7] for path in Path("runs/quick").iterdir() if path.is_dir()} == {"fedavg-s0", "pfedbayes-s0"}
-    client = MlflowClient("sqlite:///runs/mlflow.db")
+    client = MlflowClient(f"sqlite:///{Path.cwd()}/runs/mlflow.db")  # stores are cached by address
     tagged = client.search_runs(["1"], "tags.study = 'quick' and tags.config != ''")
     assert {(run.info.run_name, run.info.status) for run in tagged} == {
         ("fedavg-s0", "FINISHED"),

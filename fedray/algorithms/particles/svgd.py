@@ -23,7 +23,7 @@ from fedray.arrays.rng import Stream
 from fedray.bayes.particles import Likelihood, ParticleSettings, network
 from fedray.bayes.stein import Bandwidth, Descent, Kernel, Rule, direction, move, rbf
 from fedray.nets.likelihood import predictive
-from fedray.types import Algorithm, Batch, Choice, Context, LogUniform, Sums, require
+from fedray.types import Algorithm, Batch, Choice, Context, LogUniform, Sums, added, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class SVGD(ParticleSettings):
     and sum start anew at every visit."""
     bandwidth: Bandwidth = "median"
     """Bandwidth h of the kernel: median of squared distances / log(M + 1); paper: / log M; code: zeros included."""
-    kernel_width: float = 1.0
+    kernel_width: float = added(1.0)
     """Factor of h. Few particles understate σ; a wider kernel looks at them all, and at 16 the σ of a posterior close
     to Gaussian comes out right. Steps must be smaller then (see fedray.truth)."""
 
