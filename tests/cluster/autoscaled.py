@@ -35,7 +35,20 @@ from tests.cluster.provider import ALIKE, HEAD, RAY, switch_off
 # Philox, because `auto` stands for it on machines with GPUs only.
 OPTIONS = "pfedbayes --rounds 3 --seed 3 --local-steps 5 --noise-generator philox --backend vmap --tracking.uri none"
 MOST = 4  # machines
-LONG_ROUNDS = 200  # which take longer than machines to come
+LONG_ROUNDS = 100
+# A selection policy that takes its time as long as a file is there: so machines come and go within a run's rounds.
+BRAKED = """
+import time
+from pathlib import Path
+from fedray.selection import uniform
+
+def select(*args):
+    if Path({brake!r}).exists():
+        time.sleep(4)
+    return uniform.select(*args)
+
+SELECTION = uniform.SELECTION._replace(select=select, summary="uniform, with a brake")
+"""
 IDLE_SECONDS = 12
 START_SECONDS, RUN_SECONDS = 240, 400  # on a machine under load
 TYPES = {
@@ -115,6 +128,16 @@ class Cloud:
         for log in self.folder.glob("ray/session_2*/logs/monitor.*"):
             shutil.copy(log, self.work)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def clear(self) -> None:
+        """Nothing runs and no machine is left, as before the first case, whatever became of the last one."""
+        for job in self._jobs:
+            job.kill()
+            job.wait()
+        for name in self.names():
+            self.end(name)
+        until("a bare head", START_SECONDS, lambda: self.running() == [HEAD], 0.5)
+        self.offers(TYPES)
 
     def names(self) -> list[str]:
         """The machines that have been started and not ended."""
@@ -223,11 +246,14 @@ def up_and_down(cloud: Cloud) -> None:
 
 def grown_and_shrunk(cloud: Cloud) -> None:
     """A run spreads from one machine over three, and leaves one that announces its end; its bits stay the same."""
-    until("the machines of the last case end", START_SECONDS, lambda: not cloud.names(), 1)
     single = TYPES["single"] | {"max_workers": 1}
     cloud.offers({"single": single})
     log, result = cloud.work / "grown.log", cloud.work / "grown"
+    brake = cloud.work / "brake"
+    brake.touch()
+    (cloud.work / "braked.py").write_text(BRAKED.format(brake=str(brake)))
     longer = ["--rounds", str(LONG_ROUNDS), "--eval-every", str(LONG_ROUNDS // 4), "--checkpoint.every", "50"]
+    longer += ["--plugin", "braked", "--selection", "braked"]
     job = cloud.launch(log, *longer, "--output", str(result))
 
     def on(number: int, without: str = "") -> Callable[[], bool]:
@@ -247,6 +273,7 @@ def grown_and_shrunk(cloud: Cloud) -> None:
     cloud.offers({"single": single | {"max_workers": 3}})  # a successor comes only if it is asked for
     cloud.announce_end(going)
     until("clients on two machines", START_SECONDS, on(2, going), 0.2)
+    brake.unlink()
     cloud.end(going)
     cloud.offers(TYPES)
     said = ended(job, log, 0)
@@ -256,7 +283,8 @@ def grown_and_shrunk(cloud: Cloud) -> None:
     for move in moves:
         say(f"moved: {move}")
     local = ["-m", "fedray.launch", *OPTIONS.split(), *longer, "--runtime", "local"]
-    run(sys.executable, *local, "--output", str(cloud.work / "grown-local"), cwd=ROOT)
+    local += ["--output", str(cloud.work / "grown-local")]
+    run(sys.executable, *local, cwd=cloud.work, env=cloud.env)
     compare(cloud.work / "grown-local", result)
 
 
@@ -326,6 +354,7 @@ def walk(work: Path, cases: Sequence[Callable[[Cloud], None]] = CASES) -> None:
         say(f"a bare head at {cloud.address}; the cloud has {', '.join(TYPES)}")
         for case in cases:
             say(f"{case.__name__}: {case.__doc__}")
+            cloud.clear()
             case(cloud)
 
 

@@ -19,4 +19,5 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_machines_come_and_go_with_the_runs_that_ask_for_them(cloud: Cloud, case: Callable[[Cloud], None]) -> None:
+    cloud.clear()
     case(cloud)
