@@ -26,7 +26,7 @@ class Options:
 
     problems: tuple[str, ...] = tuple(PROBLEMS)
     """Which problems, of the list above."""
-    sets: int = 50
+    sets: int = 25
     """Simulated data sets per method with a global posterior, in which the true parameters are ranked; 1: none are."""
     quick: bool = False
     """Only the problem orthogonal, and one data set: a minute."""
