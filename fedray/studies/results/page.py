@@ -108,10 +108,9 @@ def _overview(sections: Sequence[Section]) -> Iterator[str]:
     lines = [line for each in sections for row in each.rows for line in row.lines]
     hours = sum(line.cpu_seconds for line in lines) / 3600
     filled = sum(bool(each.rows) for each in sections)
-    planned = sum(len(table.runs()) for table in TABLES)
     yield (
-        f"**{len(lines)} of {planned} runs**, of {filled} of {len(TABLES)} tables, are in the data; they took "
-        f"{hours:.2f} CPU hours. `python -m fedray.studies all --list` names those that are missing.\n"
+        f"**{len(lines)} runs** of {filled} of {len(TABLES)} tables are in the data; they took {hours:.2f} CPU "
+        "hours. `python -m fedray.studies all --list` names those that are missing.\n"
     )
     verdicts = [verdict for each in sections for row in each.rows for verdict in row.verdicts()]
     with_sd = [each.text for each in verdicts if each.paper.sd is not None]
