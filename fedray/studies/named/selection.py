@@ -46,12 +46,12 @@ def selection_120() -> list[Cell]:
 
 
 def selection_rare() -> list[Cell]:
-    """Covertype with three of 30 clients that hold nearly all examples of one class: is HIP better than turns?"""
+    """Covertype with three of 30 clients that hold nearly all examples of one class: HIP against turns."""
     return _policies(COVERTYPE | LOGISTIC | RARE, clients=30)
 
 
 def selection_unequal() -> list[Cell]:
-    """Covertype with 30 clients of very unequal sizes: is HIP better than turns?"""
+    """Covertype with 30 clients of very unequal sizes: HIP against turns."""
     return _policies(COVERTYPE | LOGISTIC | UNEQUAL, clients=30)
 
 
