@@ -34,11 +34,15 @@ class _Line(NamedTuple):
     result: Published
 
 
-def find(settings: Mapping[str, str], metric: str) -> list[Published]:
-    """The published results for a metric of a run with these settings; the most specific lines that apply win."""
+def find(settings: Mapping[str, str], metric: str, source: str = "") -> list[Published]:
+    """The published results for a metric of a run with these settings; the most specific lines that apply win.
+
+    ``source`` is what the name of their source begins with.
+    """
     algorithm = _plain(settings.get("algorithm.name", ""))
     key = (algorithm, settings.get("data.name", ""), metric)
-    lines = [line for line in _lines() if line.key == key and _agree(line.settings, settings)]
+    lines = [line for line in _lines() if line.key == key and line.result.source.startswith(source)]
+    lines = [line for line in lines if _agree(line.settings, settings)]
     most_specific = max((len(line.settings) for line in lines), default=0)
     return [line.result for line in lines if len(line.settings) == most_specific]
 

@@ -40,6 +40,9 @@ class DataConfig:
     name owners, ratio for covertype, iid for uci sets, else labels. dirichlet deals real targets by their tenths."""
     majority: int = 9
     """r, how many examples of its frequent class a client has to one of the other (ratio partition)."""
+    alternate: int = added(2)
+    """Class 1 is the frequent one at every so many-th client, class 0 at the others (ratio partition). 2: they take
+    turns."""
     layout: Literal["cluster", "window"] = "cluster"
     """Which labels client u holds: cluster (s*u + j) mod C, two kinds of client; window (u + j) mod C, C kinds."""
     labels_per_client: int | None = None

@@ -43,6 +43,20 @@ def test_two_classes_are_one_to_r_at_every_client_in_training_and_testing(client
         assert any(need[c] > round(share * (2000, 1700)[c]) for c in (0, 1))
 
 
+def test_the_second_class_is_frequent_at_every_so_many_th_client_only():
+    labels = labels_of(20000, 20000)
+    partition = ratio(labels, 30, 99, 0.2, rng(), alternate=10)
+    for parts in partition.train, partition.test:
+        found = counts(labels, parts, 2)
+        assert np.flatnonzero(found[:, 1] > found[:, 0]).tolist() == [9, 19, 29]
+        assert (found.max(1) == 99 * found.min(1)).all()
+        assert len(set(found.sum(1))) == 1
+    turns = ratio(labels, 4, 9, 0.2, rng(), alternate=2)
+    assert all(np.array_equal(a, b) for a, b in zip(turns.train, ratio(labels, 4, 9, 0.2, rng()).train, strict=True))
+    with pytest.raises(FedRayError, match=r"^data.alternate 0"):
+        ratio(labels, 4, 9, 0.2, rng(), alternate=0)
+
+
 def test_what_is_for_testing_does_not_depend_on_the_seed_but_who_has_it_does():
     labels = labels_of(500, 500)
     a, b = (ratio(labels, 4, 9, 0.2, rng(seed)) for seed in (1, 2))

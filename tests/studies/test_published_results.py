@@ -15,7 +15,7 @@ from fedray.studies.__main__ import main
 from fedray.studies.cell import Cell
 from fedray.studies.named import STUDIES
 from fedray.studies.named.quick import quick
-from fedray.studies.results import compare, data, machine, missing, page, record, tables, verify
+from fedray.studies.results import compare, data, machine, missing, page, printed, record, rows, tables, verify, why
 from fedray.studies.results.data import BEST, Line
 from fedray.studies.results.tables import Claim, Table
 from fedray.types import FedRayError
@@ -32,6 +32,42 @@ def line(seed: int = 0, cell: str = "fedavg", **metrics: float) -> Line:
 
 def test_the_page_is_what_the_generator_makes_of_the_data() -> None:
     assert (RESULTS / page.PAGE).read_text(encoding="utf-8") == page.make(RESULTS)
+
+
+def test_every_figure_that_is_apart_from_its_paper_has_a_paragraph_and_no_other_has_one() -> None:
+    assert page.gaps(RESULTS) == []
+
+
+def test_paragraphs_that_are_missing_or_too_many_are_named(tmp_path: Path) -> None:
+    assert why.paragraphs(tmp_path) == {}
+    (tmp_path / why.WHY).write_text("# Why\n\n## a/x,lr=1, a/y\n\nTwo\nlines.\n\n## a/z\n\n## a/y\n\nAgain.\n")
+    written = why.paragraphs(tmp_path)
+    assert written == {("a/x,lr=1", "a/y"): "Two lines.", ("a/z",): "", ("a/y",): "Again."}
+    found = list(why.gaps(written, ["a/x,lr=1", "a/y", "a/w"]))
+    assert [line.split("`")[1] for line in found] == ["## a/w", "## a/z", "## a/y", "## a/z"]
+    assert ["write a paragraph" in found[0], "no text" in found[1], "more than once" in found[2]] == [True] * 3
+    assert "no cell that is apart" in found[3]
+    assert list(why.gaps({("a/x",): "Text."}, ["a/x"])) == []
+
+
+def test_the_page_shows_a_registered_table_before_its_first_run_and_fails_without_a_paragraph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A run of FedAvg that is 20 points below pFedBayes' Table 1."""
+    lowest = tables.Table("table1-mnist", "T", "P.", 2, 1, 1, sources=("pFedBayes, Table 1",), only=("fedavg-small",))
+    registered = tables.Table("selection-rare", "R", "P.", 30, 1, 2, registered="*Hypothesis*: hip.")
+    monkeypatch.setattr(page, "TABLES", (lowest, registered))
+    bad = {"global/accuracy": 0.6, f"{BEST}global/accuracy": 0.674}
+    data.add(tmp_path, [line(0, "fedavg-small", **bad)._replace(study="table1-mnist", rounds=2)])
+    assert main(["page", "--results", str(tmp_path)]) == 1
+    assert "## table1-mnist/fedavg-small" in capfd.readouterr().err
+    text = (tmp_path / page.PAGE).read_text(encoding="utf-8")
+    assert "**Registered.** *Hypothesis*: hip.\n\nNo run is in the data yet." in text
+    assert "Of 1 figures that a paper prints with a ±, 0 (0 %) are within" in text
+    assert "| 87.38 ± 0.27 | -19.98 | apart |" in text
+    (tmp_path / why.WHY).write_text("## table1-mnist/fedavg-small\n\nTwo rounds only.\n")
+    assert main(["page", "--results", str(tmp_path)]) == 0
+    assert "**fedavg-small**: Two rounds only." in (tmp_path / page.PAGE).read_text(encoding="utf-8")
 
 
 def test_lines_survive_the_file_to_the_bit_and_a_later_run_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
@@ -89,6 +125,15 @@ def test_the_paired_interval_is_students_and_takes_the_partitions_out() -> None:
     assert compare.paired({0: 1.0}, {0: 2.0}) is None
 
 
+def test_better_is_more_accurate_but_less_wrong() -> None:
+    one, two = {0: 0.5, 1: 0.52}, {0: 0.1, 1: 0.1}
+    for metric, mean in (("global/accuracy", 0.41), ("global/nll", -0.41), ("personal/ece", -0.41)):
+        found = compare.better_by(metric, one, two)
+        assert found is not None
+        assert found.mean == pytest.approx(mean)
+    assert all(claim.metric.endswith(tuple(page.MEASURES)) for table in tables.TABLES for claim in table.claims)
+
+
 def test_a_repeated_run_is_judged_by_its_bits_or_by_the_deviation() -> None:
     seeds = [line(seed, **{"global/accuracy": 0.9 + 0.01 * seed, "time/x": 1.0}) for seed in range(3)]  # sd 0.01
     told = verify.judge(seeds[0], seeds[0]._replace(metrics={"global/accuracy": 0.9, "time/x": 2.0}), seeds)
@@ -121,8 +166,8 @@ def test_record_then_verify_and_what_is_missing(
     """A study leaves its data, the page shows them, the run comes out the same, and only the other seed is missing."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(agenda, "STUDIES", {"quick": short})
-    monkeypatch.setattr(page, "STUDIES", {"quick": short})
-    wanted = (Table("quick", "Quick", "None.", 2, 1, 2, (Claim("global/accuracy", "fedavg", "fedavg"),)),)
+    monkeypatch.setattr(rows, "STUDIES", {"quick": short})
+    wanted = (Table("quick", "Quick", "None.", 2, 1, 2, (Claim("global/accuracy", "fedavg", "fedavg", "here"),)),)
     monkeypatch.setattr(missing, "TABLES", wanted)
     monkeypatch.setattr(page, "TABLES", wanted)
     monkeypatch.setattr(study, "finished", lambda *_: _committed("abc123"))
@@ -174,13 +219,53 @@ def test_what_no_commit_has_leaves_no_data(
     assert "add --runtime local" in capfd.readouterr().err
 
 
-def test_every_published_table_is_of_a_study_and_claims_are_of_its_cells() -> None:
+def test_every_published_table_is_of_a_study_and_has_claims_of_its_cells() -> None:
     for table in tables.TABLES:
         cells = {cell.name for cell in STUDIES[table.study]()}
         assert {name for claim in table.claims for name in (claim.better, claim.worse)} <= cells
+        assert table.claims or table.bold, table.title
+        assert all(claim.source for claim in table.claims)
+        assert table.sources or not table.bold
     [first] = [table for table in tables.TABLES if table.study == "selection"]
     assert len({run.name for run in first.runs()}) == 40
     assert {(run.experiment.rounds, run.experiment.eval_every) for run in first.runs()} == {(100, 2)}
+
+
+def bold(title: str) -> set[tuple[str, str]]:
+    """The best cells by metric that a table's bold face claims."""
+    [table] = [table for table in tables.TABLES if table.title == title]
+    return {(claim.metric, claim.better) for claim in printed.claims(table) if claim not in table.claims}
+
+
+def test_bold_face_is_the_printed_one() -> None:
+    """As in the papers: on FMNIST pFedBayes is not the best global model, and FedAMP is the best of MNIST MCLR."""
+    ours = ("personal/accuracy", "pfedbayes-small")
+    assert bold("pFedBayes, Table 1: MNIST small") == {ours, ("global/accuracy", "pfedbayes-small")}
+    assert bold("pFedBayes, Table 1: FMNIST small") == {ours, ("global/accuracy", "fedprox-small")}
+    assert bold("pFedBayes, Table 2: ζ, ρ and learning rates") == {("global/accuracy", "base")}
+    found = {name for _, name in bold("pFedBayes, Table 3: learning rates of the rivals")}
+    assert found == {
+        "fedavg,lr=0.01",
+        "fedprox,lr=0.01,mu=0.001",
+        "bnfed,lr=0.5",
+        "per_fedavg,alpha=0.01",
+        "pfedme,alpha=0.01,alpha_m=0.01",
+        "heurfedamp,xi_own=0.5,lr=0.01",
+        "pfedgp,lr=0.05",
+    }
+    assert ("personal/accuracy", "fedamp") in bold("pFedBreD, Tables 2 and 3: MNIST, MCLR")
+    assert ("personal/accuracy", "mh+ft") in bold("pFedBreD, Tables 2 and 3: FMNIST, DNN")
+
+
+def test_a_figure_is_compared_with_the_table_that_it_repeats() -> None:
+    """pFedBayes on MNIST medium stands in Tables 1 and 2 with different figures."""
+    tables1 = {table.title: table for table in tables.TABLES}
+    cells = {cell.name: cell for cell in STUDIES["table1-mnist"]()}
+    of = printed.settings(cells["pfedbayes-medium"].experiment)
+    first = printed.figure(tables1["pFedBayes, Table 1: MNIST medium"], of, "personal/accuracy")
+    second = printed.figure(tables1["pFedBayes, Table 2: ζ, ρ and learning rates"], of, "personal/accuracy")
+    assert first == Published(0.9709, 0.0013, "pFedBayes, Table 1")
+    assert second == Published(0.9718, None, "pFedBayes, Table 2")
 
 
 def test_table1_has_one_budget() -> None:

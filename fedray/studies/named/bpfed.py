@@ -1,7 +1,8 @@
 """The table of the BPFed paper: methods that keep layers with their clients, on few and on many examples.
 
 All take 100 gradient steps of a client's model on minibatches of 50 in every round. The rates are the paper's: Adam
-with 0.001. The last layer is personal; ``head.bias``, only its bias, is a variant of ours.
+with 0.001, but for FedSOUL, which samples at the rate of our default. The last layer is personal; ``head.bias``, only
+its bias, is a variant of ours.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "fedrep": ("fedrep", {**ADAM, "algorithm.head_steps": 50}),
     "lg_fedavg": ("lg_fedavg", ADAM),
     "pfedbayes": ("pfedbayes", BAYESIAN),
+    "fedsoul": ("fedsoul", {"local_steps": 100, "algorithm.burn_in": 20}),
     "bpfed": ("bpfed", BAYESIAN),
     "bpfed,head.bias": ("bpfed", {**BAYESIAN, "algorithm.personal": ("head.bias",)}),
 }

@@ -4,6 +4,7 @@ Two splits, each with few and with 120 clients, and four policies. The paper pri
 rounds and particles open. In the studies ``selection-printed...`` whatever it does say is as it says: sites as local
 particles, AdaGrad, first particles from the prior, and probabilities without a floor. Its network has Gaussian noise on
 the output; here the likelihood is the categorical one. The other studies have sites that hold many parameters.
+``selection-rare`` and ``selection-unequal`` are questions of our own.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ DIGITS = {"data.name": "digits", "data.partition": "dirichlet", "algorithm.parti
 MNIST = {"data.name": "mnist", "data.classes": 9, "data.partition": "shards", "algorithm.particles": 20}
 # Our choices where the paper's do not hold so many parameters.
 LOGISTIC = {"algorithm.lr": 0.02}
+# Two partitions of ours, where a policy that looks at the clients should beat one that does not.
+RARE = {"data.majority": 99, "data.alternate": 10}  # 3 of 30 clients hold 92 % of class 1
+UNEQUAL = {"data.partition": "dirichlet", "data.alpha": 0.3}  # shares of both classes, and so sizes, differ
 NETWORK = {"algorithm.lr": 0.003, "algorithm.sites": "particle", "algorithm.score_examples": 200}
 
 
@@ -39,6 +43,16 @@ def selection() -> list[Cell]:
 def selection_120() -> list[Cell]:
     """The same with 120 clients."""
     return _policies(COVERTYPE | LOGISTIC, clients=120)
+
+
+def selection_rare() -> list[Cell]:
+    """Covertype with three of 30 clients that hold nearly all examples of one class: HIP against turns."""
+    return _policies(COVERTYPE | LOGISTIC | RARE, clients=30)
+
+
+def selection_unequal() -> list[Cell]:
+    """Covertype with 30 clients of very unequal sizes: HIP against turns."""
+    return _policies(COVERTYPE | LOGISTIC | UNEQUAL, clients=30)
 
 
 def selection_digits() -> list[Cell]:
@@ -98,6 +112,8 @@ def _cell(name: str, settings: Mapping[str, Any]) -> Cell:
 STUDIES: Mapping[str, Study] = {
     "selection": selection,
     "selection-120": selection_120,
+    "selection-rare": selection_rare,
+    "selection-unequal": selection_unequal,
     "selection-digits": selection_digits,
     "selection-mnist": selection_mnist,
     "selection-mnist-120": selection_mnist_120,

@@ -66,13 +66,19 @@ class AllOptions:
 
 
 def make_page(words: Sequence[str], again: str) -> int:
-    """``page``: write the page; ``again`` is what the user typed, as in the commands below."""
+    """``page``: write the page; exit code 1 where a figure that is apart from its paper has no paragraph.
+
+    ``again`` is what the user typed, as in the commands below.
+    """
     options = cli.read_options(PageOptions, words, f"{PROG} page", PageOptions.__doc__ or "")
     text = page.make(options.results)
     options.results.mkdir(parents=True, exist_ok=True)
     write_whole(options.results / page.PAGE, text)
     say(f"page     {options.results / page.PAGE}")
-    return cli.DONE
+    gaps = page.gaps(options.results)
+    for gap in gaps:
+        say(f"missing  {gap}")
+    return cli.FAILED if gaps else cli.DONE
 
 
 def verify(words: Sequence[str], again: str) -> int:

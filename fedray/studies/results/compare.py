@@ -12,6 +12,7 @@ from scipy import stats
 from fedray.compare.published import Published
 
 POINT = 0.01
+LESS = ("nll", "ece", "mce", "brier", "rmse", "stability")  # metrics of which less is better
 Verdict = Literal["within ±", "within 1 point", "within twice ±", "apart"]
 
 
@@ -48,6 +49,11 @@ def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Interval | None:
     mean, n = statistics.mean(differences), len(seeds)
     half = float(stats.t.ppf(0.975, n - 1)) * statistics.stdev(differences) / math.sqrt(n)
     return Interval(mean, mean - half, mean + half, n)
+
+
+def better_by(metric: str, better: Mapping[int, float], worse: Mapping[int, float]) -> Interval | None:
+    """By how much one is better than the other in a metric, over the seeds of both: above zero where it is."""
+    return paired(worse, better) if metric.endswith(LESS) else paired(better, worse)
 
 
 def spread(values: Sequence[float]) -> float | None:

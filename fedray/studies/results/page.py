@@ -1,24 +1,18 @@
-"""The page of results, made of the data and of the reasons in why.md: nobody types a figure."""
+"""The page of results, made of the data and of the paragraphs in why.md: nobody types a figure."""
 
 from __future__ import annotations
 
-import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedray import registry
-from fedray.compare import published
-from fedray.compare.published import Published
-from fedray.config import Experiment, fingerprint, flatten, override, to_dict
-from fedray.federate.plan import resolve
-from fedray.studies.named import STUDIES
-from fedray.studies.results import compare, data
-from fedray.studies.results.data import BEST, Line
+from fedray.studies.results import compare, printed, why
+from fedray.studies.results.data import BEST
+from fedray.studies.results.rows import KINDS, Row, rows
 from fedray.studies.results.tables import TABLES, Claim, Table
 
-PAGE, WHY = "README.md", "why.md"
-KINDS = ("personal", "global")
+PAGE = "README.md"
 COLUMNS = (
     "cell",
     "model",
@@ -30,9 +24,19 @@ COLUMNS = (
     "verdict",
     "NLL",
     "ECE (%)",
+    "MCE (%)",
+    "Brier",
     "unknown AUROC (%)",
     "CPU min per run",
 )
+CLAIMS = ("claim: better", "than", "measure", "better by", "95 % interval", "seeds", "claim", "where it is claimed")
+# Of the end of a metric's name: its name on the page, by how much it is scaled, and its decimals.
+MEASURES: Mapping[str, tuple[str, float, int]] = {
+    "accuracy": ("accuracy (points)", 100, 2),
+    "nll": ("NLL (nats)", 1, 3),
+    "ece": ("ECE (points)", 100, 2),
+    "stability": ("sd of the last ten evaluations (points)", 100, 2),
+}
 HEAD = """# Results as data
 
 This page is made of the files beside it by `python -m fedray.studies page`. A test compares the two, so no figure here
@@ -44,181 +48,173 @@ seconds, digest of the states, and every metric.
 - *Best*: the same of each run's best evaluation. It selects on test data, as the papers do; only this column is
   compared with theirs.
 - *Verdict*: within the paper's ±; within 1 point; within twice the ±; or apart. The papers' data are split anew in each
-  repeat, and so are ours.
-- *Paired*: the mean difference over the same seeds, hence the same partition, with Student's 95 % interval. A claim
-  *holds* if the interval is above zero, is *refuted* if it is below, and stays *open* otherwise. The intervals are
-  not corrected for their number.
+  repeat, and so are ours. Each cell that is apart has a paragraph, from [why.md](why.md).
+- *Better by*: the mean difference over the same seeds, hence the same partition, with Student's 95 % interval. It is
+  above zero where the first cell is better: more accurate, or with a smaller NLL, ECE or deviation. A claim *holds* if
+  the interval is above zero, is *refuted* if it is below, and stays *open* otherwise. The intervals are not corrected
+  for their number. Claims are those of the papers' words, and their bold face: the best figure of a column is better
+  than every other.
 
 `python -m fedray.studies verify STUDY/CELL --seed S` plays a line again and compares. `python -m fedray.studies all`
 plays what is missing, cheapest first.
 """
 
 
-class Row(NamedTuple):
-    """The runs of a cell, one per seed, and what the paper has for it."""
+class Section(NamedTuple):
+    """A table and its rows for which there are data."""
 
-    cell: str
-    lines: tuple[Line, ...]
-    settings: Mapping[str, str]
-    current: bool  # whether the study has the same settings today
+    table: Table
+    rows: list[Row]
 
-    def values(self, metric: str) -> dict[int, float]:
-        """A metric by seed."""
-        return {line.seed: line.metrics[metric] for line in self.lines if metric in line.metrics}
+    @property
+    def cells(self) -> dict[str, Row]:
+        """The rows by STUDY/CELL."""
+        return {f"{self.table.study}/{row.cell}": row for row in self.rows}
 
-    def paper(self, kind: str) -> Published | None:
-        """The paper's accuracy of a kind of model; the first source, where there are several."""
-        found = published.find(self.settings, f"{kind}/accuracy")
-        return found[0] if found else None
-
-
-class Verdict(NamedTuple):
-    """What came of a figure that a paper prints."""
-
-    cell: str
-    kind: str
-    paper: Published
-    text: str
+    @property
+    def claims(self) -> list[tuple[Claim, compare.Interval]]:
+        """The claims of which the data say something: both cells have two seeds in common."""
+        known = {row.cell: row for row in self.rows}
+        found = []
+        for claim in printed.claims(self.table) if known else ():
+            if claim.better in known and claim.worse in known:
+                better, worse = (known[name].values(claim.metric) for name in (claim.better, claim.worse))
+                if interval := compare.better_by(claim.metric, better, worse):
+                    found.append((claim, interval))
+        return found
 
 
 def make(folder: Path) -> str:
     """The text of the page; raises FedRayError for damaged data."""
-    reasons = _reasons(folder)
-    filled = [(table, rows) for table in TABLES if (rows := _rows(folder, table))]
-    sections = [_section(table, rows, reasons) for table, rows in filled]
-    return "\n".join([HEAD, *_overview(filled), *sections]).rstrip() + "\n"
+    sections = _sections(folder)
+    paragraphs = why.paragraphs(folder)
+    return "\n".join([HEAD, *_overview(sections), *(_text(each, paragraphs) for each in sections)]).rstrip() + "\n"
 
 
-def _rows(folder: Path, table: Table) -> list[Row]:
-    """The rows of a table for which there are data, in the order of the study."""
-    lines = [line for line in data.read(folder, table.study) if line.rounds == table.rounds]
-    if not lines:  # planning takes time
-        return []
-    cells = {cell.name: cell for cell in STUDIES[table.study]()}
-    wanted = dict.fromkeys(run.cell for run in table.runs())
-    rows = []
-    for name in wanted:
-        found = tuple(line for line in lines if line.cell == name)
-        if found:
-            settings = _settings(override(cells[name].experiment, {"rounds": table.rounds}))
-            current = all(_fingerprint(cells[name].experiment, line) == line.config for line in found)
-            rows.append(Row(name, found, settings, current))
-    return rows
+def gaps(folder: Path) -> list[str]:
+    """The paragraphs that why.md lacks, or has without need; raises FedRayError for damaged data."""
+    apart = [name for each in _sections(folder) for name, row in each.cells.items() if row.apart]
+    return list(why.gaps(why.paragraphs(folder), apart))
 
 
-def _settings(cfg: Experiment) -> Mapping[str, str]:
-    """The settings of a cell as a tracked run has them, under which published.csv looks."""
-    resolved = resolve(cfg)
-    values = {"algorithm.name": registry.algorithm_name(resolved.algorithm)} | flatten(to_dict(resolved))
-    return {name: str(value) for name, value in values.items()}
+def _sections(folder: Path) -> list[Section]:
+    """The tables that have data, and those that were registered before their runs."""
+    found = [Section(table, rows(folder, table)) for table in TABLES]
+    return [each for each in found if each.rows or each.table.registered]
 
 
-def _fingerprint(cfg: Experiment, line: Line) -> str:
-    changes = {"rounds": line.rounds, "eval_every": line.eval_every, "seed": line.seed}
-    return fingerprint(resolve(override(cfg, changes)))
-
-
-def _overview(filled: Sequence[tuple[Table, Sequence[Row]]]) -> Iterator[str]:
+def _overview(sections: Sequence[Section]) -> Iterator[str]:
     """How much is played, what it cost, and how much of it agrees."""
-    lines = [line for _, rows in filled for row in rows for line in row.lines]
+    lines = [line for each in sections for row in each.rows for line in row.lines]
     hours = sum(line.cpu_seconds for line in lines) / 3600
+    filled = sum(bool(each.rows) for each in sections)
     yield (
-        f"**{len(lines)} runs** of {len(filled)} of {len(TABLES)} tables are in the data; they took {hours:.2f} CPU "
-        "hours. `python -m fedray.studies all --list` names those that are missing."
+        f"**{len(lines)} runs** of {filled} of {len(TABLES)} tables are in the data; they took {hours:.2f} CPU "
+        "hours. `python -m fedray.studies all --list` names those that are missing.\n"
     )
-    found = [verdict for _, rows in filled for row in rows for verdict in _verdicts(row)]
-    if with_sd := [each for each in found if each.paper.sd is not None]:
-        near = sum(each.text != "apart" for each in with_sd)
-        yield (
-            f"Of {len(with_sd)} figures that a paper prints with a ±, {near} ({100 * near / len(with_sd):.0f} %) are "
-            "within the larger of 1 point and twice the ±."
-        )
+    verdicts = [verdict for each in sections for row in each.rows for verdict in row.verdicts()]
+    with_sd = [each.text for each in verdicts if each.paper.sd is not None]
+    without = [each.text for each in verdicts if each.paper.sd is None]
+    yield _share(with_sd, "with a ±", "within the larger of 1 point and twice the ±")
+    yield _share(without, "without a ±", "within 1 point")
+    count = Counter(interval.verdict for each in sections for _, interval in each.claims)
+    tally = ", ".join(f"{count[word]} {verb}" for word, verb in (("holds", "hold"), ("refuted", "are refuted")))
+    yield f"Of {count.total()} claims with two seeds or more, {tally}, and {count['open']} are open."
     yield "\n| table | runs in the data | planned | CPU hours |\n| :-- | --: | --: | --: |"
-    for table, rows in filled:
-        played = [line for row in rows for line in row.lines]
+    for table, found in sections:
+        played = [line for row in found for line in row.lines]
         cost = sum(line.cpu_seconds for line in played) / 3600
         yield f"| {table.title} | {len(played)} | {len(table.runs())} | {cost:.2f} |"
     yield ""
 
 
-def _section(table: Table, rows: Sequence[Row], reasons: Mapping[str, str]) -> str:
-    parts = [f"## {table.title}\n", f"`python -m fedray.studies {table.study}`, {table.rounds} rounds, evaluated every "
-             f"{_ordinal(table.eval_every)}. {table.protocol}\n"]  # fmt: skip
-    parts.append("| " + " | ".join(COLUMNS) + " |")
-    parts.append("| :-- | :-- |" + " --: |" * (len(COLUMNS) - 2))
-    parts += [line for row in rows for line in _figures(row)]
-    claims = list(_claims(table.claims, {row.cell: row for row in rows}))
-    if claims:
-        parts += [
-            "\n| claim: more accurate | than | model | paired difference (points) | 95 % interval | seeds | claim |"
-        ]
-        parts += ["| :-- | :-- | :-- | --: | --: | --: | :-- |", *claims]
-    parts += _remarks(table, rows, reasons)
+def _share(verdicts: Sequence[str], which: str, near: str) -> str:
+    """How many of the figures of a kind agree with their papers."""
+    if not verdicts:
+        return f"No figure that a paper prints {which} is in the data."
+    close = sum(text != "apart" for text in verdicts)
+    share = f"{close} ({100 * close / len(verdicts):.0f} %)"
+    return f"Of {len(verdicts)} figures that a paper prints {which}, {share} are {near}."
+
+
+def _text(section: Section, paragraphs: Mapping[tuple[str, ...], str]) -> str:
+    table, found = section.table, section.rows
+    every = {1: "round", 2: "second round"}.get(table.eval_every, f"{table.eval_every}th round")
+    parts = [f"## {table.title}\n"]
+    command = f"`python -m fedray.studies {table.study} --rounds {table.rounds} --eval-every {table.eval_every}`"
+    parts.append(f"{command}: {table.rounds} rounds, evaluated every {every}. {table.protocol}\n")
+    if table.registered:
+        parts.append(f"**Registered.** {table.registered}\n")
+    if not found:
+        parts.append("No run is in the data yet.\n")
+        return "\n".join(parts)
+    parts += _header(COLUMNS, "ll" + "r" * (len(COLUMNS) - 2))
+    parts += [line for row in found for line in _figures(row)]
+    if claims := section.claims:
+        parts += ["", *_header(CLAIMS, "lllrrrll"), *(_claim(*each) for each in claims)]
+    parts += _remarks(section, paragraphs)
     return "\n".join(parts) + "\n"
 
 
-def _ordinal(every: int) -> str:
-    return {1: "round", 2: "second round"}.get(every, f"{every}th round")
+def _header(names: Sequence[str], sides: str) -> list[str]:
+    """The first two lines of a table, whose columns are aligned left or right."""
+    return [_line(names), _line([":--" if side == "l" else "--:" for side in sides])]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def _figures(row: Row) -> Iterator[str]:
     """A line for each kind of model that the method has."""
+    verdicts = {verdict.kind: verdict for verdict in row.verdicts()}
     for kind in KINDS:
-        last = row.values(f"{kind}/accuracy")
-        if not last:
+        last, best = row.values(f"{kind}/accuracy"), row.best(kind)
+        if not last or best is None:
             continue
-        paper, best = row.paper(kind), row.values(f"{BEST}{kind}/accuracy")
-        mean = sum(best.values()) / len(best)
-        printed = "" if paper is None else _number(paper.mean, paper.sd)
-        difference = "" if paper is None else f"{100 * (mean - paper.mean):+.2f}"
-        cells = [
-            f"{row.cell}{'' if row.current else ' †'}",
-            kind,
-            str(len(last)),
-            _estimate(last, 100, 2),
-            _estimate(best, 100, 2),
-            printed,
-            difference,
-            "" if paper is None else compare.verdict(mean, paper),
-            _estimate(row.values(f"{kind}/nll"), 1, 3),
-            _estimate(row.values(f"{kind}/ece"), 100, 2),
-            _estimate(row.values(f"{kind}/unknown_auroc"), 100, 1),
-            f"{sum(line.cpu_seconds for line in row.lines) / len(row.lines) / 60:.1f}",
-        ]
-        yield "| " + " | ".join(cells) + " |"
+        verdict, calibration = verdicts.get(kind), row.paper(f"{kind}/ece")
+        printed_ece = f"; paper {100 * calibration.mean:.2f}" if calibration else ""
+        yield _line(
+            [
+                f"{row.cell}{'' if row.current else ' †'}",
+                kind,
+                str(len(last)),
+                _estimate(last, 100, 2),
+                _estimate(row.values(f"{BEST}{kind}/accuracy"), 100, 2),
+                _number(verdict.paper.mean, verdict.paper.sd) if verdict else "",
+                f"{100 * (best - verdict.paper.mean):+.2f}" if verdict else "",
+                verdict.text if verdict else "",
+                _estimate(row.values(f"{kind}/nll"), 1, 3),
+                _estimate(row.values(f"{kind}/ece"), 100, 2) + printed_ece,
+                _estimate(row.values(f"{kind}/mce"), 100, 1),
+                _estimate(row.values(f"{kind}/brier"), 1, 3),
+                _estimate(row.values(f"{kind}/unknown_auroc"), 100, 1),
+                f"{sum(line.cpu_seconds for line in row.lines) / len(row.lines) / 60:.1f}",
+            ]
+        )
 
 
-def _verdicts(row: Row) -> Iterator[Verdict]:
-    for kind in KINDS:
-        best, paper = row.values(f"{BEST}{kind}/accuracy"), row.paper(kind)
-        if best and paper is not None:
-            text = compare.verdict(sum(best.values()) / len(best), paper)
-            yield Verdict(row.cell, kind, paper, text)
+def _claim(claim: Claim, found: compare.Interval) -> str:
+    kind, _, name = claim.metric.partition("/")
+    measure, scale, digits = MEASURES[name]
+    mean, low, high = (f"{scale * value:+.{digits}f}" for value in found[:3])
+    facts = [claim.better, claim.worse, f"{kind} {measure}", mean, f"{low} to {high}", str(found.n), found.verdict]
+    return _line([*facts, claim.source])
 
 
-def _claims(claims: Sequence[Claim], rows: Mapping[str, Row]) -> Iterator[str]:
-    for claim in claims:
-        if claim.better in rows and claim.worse in rows:
-            found = compare.paired(rows[claim.better].values(claim.metric), rows[claim.worse].values(claim.metric))
-            if found is not None:
-                kind = claim.metric.partition("/")[0]
-                interval = f"{100 * found.low:+.2f} to {100 * found.high:+.2f}"
-                facts = [claim.better, claim.worse, kind, f"{100 * found.mean:+.2f}", interval, str(found.n)]
-                yield "| " + " | ".join([*facts, found.verdict]) + " |"
-
-
-def _remarks(table: Table, rows: Sequence[Row], reasons: Mapping[str, str]) -> Iterator[str]:
+def _remarks(section: Section, paragraphs: Mapping[tuple[str, ...], str]) -> Iterator[str]:
     """Why figures are apart, what was left behind by the study, and where the runs were played."""
-    for row in rows:
-        apart = [verdict.kind for verdict in _verdicts(row) if verdict.text == "apart"]
-        reason = reasons.get(f"{table.study}/{row.cell}")
-        if reason:
-            yield f"\n**{row.cell}**: {reason}"
-        elif apart:
-            yield f"\n**{row.cell}** ({' and '.join(apart)}) is apart; we have not found out why."
-    if not all(row.current for row in rows):
+    cells = section.cells
+    for names, text in paragraphs.items():
+        if own := [cells[name].cell for name in names if name in cells]:
+            yield f"\n**{', '.join(own)}**: {text}"
+    named = {name for names in paragraphs for name in names}
+    for name, row in cells.items():
+        if row.apart and name not in named:
+            yield f"\n**{row.cell}** ({' and '.join(row.apart)}) is apart; nobody has written why."
+    if not all(row.current for row in section.rows):
         yield "\n† Played with other settings than the study has today."
-    lines = [line for row in rows for line in row.lines]
+    lines = [line for row in section.rows for line in row.lines]
     machines, commits = (sorted({getattr(line, name) for line in lines}) for name in ("machine", "commit"))
     yield f"\nPlayed on {'; and on '.join(machines)}. Commits: {', '.join(commits)}."
 
@@ -233,12 +229,3 @@ def _estimate(values: Mapping[int, float], scale: float, digits: int) -> str:
 
 def _number(mean: float, sd: float | None) -> str:
     return f"{100 * mean:.2f}" + ("" if sd is None else f" ± {100 * sd:.2f}")
-
-
-def _reasons(folder: Path) -> dict[str, str]:
-    """The paragraphs of why.md by their headings, "## STUDY/CELL"."""
-    path = folder / WHY
-    if not path.exists():
-        return {}
-    parts = re.split(r"^## (.+)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    return {name.strip(): " ".join(text.split()) for name, text in zip(parts[1::2], parts[2::2], strict=True)}

@@ -1,0 +1,56 @@
+"""What papers print for the cells of a table: figures, and orderings by their bold face."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+from fedray import registry
+from fedray.compare import published
+from fedray.compare.published import Published
+from fedray.config import Experiment, flatten, override, to_dict
+from fedray.federate.plan import resolve
+from fedray.studies.cell import Cell
+from fedray.studies.named import STUDIES
+from fedray.studies.results.tables import Claim, Table
+
+
+def settings(cfg: Experiment) -> Mapping[str, str]:
+    """The settings of an experiment as a tracked run has them, under which published.csv looks."""
+    resolved = resolve(cfg)
+    values = {"algorithm.name": registry.algorithm_name(resolved.algorithm)} | flatten(to_dict(resolved))
+    return {name: str(value) for name, value in values.items()}
+
+
+def figure(table: Table, of: Mapping[str, str], metric: str) -> Published | None:
+    """What a paper prints for a metric of a cell, by its settings; the first of the table's sources that has it."""
+    for source in table.sources:
+        if found := published.find(of, metric, source):
+            return found[0]
+    return None
+
+
+@functools.cache
+def claims(table: Table) -> tuple[Claim, ...]:
+    """The orderings that a paper claims: those in words, and those of its bold face, the best figure of a column."""
+    return (*table.claims, *(_bold(table) if table.bold else ()))
+
+
+def _bold(table: Table) -> list[Claim]:
+    """In each column of the printed table, or among the cells of one method there, the best is above every other."""
+    cells = {cell.name: cell for cell in STUDIES[table.study]()}
+    columns: dict[tuple[str, str], dict[str, Published]] = {}
+    for name in dict.fromkeys(run.cell for run in table.runs()):
+        cell: Cell = cells[name]
+        found = settings(override(cell.experiment, {"rounds": table.rounds}))
+        for metric in table.bold:
+            if result := figure(table, found, metric):
+                columns.setdefault((metric, cell.rows[0] if table.within_rows else ""), {})[name] = result
+    claimed = []
+    for (metric, _), figures in columns.items():
+        best = max(figures, key=lambda name: figures[name].mean)
+        source = f"{figures[best].source}, bold"
+        claimed += [
+            Claim(metric, best, name, source) for name, result in figures.items() if result.mean < figures[best].mean
+        ]
+    return claimed
