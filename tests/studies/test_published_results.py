@@ -292,4 +292,4 @@ def test_five_published_runs_come_out_to_the_bit() -> None:
     drawn = np.random.default_rng(seed).choice(len(lines), size=min(5, len(lines)), replace=False)
     for i in drawn:
         answer = verify.judge(lines[i], verify.again(lines[i], agenda.Data()), [lines[i]])
-        assert "the same to the bit" in answer.text, f"seed {seed}: {lines[i].study}/{lines[i].cell}: {answer.text}"
+        assert answer.same, f"seed {seed}: {lines[i].study}/{lines[i].cell}: {answer.text}"
