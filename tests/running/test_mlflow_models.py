@@ -80,7 +80,7 @@ def test_the_model_answers_as_the_loaded_run_does(tracked, client):
 @pytest.mark.parametrize(
     ("x", "params", "said"),
     [
-        (inputs(1), {"client": "9"}, "client=9: this run has clients 0 to 3"),
+        (inputs(1), {"client": "9"}, "client='9': the clients of this run have numbers only, 0 to 3"),
         (inputs(1), {"client": "bob"}, "the clients of this run have numbers only"),
         (inputs(1), {"draws": -1}, "draws=-1: is negative"),
         (np.ones((2, 3), np.float32), {}, r"does not match expected shape \(-1, 1, 8, 8\)"),
@@ -227,7 +227,7 @@ def test_mlflow_models_serve_answers(tracked):
         with pytest.raises(urllib.error.HTTPError) as error:
             answered(process, f"http://127.0.0.1:{port}/invocations", body | {"params": {"client": "9"}})
         assert error.value.code == 400
-        assert "clients 0 to 3" in error.value.read().decode()
+        assert "numbers only, 0 to 3" in error.value.read().decode()
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         process.wait()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import threading
 import time
 
@@ -13,7 +15,7 @@ from fedray import launch
 from fedray.config import Execution, TrackingConfig
 from fedray.federate.in_process import LocalFederation
 from fedray.running import mlflow_store, tracking
-from fedray.running.published import system_metrics
+from fedray.running.published import sampler, system_metrics
 from fedray.running.tracking import MLflowTracker, NullTracker
 from fedray.types import FedRayError
 from tests.helpers import small_plan
@@ -51,7 +53,7 @@ class Seen(NullTracker):
 def often(monkeypatch):
     """Two samples are not ten seconds apart."""
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.05")
-    monkeypatch.setattr(system_metrics, "FIRST_SECONDS", 0.05)
+    monkeypatch.setattr(sampler, "FIRST_SECONDS", 0.05)
 
 
 def test_a_machine_is_sampled_until_the_run_ends():
@@ -66,6 +68,12 @@ def test_a_machine_is_sampled_until_the_run_ends():
         assert {name for name in sample if not name.startswith("gpu_")} == NAMES
         assert 0 < sample["system_memory_usage_percentage"] < 100
         assert 0 <= sample["cpu_utilization_percentage"] <= 100
+
+
+def test_the_process_on_a_machine_does_not_load_pytorch():
+    use = f"import sys, {sampler.__name__} as found; found.FIRST_SECONDS = 0; found.Sampler()"
+    code = f"{use}; assert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_what_fails_is_said_once_and_tried_again(monkeypatch):
@@ -104,8 +112,12 @@ def pair(tmp_path_factory):
     """A place with the results of a run with system metrics and of the same without, and the store of the first."""
     place = tmp_path_factory.mktemp("pair")
     uri = f"sqlite:///{place}/mlflow.db"
-    for name, more in (("with", [uri, "--tracking.system-metrics"]), ("without", ["none"])):
-        assert launch.main([*FAST, "--figures", "none", "--output", str(place / name), "--tracking.uri", *more]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MLflowTracker, "publish", lambda self, finished: True)  # which takes seconds
+        for name, more in (("with", [uri, "--tracking.system-metrics"]), ("without", ["none"])):
+            assert (
+                launch.main([*FAST, "--figures", "none", "--output", str(place / name), "--tracking.uri", *more]) == 0
+            )
     return place, mlflow_store.connect(uri)
 
 
