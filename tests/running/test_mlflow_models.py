@@ -95,6 +95,13 @@ def test_what_cannot_be_answered_is_named(tracked, x, params, said):
     assert error.value.error_code == "INVALID_PARAMETER_VALUE"
 
 
+def test_the_signature_says_what_a_record_has(tracked):
+    """Of a run without --uncertainty there are no sets."""
+    outputs = served(tracked).metadata.signature.outputs
+    assert outputs.input_names() == [*served(tracked).predict(inputs(1))[0]]
+    assert [column.name for column in outputs.inputs if not column.required] == ["set"]
+
+
 def test_nothing_of_the_model_is_a_pickle_and_nothing_is_missing(tracked):
     client, run, folder = tracked
     place = Path(artifacts_of(client, run).removeprefix("file://"))

@@ -70,6 +70,13 @@ def test_a_machine_is_sampled_until_the_run_ends():
         assert 0 <= sample["cpu_utilization_percentage"] <= 100
 
 
+def test_a_sample_is_of_its_moment_and_not_a_mean_since_the_start(monkeypatch):
+    shares = iter([50.0, 10.0, 30.0])  # the first is that of the look at the start
+    monkeypatch.setattr("psutil.cpu_percent", lambda: next(shares))
+    look = sampler.Sampler()
+    assert [look()["cpu_utilization_percentage"] for _ in range(2)] == [10.0, 30.0]
+
+
 def test_the_process_on_a_machine_does_not_load_pytorch():
     use = f"import sys, {sampler.__name__} as found; found.FIRST_SECONDS = 0; found.Sampler()"
     code = f"{use}; assert 'torch' not in sys.modules"
