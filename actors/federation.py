@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch import Tensor
 
 from actors import demand, versions
-from actors.cluster import connect, nodes
+from actors.cluster import connect, machines, nodes
 from actors.cohort import ClientsLostError
 from actors.demand import Cluster
 from actors.offer import need
@@ -131,6 +131,13 @@ class RayFederation:
     def client_pids(self) -> list[int]:
         """The processes that host the clients, in client order."""
         return self._recovering(lambda: self._get(self.server.client_pids.remote()))
+
+    def hosts(self) -> dict[str, str]:
+        """The machines on which it has reserved room now, by Ray's id: the name of each."""
+        group = self._group
+        groups = [] if group is None else [group, *added_to(group)]
+        used = {seat.machine for each in groups for seat in reserved(each)}
+        return {machine: found.name for machine, found in machines().items() if machine in used}
 
     def close(self) -> None:
         """Stop the actors, free the reservation, and stop Ray if it was started here."""

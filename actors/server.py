@@ -11,11 +11,11 @@ from ray.util.placement_group import get_current_placement_group
 
 from actors.cluster import machines
 from actors.cohort import ClientsLostError, RayCohort
-from actors.gauges import Gauges
 from actors.inside import InsideCohort
 from actors.moves import LeaveError, Mover
 from actors.placement import Layout
 from actors.seats import reserved
+from actors.telemetry.gauges import Gauges
 from fedray.arrays import trees
 from fedray.federate import checkpoint
 from fedray.federate.checkpoint import CheckpointStore, prepared

@@ -27,12 +27,16 @@ SECONDS = 120.0  # after which a request is given up
 class Service(Protocol):
     """What a replica needs of whom it serves."""
 
+    def client(self, header: str, /) -> int | None:
+        """The client that a header means."""
+        ...
+
     def model(self, client: int) -> Any:
         """A client's model."""
         ...
 
 
-Models = Callable[[str], Awaitable[Any]]  # the model of a client, which is given as text
+Models = Callable[[str], Awaitable[Any]]  # the model of a client, by number or name as the header has it
 Respond = Callable[[Any, Models, Any], Awaitable[Any]]  # service, models, request -> response
 
 
@@ -46,7 +50,8 @@ def application(opened: Callable[[], Service], respond: Respond, loaded: int, re
 
         @serve.multiplexed(max_num_models_per_replica=loaded)
         async def personal(self, client: str) -> Any:
-            return self.service.model(int(client))
+            number = self.service.client(client)
+            return None if number is None else self.service.model(number)
 
         async def __call__(self, request: Request) -> Any:
             return await respond(self.service, self.personal, request)  # type: ignore[arg-type]  # Serve's decorator

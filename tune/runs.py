@@ -36,7 +36,7 @@ from fedray.running.published.publish import Finished
 from fedray.running.side_by_side import Ended, Listener
 from fedray.running.writer import Writer
 from fedray.terminal import same_handlers, say
-from fedray.types import FedRayError
+from fedray.types import FedRayError, require
 from tune.play import Programme
 from tune.play import play as play_trials
 from tune.record import UNFINISHED, Recorder
@@ -122,6 +122,8 @@ def _play(
 def _enter(request: session.Request, datasets: dict[DataConfig, Dataset], locks: contextlib.ExitStack) -> Entered:
     """Everything that can be refused before a run begins; raises FedRayError. Its folder stays locked."""
     cfg, execution = request.experiment, request.execution
+    asked, reason = execution.tracking.system_metrics, "runs side by side share the machines"
+    require(not asked, "tracking.system_metrics", asked, reason, "see Ray's dashboard, or launch a run alone")
     folder = runfolder.place(request.resume, execution.output, str(execution.name))
     locks.enter_context(runfolder.locked(folder))
     note = runfolder.read(request.resume) if request.resume else None

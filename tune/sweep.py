@@ -47,6 +47,10 @@ REFUSED = {  # settings of the execution that a sweep decides itself: why, and w
     "uncertainty": ("a sweep keeps metrics only", "launch its best configuration with the option"),
     "ood": ("a sweep keeps metrics only", "launch its best configuration with the option"),
     "register": ("a sweep keeps no models", "launch its best configuration with the option"),
+    "tracking.system_metrics": (
+        "its trials share the machines",
+        "see Ray's dashboard, or launch its best configuration",
+    ),
     "figures": ("a sweep draws no figures of its trials", "launch its best configuration with the option"),
     "elastic": ("a trial keeps its machines, and begins again elsewhere where one is lost", "leave the option out"),
     "checkpoint.every": ("a sweep keeps every trial after each evaluated round", "use --eval-every"),

@@ -18,9 +18,14 @@ class TrackingConfig:
     """MLflow tracking URI; by default the SQLite file runs/mlflow.db; 'none' switches tracking off."""
     experiment: str = "fedray"
     """MLflow experiment that the run belongs to."""
+    system_metrics: bool = False
+    """Record what the run's machines do: CPU, memory, disk, network and GPUs, every ten seconds, for each of them."""
 
     def __post_init__(self) -> None:
         check_types(self, "tracking.")
+        unseen = self.system_metrics and self.uri == "none"
+        reason = "nothing is tracked"
+        require(not unseen, "tracking.system_metrics", self.system_metrics, reason, "leave out `tracking.uri`")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -263,7 +263,8 @@ def _play(plan: Plan, execution: Execution) -> Generator[Round, bool | None, Out
 def _rounds(current: session.Run) -> Generator[Round, bool | None, Outcome]:
     current, _ = session.ready(current, session.on_gpus(current.request.execution))
     execution, store, package = current.request.execution, current.store, current.package
-    with session.open_federation(current.plan, execution, current.name, store, None, package) as federation:
+    opened = session.open_federation(current.plan, execution, current.name, store, None, package)
+    with opened as federation, session.watched(current, federation):
         current = current._replace(plan=federation.plan)
         tally = session.begin(current, None)
         for metrics in federation:

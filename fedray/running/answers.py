@@ -7,7 +7,6 @@ import hashlib
 import hmac
 import json
 import math
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -85,11 +84,16 @@ class Answers:
             if self.shared is None:
                 raise RequestError(422, f"the header {CLIENT} is missing; {name} has no global model, so name a client")
             return None
-        if plan.personal and re.fullmatch("[0-9]{1,9}", header) and int(header) < plan.clients:
-            return int(header)
+        if plan.personal and (found := self.run.meant(header)) is not None:
+            return found
         if self.terms.unknown_client == "global":
             return None
-        known = f"this run has clients 0 to {plan.clients - 1}" if plan.personal else f"{name} has no personal models"
+        named = " and their names" if plan.names.users else ""  # which are nobody's business who does not know them
+        known = (
+            f"this run has clients 0 to {plan.clients - 1}{named}"
+            if plan.personal
+            else f"{name} has no personal models"
+        )
         remedy = "leave the header out to ask the global model" if self.shared is not None else "name one of them"
         raise RequestError(404, f"client {header[:40]!r}: {known}; {remedy}")
 
@@ -121,16 +125,17 @@ class Answers:
         plan = self.run.plan
         shape = ", ".join(map(str, ("B", *plan.model.input_shape)))
         targets = f"{plan.model.classes} classes" if plan.target is None else "a real number"
-        who = "curl -s -H 'authorization: Bearer '$FEDRAY_SERVE_TOKEN"
+        who = plan.names.users[0] if plan.names.users else "3"
+        curl = "curl -s -H 'authorization: Bearer '$FEDRAY_SERVE_TOKEN"
         about = (
             f"{self.run!r}\n"
             f"x [{shape}], at most {self.terms.max_inputs} inputs -> {targets}\n\n"
             f"GET  {url}/example   a body for the next request, of the right shape\n"
             f'POST {url}/predict   {{"x": [...]}} -> the prediction; beside x, "seed": 0 may choose the draws\n'
             f"GET  {url}/health    whether it is up; asks for no token\n\n"
-            f"The header '{CLIENT}: 3' asks the model of client 3; without it the global model answers.\n\n"
-            f"  {who} {url}/example > input.json\n"
-            f"  {who} -H '{CLIENT}: 0' -d @input.json {url}/predict\n"
+            f"The header '{CLIENT}: {who}' asks the model of client {who}; without it the global model answers.\n\n"
+            f"  {curl} {url}/example > input.json\n"
+            f"  {curl} -H '{CLIENT}: 0' -d @input.json {url}/predict\n"
         )
         return Reply(200, about, "text/plain; charset=utf-8")
 
@@ -180,8 +185,10 @@ class Answers:
         """The fields of a prediction of labels."""
         doubt = getattr(found, self.terms.abstain_by)
         likely = found.set  # None: a run without an uncertainty report has no conformal sets
+        labels, names = found.probs.argmax(-1).tolist(), self.run.plan.names.classes
         return {
-            "label": found.probs.argmax(-1).tolist(),
+            "label": labels,
+            **({"name": [names[label] for label in labels]} if names else {}),
             "probabilities": found.probs.tolist(),
             "entropy": found.entropy.tolist(),
             "mutual_information": found.mutual_information.tolist(),

@@ -70,10 +70,15 @@ def locked(database: Path | None) -> contextlib.AbstractContextManager[Any]:
     return FileLock(f"{database}.lock", timeout=LOCK_SECONDS)
 
 
-def connect(uri: str) -> MlflowClient:
-    """A client of a store; fails within seconds if the store is down."""
+def prepare() -> None:
+    """Set what MLflow reads from the environment, in a process that will use it."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+
+
+def connect(uri: str) -> MlflowClient:
+    """A client of a store; fails within seconds if the store is down."""
+    prepare()
     if not uri.startswith("http"):
         import sqlalchemy
 

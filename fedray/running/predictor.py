@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -100,6 +101,17 @@ class Predictor:
         if plan.target is not None:
             return _real(found, plan.target)
         return _uncertainty(found, shares, self.thresholds.get(client))
+
+    def meant(self, text: str) -> int | None:
+        """The client that a text means, in a request or a parameter: one of this name, or else of this number.
+
+        None where there is no such client.
+        """
+        names = self.plan.names.users
+        if text in names:
+            return names.index(text)
+        number = int(text) if re.fullmatch("[0-9]{1,9}", text) else self.plan.clients
+        return number if number < self.plan.clients else None
 
     def _number(self, name: str) -> int:
         """The number of a client; raises FedRayError for a name that nobody has."""

@@ -47,6 +47,7 @@ from fedray.running.log import Log
 from fedray.running.progress import Status
 from fedray.running.published import page
 from fedray.running.published.publish import Finished, registration
+from fedray.running.published.system_metrics import sampled
 from fedray.running.runfolder import Note
 from fedray.running.tracking import Tracker
 from fedray.running.writer import PERSONAL, Writer
@@ -201,6 +202,7 @@ def _play(run: Run, tell: Callable[[int], object] | None) -> RunResult:
     shown = contextlib.nullcontext() if tell else progress_bar(run.plan, done)
     with (
         open_federation(run.plan, execution, run.name, run.store, begun, run.package) as federation,
+        watched(run, federation),
         shown as advance,
     ):
         run = run._replace(plan=federation.plan)
@@ -426,6 +428,14 @@ def open_federation(
         federation = RayFederation(plan, dataclasses.replace(execution, name=name), store, begun, package)
     announce(federation.layout, plan.clients)
     return federation
+
+
+def watched(run: Run, federation: Federation) -> contextlib.AbstractContextManager[None]:
+    """Meanwhile the machines of a federation are sampled, where system metrics were asked for."""
+    wanted = run.request.execution.tracking.system_metrics
+    return (
+        sampled(federation, run.tracker, lambda text: say(f"warning: {text}")) if wanted else contextlib.nullcontext()
+    )
 
 
 def open_tracker(

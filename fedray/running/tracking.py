@@ -29,6 +29,7 @@ Ending = Literal["FINISHED", "FAILED", "KILLED"]
 
 FLUSH_SECONDS = 2.0
 MAX_METRICS = 60
+SYSTEM = "system/"  # MLflow shows metrics of such names in a tab of their own, and not among the charts
 KIND, TRAINING = "mlflow.experimentKind", "custom_model_development"  # of an experiment: not about language models
 PATIENCE = 10.0  # the pause after a failed delivery, in units of its duration: a hanging store costs <= 1/10
 
@@ -50,6 +51,9 @@ class Tracker(Protocol):
 
     def tag(self, name: str, value: str) -> None:
         """Set a tag of the run; never raises for a store that fails."""
+
+    def sample(self, values: Mapping[str, float]) -> None:
+        """Record at once what machines do now; raises what the store raises. Any thread may call it."""
 
     def flush(self) -> bool:
         """Send what is buffered; False where the store fails."""
@@ -85,6 +89,9 @@ class NullTracker:
 
     def tag(self, name: str, value: str) -> None:
         """Forget the tag."""
+
+    def sample(self, values: Mapping[str, float]) -> None:
+        """Forget the sample."""
 
     def flush(self) -> bool:
         """Nothing is left."""
@@ -141,12 +148,13 @@ class MLflowTracker:
                 else:
                     run = self._client.get_run(run_id)
                     self._held = _history(self._client, run)
-                    self._names = set(run.data.metrics)
+                    self._names = {name for name in run.data.metrics if not name.startswith(SYSTEM)}
                     if run.info.status == "FINISHED":
                         self._ended = run.info.end_time
                     else:
                         self._client.update_run(run_id, "RUNNING")
             self.run_id: str = run.info.run_id
+            self._began = run.info.start_time  # Unix time in ms
             entries = [Param(_key(name), str(value)) for name, value in params.items()]
             self._client.log_batch(self.run_id, params=entries, synchronous=True)
         except FedRayError:
@@ -180,6 +188,15 @@ class MLflowTracker:
         """Set a tag; a store that fails is reported with the next metrics."""
         with contextlib.suppress(Exception):
             self._client.set_tag(self.run_id, name, value)
+
+    def sample(self, values: Mapping[str, float]) -> None:
+        """Log what machines do now, under the names of MLflow's system metrics; a step is a second of the run."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        step = (now - self._began) // 1000
+        entries = [Metric(_key(f"{SYSTEM}{name}"), value, now, step) for name, value in values.items()]
+        self._client.log_batch(self.run_id, metrics=entries, synchronous=True)
 
     def flush(self) -> bool:
         """Send the buffer now; False, with one warning per run and the buffer kept, where the store fails."""
@@ -273,9 +290,10 @@ def _git(folder: Path, *args: str) -> str:
 
 
 def _history(client: MlflowClient, run: Any) -> set[tuple[str, int]]:
-    """(metric, step) of everything that a run holds."""
+    """(metric, step) of everything that a run holds of its rounds."""
     run_id = run.info.run_id
-    return {(name, m.step) for name in run.data.metrics for m in client.get_metric_history(run_id, name)}
+    names = [name for name in run.data.metrics if not name.startswith(SYSTEM)]
+    return {(name, m.step) for name in names for m in client.get_metric_history(run_id, name)}
 
 
 def _experiment(client: MlflowClient, name: str, artifacts: str | None) -> str:

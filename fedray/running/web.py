@@ -44,10 +44,18 @@ async def _reply(answers: Answers, personal: Callable[[str], Awaitable[Any]], re
         return answers.example()
     if path == "/":
         return answers.about(str(request.base_url).rstrip("/"))
-    client = answers.client(request.headers.get(CLIENT))
+    header = _header(request)
+    client = answers.client(header)
     body = await _body(request, answers.max_bytes)
-    model = None if client is None else await personal(str(client))
+    # Under the header's own text: by it Ray Serve looks for a replica that has the model.
+    model = None if client is None or header is None else await personal(header)
     return answers.answer(client, model, body)
+
+
+def _header(request: Request) -> str | None:
+    """The client of a request. Names are sent in UTF-8; Starlette reads headers as Latin-1."""
+    text = request.headers.get(CLIENT)
+    return None if text is None else text.encode("latin-1").decode("utf-8", "replace")
 
 
 async def _body(request: Request, largest: int) -> bytes:

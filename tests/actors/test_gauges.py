@@ -7,7 +7,7 @@ import urllib.request
 
 import pytest
 
-from actors.gauges import Gauges
+from actors.telemetry.gauges import Gauges
 from fedray.federate.messages import RoundMetrics
 
 ROUND = RoundMetrics(7, (0, 1), {}, None, None, {"train": 1.5, "round": 2.0}, 1000, 500)
@@ -57,7 +57,7 @@ def test_what_a_run_reports_appears_on_the_endpoint_of_its_node() -> None:
 
 
 def test_a_metric_that_ray_refuses_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    import actors.gauges
+    import actors.telemetry.gauges
 
     quiet = ROUND._replace(bytes_up=0, bytes_down=0, seconds={"train": "soon"})  # type: ignore[dict-item]
     gauges = Gauges("probe")
@@ -68,8 +68,8 @@ def test_a_metric_that_ray_refuses_costs_nothing(monkeypatch: pytest.MonkeyPatch
     def refuse(*_: object) -> None:
         raise RuntimeError("no metrics here")
 
-    monkeypatch.setattr(actors.gauges, "Gauge", refuse)
-    monkeypatch.setattr(actors.gauges, "Counter", refuse)
+    monkeypatch.setattr(actors.telemetry.gauges, "Gauge", refuse)
+    monkeypatch.setattr(actors.telemetry.gauges, "Counter", refuse)
     without = Gauges("probe")
     without.round(ROUND)
     without.lag("0-4", 1.0)

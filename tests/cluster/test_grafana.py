@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from actors import gauges
+from actors.telemetry import gauges
 from tests.cluster.metrics import DASHBOARD, concrete, targets
 
 FOUND = json.loads(DASHBOARD.read_text())

@@ -80,7 +80,7 @@ def test_the_model_answers_as_the_loaded_run_does(tracked, client):
 @pytest.mark.parametrize(
     ("x", "params", "said"),
     [
-        (inputs(1), {"client": "9"}, "client=9: this run has clients 0 to 3"),
+        (inputs(1), {"client": "9"}, "client='9': the clients of this run have numbers only, 0 to 3"),
         (inputs(1), {"client": "bob"}, "the clients of this run have numbers only"),
         (inputs(1), {"draws": -1}, "draws=-1: is negative"),
         (np.ones((2, 3), np.float32), {}, r"does not match expected shape \(-1, 1, 8, 8\)"),
@@ -93,6 +93,13 @@ def test_what_cannot_be_answered_is_named(tracked, x, params, said):
     with pytest.raises(MlflowException, match=said) as error:
         served(tracked).predict(x, params=params)
     assert error.value.error_code == "INVALID_PARAMETER_VALUE"
+
+
+def test_the_signature_says_what_a_record_has(tracked):
+    """Of a run without --uncertainty there are no sets."""
+    outputs = served(tracked).metadata.signature.outputs
+    assert outputs.input_names() == [*served(tracked).predict(inputs(1))[0]]
+    assert [column.name for column in outputs.inputs if not column.required] == ["set"]
 
 
 def test_nothing_of_the_model_is_a_pickle_and_nothing_is_missing(tracked):
@@ -227,7 +234,7 @@ def test_mlflow_models_serve_answers(tracked):
         with pytest.raises(urllib.error.HTTPError) as error:
             answered(process, f"http://127.0.0.1:{port}/invocations", body | {"params": {"client": "9"}})
         assert error.value.code == 400
-        assert "clients 0 to 3" in error.value.read().decode()
+        assert "numbers only, 0 to 3" in error.value.read().decode()
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         process.wait()

@@ -1,5 +1,6 @@
 """Result files hold a tensor per layer, which any reader of safetensors understands, and load to the last bit."""
 
+import dataclasses
 from typing import NamedTuple
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import safetensors.numpy
 import torch
 from safetensors import safe_open
+from torch import nn
 
 import fedray
 from fedray import launch
@@ -14,9 +16,11 @@ from fedray.arrays import trees
 from fedray.arrays.tensor_files import load_rows, load_tree, save_tree
 from fedray.federate.messages import File, Saved
 from fedray.federate.states import OnDisk
+from fedray.nets.model import Model
+from fedray.nets.own import OwnModule
 from fedray.running import posterior_files
 from fedray.types import FedRayError
-from tests.helpers import differing, small_plan
+from tests.helpers import described, differing, small_plan
 from tests.running.test_resume import FAST, same_result
 
 
@@ -150,3 +154,41 @@ def test_a_state_on_disk_may_have_come_from_a_result(model, tmp_path):
     states = OnDisk(state(model, 1), [0], torch.device("cpu"), str(tmp_path / "kept"))
     states.load(Saved(str(tmp_path), 2, (File("personal.safetensors", 0, 0, (0,)),)))
     assert differing(states.row(0), state(model)) == []
+
+
+class Whole(NamedTuple):
+    theta: torch.Tensor
+
+
+def named_places(model, path, length):
+    """Where each tensor in the file of a vector begins in it, by name: its entries are their own places."""
+    posterior_files.save(path, Whole(torch.arange(float(length))), model, {})
+    return {name: int(array.flat[0]) for name, array in safetensors.numpy.load_file(path).items()}
+
+
+def test_what_follows_the_layers_has_its_own_name(tmp_path):
+    model = dataclasses.replace(small_plan("dsvgd", {"model.likelihood": "gaussian"}).model, extra=3)
+    found = named_places(model, tmp_path / "file", model.padded)
+    assert found["theta.noise"] == model.slices["noise"].start == found["theta.prior"] + 3
+    assert found["theta.padding"] == model.size
+
+
+def test_tensors_of_a_module_keep_its_names(tmp_path):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.head = nn.Linear(5, 3), nn.Linear(3, 4)
+
+        def forward(self, x):
+            return self.head(self.first(x).relu())
+
+    model = Model(nn.Sequential(OwnModule(Net())), (5,), 4)
+    found = named_places(model, tmp_path / "file", model.padded)
+    assert found["theta.first.weight"] == 0
+    assert found["theta.first.bias"] == 15
+    assert found["theta.head.weight"] == model.slices["head"].start
+
+
+def test_a_vector_that_may_be_head_or_body_keeps_its_own_name(tmp_path):
+    model = described((5,), 4, nn.Linear(5, 2), nn.ReLU(), nn.Linear(2, 4))  # 12 parameters each
+    assert named_places(model, tmp_path / "file", 12) == {"theta": 0}

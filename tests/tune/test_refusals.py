@@ -18,6 +18,7 @@ REFUSED = [
     (["--backend", "compiled"], "--backend compiled: the settings that a sweep varies are constants"),
     (["--loss-deviation"], "launch its best configuration"),
     (["--uncertainty"], "launch its best configuration"),
+    (["--tracking.system-metrics"], "its trials share the machines"),
     (["--figures", "svg"], "launch its best configuration"),
     (["--no-elastic"], "a trial keeps its machines"),
     (["--checkpoint.every", "2"], "--checkpoint.every 2: a sweep keeps every trial"),

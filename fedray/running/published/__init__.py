@@ -1,1 +1,1 @@
-"""What MLflow shows of a finished run, and the model that it serves."""
+"""What MLflow shows of a run and of its machines, and the model that it serves."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import math
-import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -64,10 +63,9 @@ def _load_pyfunc(path: str) -> ServedModels:
 
 
 def _client(asked: str | None, run: Predictor) -> int | str | None:
-    """The client that a text means: one of this name, or else of this number."""
-    if asked is None or asked in run.plan.names.users or not re.fullmatch("[0-9]{1,9}", asked):
-        return asked
-    return int(asked)
+    """The client that a text means; an unknown one as it was given."""
+    found = None if asked is None else run.meant(asked)
+    return asked if found is None else found
 
 
 def _draws(asked: int | None) -> int | None:

@@ -1,0 +1,1 @@
+"""What is measured of a run while it is played: its own progress, and the machines that it uses."""
