@@ -79,6 +79,7 @@ POLICIES = (
     "The paper prints plots without numbers. Covertype is an excerpt: 92,962 of 581,012 rows (16 %). A claim is that "
     "the policy has the more accurate global model."
 )
+UNCERTAINTY = "No paper has these figures. All their measures are in [uncertainty.md](../uncertainty.md)."
 
 TABLES: tuple[Table, ...] = (
     Table("selection", "Client selection: Covertype 1:9, 30 clients", POLICIES, 100, 2, 10, SELECTION),
@@ -112,6 +113,8 @@ TABLES: tuple[Table, ...] = (
     Table("table3", "pFedBayes, Table 3: learning rates of the rivals", PIXELS.format(rounds=200), 200, 5, 3),
     Table("bpfed-mnist", "BPFed: MNIST", BPFED, 200, 5, 3),
     Table("bpfed-fmnist", "BPFed: FMNIST", BPFED, 200, 5, 3),
+    Table("uncertainty-digits", "Uncertainty: digits", UNCERTAINTY, 20, 5, 3),
+    Table("uncertainty-mnist", "Uncertainty: MNIST small", UNCERTAINTY, 20, 5, 3),
 )
 
 
