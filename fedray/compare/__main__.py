@@ -16,7 +16,7 @@ def parse(argv: Sequence[str]) -> Options:
         Options,
         argv,
         "python -m fedray.compare",
-        "Tables and figures of finished runs: mean and standard deviation over seeds, the best result in bold, and "
+        "Tables and figures of finished runs: mean over seeds ± half its 95 % interval, the best result in bold, and "
         "published results beside them where there are any.",
     )
 

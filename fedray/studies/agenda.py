@@ -32,7 +32,7 @@ class Options:
     """How much of a study to run, and where."""
 
     seeds: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """Runs per cell, with consecutive seeds; by default 2, or 5 in the selection studies."""
+    """Runs per cell, with consecutive seeds; by default 2, in uncertainty studies 3, in selection studies 5."""
     seed_start: int = 0
     """The first seed."""
     rounds: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
@@ -88,6 +88,7 @@ class PlannedRun(NamedTuple):
 
     cell: str
     experiment: Experiment
+    uncertainty: bool = False  # whether it ends with the uncertainty report
 
     @property
     def name(self) -> str:
@@ -134,7 +135,7 @@ def plan_runs(study: str, options: Options) -> Agenda:
         seed = options.seed_start + number
         for cell in cells:
             if number < _seeds(cell, options):
-                runs.append(PlannedRun(cell.name, override(cell.experiment, {"seed": seed})))
+                runs.append(PlannedRun(cell.name, override(cell.experiment, {"seed": seed}), cell.uncertainty))
     return Agenda(tuple(runs), left_out)
 
 

@@ -16,6 +16,7 @@ class Cell(NamedTuple):
     rows: tuple[str, ...]  # the rows of the table that it belongs to, which --only can select
     experiment: Experiment
     seeds: int = 2  # default number of runs
+    uncertainty: bool = False  # whether its runs end with the uncertainty report, as by --uncertainty
 
 
 Study: TypeAlias = Callable[[], list[Cell]]  # the first sentence of its docstring is shown by --help

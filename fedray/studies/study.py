@@ -175,7 +175,12 @@ def request(study: str, planned: PlannedRun, options: Options) -> session.Reques
     if checkpoints.url:  # runs that are played at the same time need places of their own
         checkpoints = dataclasses.replace(checkpoints, url=f"{checkpoints.url.rstrip('/')}/{output.name}")
     execution = dataclasses.replace(
-        options.execution, name=planned.name, output=output, loss_deviation=deviation, checkpoint=checkpoints
+        options.execution,
+        name=planned.name,
+        output=output,
+        loss_deviation=deviation,
+        uncertainty=options.execution.uncertainty or planned.uncertainty,
+        checkpoint=checkpoints,
     )
     return session.Request(planned.experiment, execution, resume=str(output) if interrupted else "")
 

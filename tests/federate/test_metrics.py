@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from sklearn.metrics import brier_score_loss, log_loss
 from torch.testing import assert_close
 
 from fedray.arrays import trees
@@ -40,6 +41,14 @@ def test_three_examples_by_hand():
     assert ece == pytest.approx((0.25 + 0.5 + 0.95) / 3, rel=1e-6)
     assert mce == pytest.approx(0.95, rel=1e-6)
     assert summarize(stats).accuracy == pytest.approx(1 / 3)
+
+
+def test_brier_score_and_nll_agree_with_scikit_learn():
+    stats = evaluate(LOG_P, Y)
+    p = LOG_P.double().exp().mean(0)
+    p = (p / p.sum(-1, keepdim=True)).numpy()
+    assert stats.brier.item() / 200 == pytest.approx(brier_score_loss(Y, p, scale_by_half=False), abs=1e-6)
+    assert stats.nll.item() / 200 == pytest.approx(log_loss(Y, p), abs=1e-6)
 
 
 def test_bins_are_closed_on_the_right():

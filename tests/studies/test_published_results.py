@@ -181,6 +181,14 @@ def test_record_then_verify_and_what_is_missing(
     assert len(found.digest) == 64
     assert main(["verify", "quick/fedavg", "--results", "data"]) == 0
     assert "the same to the bit" in capfd.readouterr().out
+    assert (
+        main(["quick", "--rounds", "2", "--seeds", "1", *local, "--record", "asked", "--uncertainty", "--output", "u"])
+        == 0
+    )
+    [asked] = data.read(tmp_path / "asked", "quick")
+    assert asked.command == f"{found.command} --uncertainty"
+    assert 0 < asked.metrics["global/unknown_auroc"] < 1
+    assert main(["verify", "quick/fedavg", "--results", "asked"]) == 0
     works = missing.missing(tmp_path / "data", tmp_path)
     assert [(work.name, [run.experiment.seed for run in work.runs]) for work in works] == [("quick/fedavg", [1])]
     assert works[0].cpu_seconds == found.cpu_seconds

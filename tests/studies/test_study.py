@@ -267,6 +267,27 @@ def test_parts_of_a_study() -> None:
     assert len(set(folders)) == 2
 
 
+def test_all_methods_of_an_uncertainty_study_have_one_budget_and_end_with_the_report() -> None:
+    for name, shard in (("uncertainty-digits", 35), ("uncertainty-mnist", 250)):
+        study, options = parse([name])
+        runs = plan_runs(study, options).runs
+        assert len(runs) == 15
+        for planned in runs:
+            cfg = planned.experiment
+            steps = 5 if planned.cell in ("pfedbayes", "bpfed") else 1  # of the posterior, on a minibatch
+            assert (cfg.local_steps * steps, cfg.batch_size, cfg.rounds) == (100, 50, 20)
+            assert study_module.request(study, planned, options).execution.uncertainty
+            if planned.cell == "fedavg+ft":
+                assert cfg.algorithm.ft == -(-shard // cfg.batch_size)  # an epoch
+
+
+def test_the_report_is_asked_for_by_an_option_where_the_study_does_not_ask() -> None:
+    for words, asked in (([], False), (["--uncertainty"], True)):
+        study, options = parse(["quick", *words])
+        planned = plan_runs(study, options).runs[0]
+        assert study_module.request(study, planned, options).execution.uncertainty == asked
+
+
 BAD = {
     "no study": ([], ["no study", "table2, table3, table1-mnist"]),
     "study": (["tabel2"], ["tabel2", "table2, table3, table1-mnist"]),

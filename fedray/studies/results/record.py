@@ -43,7 +43,7 @@ def line(study: str, planned: PlannedRun, folder: Path, commit: str) -> Line | N
             config=planned.fingerprint,
             protocol=_protocol(summary["protocol"]),
             commit=commit,
-            command=command(study, planned),
+            command=command(study, planned, "uncertainty" in summary),
             machine=machine.kind(),
             cpu_seconds=round(sum(row.get(CPU, 0.0) for row in played), 1),
             digest=digest(folder),
@@ -57,12 +57,13 @@ def rows(folder: Path) -> list[dict[str, float]]:
         return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
 
 
-def command(study: str, planned: PlannedRun) -> str:
-    """What to type to play one run."""
+def command(study: str, planned: PlannedRun, uncertainty: bool) -> str:
+    """What to type to play one run, with the uncertainty report where its study does not ask for it by itself."""
     cfg = planned.experiment
     words = ["python", "-m", "fedray.studies", study, "--only", planned.cell, "--size", "all"]
     words += ["--seeds", "1", "--seed-start", str(cfg.seed), "--rounds", str(cfg.rounds)]
-    return shlex.join([*words, "--eval-every", str(cfg.eval_every), "--runtime", "local"])
+    words += ["--eval-every", str(cfg.eval_every), "--runtime", "local"]
+    return shlex.join([*words, *(["--uncertainty"] if uncertainty and not planned.uncertainty else [])])
 
 
 def measured(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -115,6 +115,7 @@ COLUMN = (
     "rounds. The budget is the paper's own: 20 minibatches per round, on each of which pFedMe and pFedBreD take five "
     "steps, and the others one. Bold face is lost in our copy: we take the largest printed figure of a column."
 )
+UNCERTAINTY = "No paper has these figures. All their measures are in [uncertainty.md](../uncertainty.md)."
 
 _PERSONAL_LAYERS = ("fedper", "fedrep", "lg_fedavg", "pfedbayes", "fedsoul")
 
@@ -261,4 +262,6 @@ TABLES: tuple[Table, ...] = (
         )
         for dataset in ("MNIST", "FMNIST")
     ),
+    Table("uncertainty-digits", "Uncertainty: digits", UNCERTAINTY, 20, 5, 3),
+    Table("uncertainty-mnist", "Uncertainty: MNIST small", UNCERTAINTY, 20, 5, 3),
 )

@@ -61,7 +61,7 @@ def again(line: Line, where: Data) -> Line:
         raise FedRayError(f"{line.study}/{line.cell}: the study has other settings today; check out {line.commit}")
     with tempfile.TemporaryDirectory() as place:
         output = Path(place) / "run"
-        asked = "unknown_auroc" in " ".join(line.metrics)
+        asked = any(name.endswith("/aurc") for name in line.metrics)
         execution = Execution(runtime="local", output=output, uncertainty=asked, tracking=TrackingConfig(uri="none"))
         session.run_experiment(planned.experiment, override(execution, {"name": planned.name}))
         played = record.line(line.study, planned, output, line.commit)

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from sklearn.calibration import calibration_curve
 from torch.testing import assert_close
 
 from fedray.arrays import trees
@@ -26,6 +27,13 @@ def test_bins_hold_equally_many_of_the_sorted_predictions(n):
     assert found.examples.max() - found.examples.min() <= 1
     by_hand = sum(abs(float(right.sum() - sure.sum())) for sure, right in parts) / n
     assert error(found) == pytest.approx(by_hand, abs=1e-12)
+
+
+@pytest.mark.parametrize("n", [50, 400])
+def test_it_agrees_with_scikit_learn_where_all_bins_are_equally_full(n):
+    confidence, correct = drawn(n)
+    accuracy, sure = calibration_curve(correct, confidence, n_bins=10, strategy="quantile")
+    assert error(tenths(confidence, correct)) == pytest.approx(abs(accuracy - sure).mean(), abs=1e-12)
 
 
 def test_it_sees_errors_of_both_signs_that_cancel_within_a_bin_of_ece():
