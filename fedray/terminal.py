@@ -25,6 +25,7 @@ INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 LINE_SECONDS = 10.0  # between two lines of progress where there is no terminal
 
 _listeners: list[Callable[[str], object]] = []
+_interrupted = False  # by a signal, since the innermost interruptible() began
 _quiet = False
 
 
@@ -70,26 +71,36 @@ def _show(text: str) -> None:
 def interruptible() -> Iterator[None]:
     """Raise KeyboardInterrupt at the first SIGINT or SIGTERM, and ignore later ones: nothing cuts the clean-up short.
 
-    Outside of the main thread, where Python handles no signals, this does nothing.
+    Python drops what is raised within a callback of the garbage collector, and other code may catch it; who works for
+    long therefore also calls :func:`stop_if_interrupted` now and then. Outside of the main thread, where Python handles
+    no signals, this does nothing.
     """
+    global _interrupted
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    stopping = False
+    _interrupted = False
 
     def interrupt(*_: object) -> None:
-        nonlocal stopping
-        if stopping:
+        global _interrupted
+        if _interrupted:
             os.write(2, b"still stopping: this takes a few seconds\n")  # print() may be what was interrupted
             return
-        stopping = True
+        _interrupted = True
         raise KeyboardInterrupt
 
     before = {number: signal.signal(number, interrupt) for number in INTERRUPTS}
     try:
         yield
     finally:
+        _interrupted = False
         _restore(before)
+
+
+def stop_if_interrupted() -> None:
+    """Raise KeyboardInterrupt where the one of :func:`interruptible` got lost."""
+    if _interrupted:
+        raise KeyboardInterrupt
 
 
 @contextlib.contextmanager

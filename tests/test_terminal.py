@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
 import sys
 
 import pytest
 
 from fedray import terminal
-from fedray.terminal import bar, heard, record, say
+from fedray.terminal import bar, heard, interruptible, record, say, stop_if_interrupted
 
 
 def test_who_listens_hears_what_is_said_and_recorded_and_the_terminal_only_what_is_said(capsys) -> None:
@@ -20,6 +22,22 @@ def test_who_listens_hears_what_is_said_and_recorded_and_the_terminal_only_what_
     record("after")
     assert lines == ["said", "recorded"]
     assert capsys.readouterr().err == "before\nsaid\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interruption_that_gets_lost_is_found_after_the_round(number: int) -> None:
+    class Collected:
+        def __del__(self) -> None:  # Python drops what is raised here
+            os.kill(os.getpid(), number)
+
+    with interruptible():
+        stop_if_interrupted()
+        thing = Collected()
+        del thing
+        with pytest.raises(KeyboardInterrupt):
+            stop_if_interrupted()
+    stop_if_interrupted()  # whoever handled it is not interrupted again
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ from fedray.running.published.system_metrics import sampled
 from fedray.running.runfolder import Note
 from fedray.running.tracking import Tracker
 from fedray.running.writer import PERSONAL, Writer
-from fedray.terminal import bar, check_packages, headlines, heard, same_handlers, say
+from fedray.terminal import bar, check_packages, headlines, heard, same_handlers, say, stop_if_interrupted
 from fedray.types import FedRayError, for_command_line
 
 RECENT_ROUNDS = 10  # whose mean time tells how long the rest will take
@@ -213,6 +213,7 @@ def _play(run: Run, tell: Callable[[int], object] | None) -> RunResult:
                 advance(report.measures(metrics))
             if tell:
                 tell(metrics.round)
+            stop_if_interrupted()
         played = collect(run, federation, tally)
     return conclude(run, played)
 
