@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 from pathlib import Path
@@ -30,7 +31,7 @@ class Ears:
 
     def reached(self, name: str, round_number: int) -> None:
         self.rounds.setdefault(name, []).append(round_number)
-        workers = [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
+        workers = [psutil.Process(child.pid) for child in multiprocessing.active_children()]
         self.processes |= {child.pid for child in workers}
         if name == self.victim and round_number == 1:
             for child in workers:
