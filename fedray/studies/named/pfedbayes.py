@@ -98,7 +98,12 @@ def table1_cifar10() -> list[Cell]:
 
 def _table1(dataset: str) -> list[Cell]:
     return [
-        Cell(f"{algorithm}-{size}", (algorithm,), override(base(algorithm, dataset, size), _budget(algorithm)))
+        Cell(
+            f"{algorithm}-{size}",
+            (algorithm,),
+            override(base(algorithm, dataset, size), _budget(algorithm)),
+            uncertainty=True,  # for the classes that a client does not hold
+        )
         for size in SIZES
         for algorithm in registry.algorithms()
     ]
