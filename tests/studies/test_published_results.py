@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
 
 from fedray.compare.published import Published
 from fedray.config import override
@@ -15,7 +18,20 @@ from fedray.studies.__main__ import main
 from fedray.studies.cell import Cell
 from fedray.studies.named import STUDIES
 from fedray.studies.named.quick import quick
-from fedray.studies.results import compare, data, machine, missing, page, printed, record, rows, tables, verify, why
+from fedray.studies.results import (
+    compare,
+    data,
+    figures,
+    machine,
+    missing,
+    page,
+    printed,
+    record,
+    rows,
+    tables,
+    verify,
+    why,
+)
 from fedray.studies.results.data import BEST, Line
 from fedray.studies.results.tables import Claim, Table
 from fedray.types import FedRayError
@@ -36,6 +52,38 @@ def test_the_page_is_what_the_generator_makes_of_the_data() -> None:
 
 def test_every_figure_that_is_apart_from_its_paper_has_a_paragraph_and_no_other_has_one() -> None:
     assert page.gaps(RESULTS) == []
+
+
+def test_the_page_shows_the_figure_of_every_table_with_data_and_no_other_is_there() -> None:
+    shown = re.findall(r"\]\(figures/(.*?)\)", (RESULTS / page.PAGE).read_text(encoding="utf-8"))
+    assert sorted(shown) == sorted(path.name for path in (RESULTS / "figures").iterdir())
+    assert len({table.slug for table in tables.TABLES}) == len(tables.TABLES)
+
+
+def test_a_figure_has_the_best_of_every_seed_beside_the_papers_where_it_prints_one(tmp_path: Path) -> None:
+    """87.38 ± 0.27 is FedAvg's figure on MNIST small in pFedBayes' Table 1; selection has only plots in its paper."""
+    table = tables.Table("table1-mnist", "T", "P.", 2, 1, 2, sources=("pFedBayes, Table 1",), only=("fedavg-small",))
+    runs = [{"global/accuracy": 0.6, f"{BEST}global/accuracy": best} for best in (0.84, 0.88)]
+    lines = [line(seed, "fedavg-small", **run) for seed, run in enumerate(runs)]
+    data.add(tmp_path, [each._replace(study="table1-mnist", rounds=2) for each in lines])
+    assert points(figures.accuracies(rows.rows(tmp_path, table))) == {(86.0, 2.83), (84.0, 0), (88.0, 0), (87.38, 0.27)}
+    plots = tables.Table("selection", "S", "P.", 100, 2, 1)
+    data.add(tmp_path, [line(0, "hip", **runs[0])._replace(study="selection", rounds=100)])
+    assert points(figures.accuracies(rows.rows(tmp_path, plots))) == {(60.0, 0)}
+
+
+def points(figure: Figure | None) -> set[tuple[float, float]]:
+    """Every point of a figure with one panel, with the half length of its error bar."""
+    assert figure is not None
+    (ax,) = figure.axes
+    bars = {}
+    for collection in ax.collections:
+        assert isinstance(collection, LineCollection)
+        ((low, _), (high, _)) = collection.get_segments()[0]
+        bars[round((low + high) / 2, 2)] = round((high - low) / 2, 2)
+    single = [drawn for drawn in ax.lines if drawn.get_marker() not in ("|", "None")]
+    found = {round(float(x), 2) for drawn in single for x in np.atleast_1d(np.asarray(drawn.get_xdata()))}
+    return {(x, bars.get(x, 0)) for x in found}
 
 
 def test_paragraphs_that_are_missing_or_too_many_are_named(tmp_path: Path) -> None:

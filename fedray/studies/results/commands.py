@@ -24,7 +24,7 @@ PROG = "python -m fedray.studies"
 
 @dataclass(frozen=True, kw_only=True)
 class PageOptions:
-    """Make the page of results of the data beside it."""
+    """Make the page of published results, and its figures, of the data beside it."""
 
     results: Annotated[Path, tyro.conf.arg(metavar="DIR")] = RESULTS
     """Folder of the data."""
@@ -73,6 +73,7 @@ def make_page(words: Sequence[str], again: str) -> int:
     options = cli.read_options(PageOptions, words, f"{PROG} page", PageOptions.__doc__ or "")
     text = page.make(options.results)
     options.results.mkdir(parents=True, exist_ok=True)
+    page.draw(options.results)
     write_whole(options.results / page.PAGE, text)
     say(f"page     {options.results / page.PAGE}")
     gaps = page.gaps(options.results)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedray.studies.results import compare, printed, why
+from fedray.studies.results import compare, figures, printed, why
 from fedray.studies.results.data import BEST
 from fedray.studies.results.rows import KINDS, Row, rows
 from fedray.studies.results.tables import TABLES, Claim, Table
@@ -91,6 +91,11 @@ def make(folder: Path) -> str:
     return "\n".join([HEAD, *_overview(sections), *(_text(each, paragraphs) for each in sections)]).rstrip() + "\n"
 
 
+def draw(folder: Path) -> None:
+    """Write the figures that the page shows; raises FedRayError for damaged data."""
+    figures.draw_all(folder, [(each.table, each.rows) for each in _sections(folder)])
+
+
 def gaps(folder: Path) -> list[str]:
     """The paragraphs that why.md lacks, or has without need; raises FedRayError for damaged data."""
     apart = [name for each in _sections(folder) for name, row in each.cells.items() if row.apart]
@@ -150,6 +155,7 @@ def _text(section: Section, paragraphs: Mapping[tuple[str, ...], str]) -> str:
         return "\n".join(parts)
     parts += _header(COLUMNS, "ll" + "r" * (len(COLUMNS) - 2))
     parts += [line for row in found for line in _figures(row)]
+    parts += ["", figures.link(table)]
     if claims := section.claims:
         parts += ["", *_header(CLAIMS, "lllrrrll"), *(_claim(*each) for each in claims)]
     parts += _remarks(section, paragraphs)

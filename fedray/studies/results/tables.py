@@ -38,6 +38,11 @@ class Table(NamedTuple):
         """The options that play it."""
         return Options(seeds=self.seeds, rounds=self.rounds, eval_every=self.eval_every, only=self.only, size=self.size)
 
+    @property
+    def slug(self) -> str:
+        """A name for its files, which no other table has."""
+        return "-".join([self.study, *([] if self.size == "all" else [self.size]), str(self.rounds)])
+
     def runs(self) -> tuple[PlannedRun, ...]:
         """Every run of it that can be played."""
         return _planned(self)
