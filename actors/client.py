@@ -15,7 +15,6 @@ from fedray.arrays import trees
 from fedray.data import loading
 from fedray.federate import evaluation, loss_deviation
 from fedray.federate.block import Block
-from fedray.federate.checkpoint_files import local_path
 from fedray.federate.compiled.package import Backend
 from fedray.federate.device.cpu import fix_numerics
 from fedray.federate.device.host import leaving
@@ -23,7 +22,8 @@ from fedray.federate.device.memory import limit_to
 from fedray.federate.device.numbers import set_precision
 from fedray.federate.messages import ClassLosses, EvalReply, File, Saved, TrainReply
 from fedray.federate.plan import Plan
-from fedray.federate.states import Piece, rows
+from fedray.federate.storage.checkpoint_files import local_path
+from fedray.federate.storage.states import Piece, rows
 from fedray.federate.uncertainty import answers
 from fedray.federate.uncertainty.reply import Uncertainty
 

@@ -15,24 +15,24 @@ from ray.util.placement_group import placement_group_table, remove_placement_gro
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch import Tensor
 
-from actors import demand, versions
-from actors.cluster import connect, machines, nodes
-from actors.cohort import ClientsLostError
-from actors.demand import Cluster
-from actors.offer import need
-from actors.placement import Layout, Node, arrange
-from actors.seats import added_to, reserved
+from actors.crew import ClientsLostError
+from actors.machines import demand, versions
+from actors.machines.cluster import connect, machines, nodes
+from actors.machines.demand import Cluster
+from actors.machines.offer import need
+from actors.machines.placement import Layout, Node, arrange
+from actors.machines.seats import added_to, reserved
 from actors.server import remote_options
 from fedray.arrays import trees
 from fedray.config import Execution
-from fedray.federate.checkpoint import CheckpointStore, newest
-from fedray.federate.checkpoint_files import Checkpoint
 from fedray.federate.compiled.package import Backend, Package, obtain
 from fedray.federate.device.numbers import on_device
 from fedray.federate.failures import failure_policy
 from fedray.federate.messages import ClassLosses, Failure, File, RoundMetrics
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot, State
+from fedray.federate.storage.checkpoint import CheckpointStore, newest
+from fedray.federate.storage.checkpoint_files import Checkpoint
 from fedray.federate.uncertainty.reply import Uncertainty
 from fedray.terminal import say
 from fedray.types import FedRayError, RunError, first_line

@@ -12,11 +12,12 @@ import ray
 from ray.exceptions import RayError
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from actors.cluster import Machine, machines
-from actors.cohort import START_SECONDS, ClientsLostError, Newcomer, RayCohort
-from actors.placement import seats_in
-from actors.seats import Seat, added_name, reserved
-from actors.spread import spread
+from actors.cohort import RayCohort
+from actors.crew import START_SECONDS, ClientsLostError, Newcomer
+from actors.machines.cluster import Machine, machines
+from actors.machines.placement import seats_in
+from actors.machines.seats import Seat, added_name, reserved
+from actors.machines.spread import spread
 from fedray.federate.messages import Failure, Move
 from fedray.types import first_line
 
@@ -60,7 +61,7 @@ class Mover:
             return None
         there = machines()
         self._looked = time.monotonic()
-        seats = self._cohort.seats
+        seats = self._cohort.crew.seats
         if any(seat.machine not in there for seat in seats):
             raise ClientsLostError("a machine was lost")
         stay = {slot: seat.machine for slot, seat in enumerate(seats) if there[seat.machine].stays}
@@ -106,7 +107,7 @@ class Mover:
 
     def _empty(self, there: Mapping[str, Machine]) -> dict[str, list[Seat]]:
         """Seats that are reserved and that nobody takes, by machine."""
-        taken = {(seat.group, seat.bundle) for seat in self._cohort.seats}
+        taken = {(seat.group, seat.bundle) for seat in self._cohort.crew.seats}
         first, *added = (reserved(group) for group in self._groups)
         empty: dict[str, list[Seat]] = {}
         for seat in [*first[1:], *(seat for seats in added for seat in seats)]:  # the very first is the server's
@@ -168,7 +169,7 @@ class Mover:
 
     def _give_back(self) -> None:
         """Free reservations on machines that joined and where nobody is any more."""
-        used = {seat.group for seat in self._cohort.seats}
+        used = {seat.group for seat in self._cohort.crew.seats}
         first, *added = self._groups
         for group in added:
             if group not in used:

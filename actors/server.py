@@ -9,17 +9,15 @@ from typing import Any
 import ray
 from ray.util.placement_group import get_current_placement_group
 
-from actors.cluster import machines
-from actors.cohort import ClientsLostError, RayCohort
+from actors.cohort import RayCohort
+from actors.crew import ClientsLostError
 from actors.inside import InsideCohort
+from actors.machines.cluster import machines
+from actors.machines.placement import Layout
+from actors.machines.seats import reserved
 from actors.moves import LeaveError, Mover
-from actors.placement import Layout
-from actors.seats import reserved
 from actors.telemetry.gauges import Gauges
 from fedray.arrays import trees
-from fedray.federate import checkpoint
-from fedray.federate.checkpoint import CheckpointStore, prepared
-from fedray.federate.checkpoint_files import Checkpoint
 from fedray.federate.compiled.package import Backend
 from fedray.federate.device.cpu import fix_numerics
 from fedray.federate.failures import RETRY, FailurePolicy
@@ -27,6 +25,9 @@ from fedray.federate.in_process import play_and_keep
 from fedray.federate.messages import ClassLosses, File, Move, RoundMetrics
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot, State, start
+from fedray.federate.storage import checkpoint
+from fedray.federate.storage.checkpoint import CheckpointStore, prepared
+from fedray.federate.storage.checkpoint_files import Checkpoint
 from fedray.federate.uncertainty.reply import Uncertainty
 
 

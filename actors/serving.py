@@ -13,7 +13,7 @@ from ray.serve.config import HTTPOptions
 from ray.serve.schema import LoggingConfig
 from starlette.requests import Request
 
-from actors.cluster import connect
+from actors.machines.cluster import connect
 from fedray.federate.device.cpu import fix_numerics
 from fedray.terminal import same_handlers
 from fedray.types import FedRayError, first_line

@@ -16,7 +16,7 @@ from fedray.terminal import say
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from fedray.running.session import Request, RunResult
+    from fedray.running.stages import Request, RunResult
     from fedray.types import Algorithm
 
 
@@ -30,7 +30,7 @@ class Command(NamedTuple):
 def parse(argv: Sequence[str]) -> Command:
     """What a command line asks for; tyro prints help and mistakes and leaves with its own exit code (0, 2)."""
     from fedray.running import runfolder
-    from fedray.running.session import Request
+    from fedray.running.stages import Request
 
     as_json = Annotated[bool, tyro.conf.arg(help="Print one JSON object on stdout and nothing else.")]
     text = "Go on with the interrupted run of this folder, or of the checkpoints at this URL; options of the execution "

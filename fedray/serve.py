@@ -25,8 +25,8 @@ import tyro
 
 from fedray import cli
 from fedray.config import from_dict
-from fedray.running import answers
-from fedray.running.answers import CLIENT, Answers, Terms
+from fedray.running.served import answers
+from fedray.running.served.answers import CLIENT, Answers, Terms
 from fedray.terminal import check_packages, say
 from fedray.types import FedRayError, require
 
@@ -78,7 +78,7 @@ def deployment(service: Service, digest: bytes) -> Application:
         raise FedRayError(
             f"Ray Serve is not installed ({error.name} is missing): pip install 'fedray[serve]'"
         ) from None
-    from fedray.running import web
+    from fedray.running.served import web
 
     folder = service.run.expanduser().absolute()
     opened = functools.partial(answers.opened, folder, service.terms, digest)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from actors.cluster import connect
+from actors.machines.cluster import connect
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -14,12 +14,13 @@ from fedray.arrays import trees
 from fedray.arrays.rng import Stream
 from fedray.config import DataConfig, Experiment, ModelConfig, override
 from fedray.data import loading
-from fedray.federate import checkpoint, totals
+from fedray.federate import totals
 from fedray.federate.block import Block
 from fedray.federate.compiled import package
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.plan import make_plan
 from fedray.federate.rounds import aggregate
+from fedray.federate.storage import checkpoint
 from fedray.nets import network
 from fedray.nets.model import Model
 from fedray.types import Batch, Context, Facts, Sums

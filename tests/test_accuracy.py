@@ -8,8 +8,8 @@ import pytest
 
 from fedray.algorithms.bayesian import pfedbayes
 from fedray.config import DataConfig, Experiment, override
-from fedray.federate import metrics
 from fedray.federate.in_process import LocalFederation
+from fedray.federate.measures import metrics
 from fedray.federate.plan import make_plan
 
 unset = not os.environ.get("FEDRAY_DATA_ROOT")

@@ -108,7 +108,7 @@ def test_rooms_are_small_and_every_module_of_ours_lies_in_one():
     for package in ("fedray", "actors", "tune"):
         for folder in [ROOT / package, *(path for path in (ROOT / package).rglob("*") if path.is_dir())]:
             modules = list(folder.glob("*.py"))
-            assert len(modules) <= 20, f"{folder} has {len(modules)} modules"
+            assert len(modules) <= 15, f"{folder} has {len(modules)} modules"
     entries = {path.name for path in (ROOT / "fedray").iterdir()} - {"__pycache__", "__init__.py", "py.typed"}
     folders = {name for name in entries if (ROOT / "fedray" / name).is_dir()}
     for kind in (folders, entries - folders):

@@ -12,9 +12,10 @@ from fedray import launch, newcomers, registry
 from fedray.arrays import trees
 from fedray.config import DataConfig
 from fedray.data import loading
-from fedray.federate import checkpoint, report
-from fedray.federate.checkpoint import CheckpointStore
+from fedray.federate import report
 from fedray.federate.in_process import LocalFederation
+from fedray.federate.storage import checkpoint
+from fedray.federate.storage.checkpoint import CheckpointStore
 from fedray.types import FedRayError
 from tests.helpers import block, differing, small_plan
 

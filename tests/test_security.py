@@ -167,7 +167,7 @@ def test_a_run_leaves_no_password_in_its_output_result_or_store(
 def test_a_run_that_is_resumed_asks_for_the_password(
     elsewhere: Path, store: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from fedray.running import figures
+    from fedray.running.drawing import figures
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt

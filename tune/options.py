@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 from fedray.federate import report
-from fedray.federate.tasks import CLASSIFICATION, Task
+from fedray.federate.measures.tasks import CLASSIFICATION, Task
 from fedray.types import Algorithm, FedRayError, check_types, require
 
 ASCENDING = ("accuracy", "worst_decile")  # measures of which more is better

@@ -13,7 +13,7 @@ from ray import tune as ray_tune
 from ray.tune.execution.tune_controller import TuneController
 from ray.tune.experiment.trial import Trial as TuneTrial
 
-from actors.placement import Layout
+from actors.machines.placement import Layout
 from tune.record import Recorder
 
 RESUME: Any = ray_tune.ResumeConfig.ResumeType.RESUME  # an enum, although ResumeConfig calls it a string

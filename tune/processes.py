@@ -6,16 +6,16 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from actors.placement import Layout
+from actors.machines.placement import Layout
 from actors.server import ServerActor
 from fedray.arrays import trees
-from fedray.federate.checkpoint import CheckpointStore
-from fedray.federate.checkpoint_files import Checkpoint
 from fedray.federate.compiled.package import Backend
 from fedray.federate.failures import FailurePolicy
 from fedray.federate.messages import ClassLosses, File
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot, State
+from fedray.federate.storage.checkpoint import CheckpointStore
+from fedray.federate.storage.checkpoint_files import Checkpoint
 from fedray.federate.uncertainty.reply import Uncertainty
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedray.federate.tasks import TASKS
+from fedray.federate.measures.tasks import TASKS
 from fedray.types import LogUniform
 from tune.options import by_test
 from tune.record import outcome_of
@@ -142,7 +142,7 @@ def draw(table: Sequence[TrialResult], space: Mapping[str, Domain], metric: str,
         return []
     import matplotlib
 
-    from fedray.running.figure_style import STYLE
+    from fedray.running.drawing.figure_style import STYLE
 
     folder.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(STYLE):

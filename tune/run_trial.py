@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import ray
 from ray import tune as ray_tune
 
-from actors.placement import Layout
+from actors.machines.placement import Layout
 from fedray import registry
 from fedray.arrays import trees
 from fedray.config import Execution
 from fedray.federate.device.numbers import on_device
 from fedray.federate.failures import failure_policy
 from fedray.federate.plan import Plan
-from fedray.running import progress, runfolder, session
+from fedray.running import progress, runfolder, stages
 from fedray.running.log import Log
 from fedray.running.tracking import NullTracker
 from fedray.running.writer import Writer
@@ -76,7 +76,7 @@ class RunTrial(ray_tune.Trainable):
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Play another run, in the processes that are already there."""
         self._task: Task = ray.get(self._common.tasks[new_config[RUN]])
-        self._run: session.Run | None = None
+        self._run: stages.Run | None = None
         return True
 
     def step(self) -> dict[str, Any]:
@@ -85,17 +85,17 @@ class RunTrial(ray_tune.Trainable):
             run = self._run or self._begin()
             while self._server.state.round < run.plan.rounds:
                 metrics = trees.to_torch(self._server.play())
-                self._tally = session.account(run, self._tally, metrics)
+                self._tally = stages.account(run, self._tally, metrics)
                 if metrics.evaluated and metrics.round < run.plan.rounds:
                     return {"round": metrics.round, "rows": self._relay.take(), "done": False}
-            outcome = session.conclude(run, session.collect(run, Served(self._server), self._tally))
+            outcome = stages.conclude(run, stages.collect(run, Served(self._server), self._tally))
         except FedRayError as error:
             # A result, not a fault: if Tune played the trial again, it would end the same way.
             return self._failed(str(error))
         round_number = self._server.state.round
         return {"round": round_number, "rows": self._relay.take(), "summary": outcome.summary, "done": True}
 
-    def _begin(self) -> session.Run:
+    def _begin(self) -> stages.Run:
         """Start the clients, from the run's last checkpoint if it has one."""
         plan, execution, folder, layout, dataset = self._task
         if not (folder / runfolder.NOTE).exists():
@@ -105,17 +105,17 @@ class RunTrial(ray_tune.Trainable):
             )
         note = runfolder.read(str(folder))
         self._relay = Relay(note.run_id, note.execution.tracking.uri)
-        request = session.Request(plan.cfg, execution, resume=str(folder))  # also after the loss of a trial's process
+        request = stages.Request(plan.cfg, execution, resume=str(folder))  # also after the loss of a trial's process
         store = runfolder.store(folder, execution)
-        self._run = session.Run(plan, request, note.name, Writer(folder, True), self._relay, store, Log(), note)
-        run, begun = session.ready(self._run, layout.gpus > 0)
+        self._run = stages.Run(plan, request, note.name, Writer(folder, True), self._relay, store, Log(), note)
+        run, begun = stages.ready(self._run, layout.gpus > 0)
         run = run._replace(plan=on_device(plan, layout.gpus > 0))
         policy = failure_policy(plan.cfg, execution.round_timeout)
         backend = run.package or execution.backend
         hosted = Hosted(run.plan, layout, backend, policy, dataset, store, begun, note.name)
         self._server = self._processes.serve(hosted)
         self._run = run
-        self._tally = session.begin(run, begun)
+        self._tally = stages.begin(run, begun)
         return run
 
     def _failed(self, reason: str) -> dict[str, Any]:

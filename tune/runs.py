@@ -18,11 +18,11 @@ from ray import tune as ray_tune
 from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search.basic_variant import BasicVariantGenerator
 
-from actors import demand
-from actors.cluster import connect, here
-from actors.demand import Cluster
-from actors.offer import need_of_trials
-from actors.placement import Layout, arrange_trials
+from actors.machines import demand
+from actors.machines.cluster import connect, here
+from actors.machines.demand import Cluster
+from actors.machines.offer import need_of_trials
+from actors.machines.placement import Layout, arrange_trials
 from fedray import registry
 from fedray.config import DataConfig, Execution
 from fedray.data import loading
@@ -31,7 +31,7 @@ from fedray.federate import loss_deviation
 from fedray.federate.failures import ATTEMPTS
 from fedray.federate.plan import Plan, make_plan
 from fedray.federate.uncertainty import questions
-from fedray.running import progress, runfolder, session
+from fedray.running import progress, runfolder, session, stages
 from fedray.running.published.publish import Finished
 from fedray.running.side_by_side import Ended, Listener
 from fedray.running.writer import Writer
@@ -54,7 +54,7 @@ class Entered(NamedTuple):
     note: runfolder.Note | None  # of the run that it goes on with
 
 
-def play(requests: Sequence[session.Request], tags: Mapping[str, str], at_once: int | None, listen: Listener) -> None:
+def play(requests: Sequence[stages.Request], tags: Mapping[str, str], at_once: int | None, listen: Listener) -> None:
     """Play requests, each with a name and an output of its own; ``tags`` are added to their tracked runs.
 
     ``at_once`` is how many runs are played at a time, by default as many as the cluster has room for. Every run that
@@ -72,7 +72,7 @@ def play(requests: Sequence[session.Request], tags: Mapping[str, str], at_once: 
 
 
 def _play(
-    requests: Mapping[str, session.Request],
+    requests: Mapping[str, stages.Request],
     tags: Mapping[str, str],
     at_once: int | None,
     listen: Listener,
@@ -119,7 +119,7 @@ def _play(
         raise KeyboardInterrupt  # which Tune keeps for itself
 
 
-def _enter(request: session.Request, datasets: dict[DataConfig, Dataset], locks: contextlib.ExitStack) -> Entered:
+def _enter(request: stages.Request, datasets: dict[DataConfig, Dataset], locks: contextlib.ExitStack) -> Entered:
     """Everything that can be refused before a run begins; raises FedRayError. Its folder stays locked."""
     cfg, execution = request.experiment, request.execution
     asked, reason = execution.tracking.system_metrics, "runs side by side share the machines"

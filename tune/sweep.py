@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import ray
 from ray import tune as ray_tune
 
-from actors import demand
-from actors.cluster import connect
-from actors.offer import need_of_trials
-from actors.placement import Layout, arrange_trials
+from actors.machines import demand
+from actors.machines.cluster import connect
+from actors.machines.offer import need_of_trials
+from actors.machines.placement import Layout, arrange_trials
 from fedray import cli, registry
 from fedray.config import Execution, Experiment, TrackingConfig, flatten, override, to_dict
 from fedray.config.decode import decode, record, refuse_damage

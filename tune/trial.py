@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 import ray
 from ray import tune as ray_tune
 
-from actors.placement import Layout
+from actors.machines.placement import Layout
 from fedray import registry
 from fedray.config import Experiment, override
-from fedray.federate import checkpoint_files, report
+from fedray.federate import report
 from fedray.federate.device.numbers import on_device
 from fedray.federate.failures import failure_policy
 from fedray.federate.plan import make_plan
+from fedray.federate.storage import checkpoint_files
 from fedray.types import RunError
 from tune.options import TEST
 from tune.processes import Hosted, Processes

@@ -13,7 +13,7 @@ import numpy as np
 
 import fedray
 from fedray.data import loading
-from fedray.running.figure_style import COLOURS, GREY
+from fedray.running.drawing.figure_style import COLOURS, GREY
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt

@@ -14,10 +14,10 @@ import numpy as np
 from fedray.compare.groups import Estimate, estimate
 from fedray.compare.runs import DOWN, SECONDS, UP
 from fedray.federate import report
-from fedray.running import client_figures, uncertainty_figures
-from fedray.running.client_figures import DeviationCurve
-from fedray.running.figure_style import PALETTE, Builders, Rows, add_legend, canvas, column, jitter, save_all
-from fedray.running.figures import Average, draw_reliability
+from fedray.running.drawing import client_figures, uncertainty_figures
+from fedray.running.drawing.client_figures import DeviationCurve
+from fedray.running.drawing.figure_style import PALETTE, Builders, Rows, add_legend, canvas, column, jitter, save_all
+from fedray.running.drawing.figures import Average, draw_reliability
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,7 @@ from fedray.compare.runs import FinishedRun
 from fedray.config import flatten
 from fedray.config.decode import decode, refuse_damage
 from fedray.federate.uncertainty import summary as uncertain
-from fedray.running.figure_style import read_csv
+from fedray.running.drawing.figure_style import read_csv
 
 CONFIG, SUMMARY, METRICS = "config.json", "summary.json", "metrics.csv"
 

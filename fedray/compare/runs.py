@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from fedray.federate import report
-from fedray.federate.tasks import TASKS
+from fedray.federate.measures.tasks import TASKS
 from fedray.running import mlflow_store
 from fedray.types import FedRayError
 

@@ -19,7 +19,7 @@ from fedray.federate.failures import StageError, out_of_memory, stage
 from fedray.federate.local_rounds import LocalRounds
 from fedray.federate.messages import Failure, TrainReply
 from fedray.federate.plan import Plan
-from fedray.federate.states import ClientStates, InMemory, OnDisk, rows
+from fedray.federate.storage.states import ClientStates, InMemory, OnDisk, rows
 from fedray.federate.totals import Terms
 from fedray.federate.uploads import bad_rows, not_finite, payload_bytes
 from fedray.types import Batch, RunError, Sums

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fedray.arrays import trees
-from fedray.federate import metrics
 from fedray.federate.block import Block
 from fedray.federate.failures import stage
+from fedray.federate.measures import metrics
 from fedray.federate.messages import EvalReply, OwnMeasures, Spotlight, Validation
 from fedray.federate.plan import Plan
 from fedray.types import FedRayError, Stats, first_line

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from fedray.data import loading
-from fedray.federate import checkpoint, evaluation, loss_deviation
+from fedray.federate import evaluation, loss_deviation
 from fedray.federate.block import Block
-from fedray.federate.checkpoint import CheckpointStore, prepared
-from fedray.federate.checkpoint_files import Checkpoint, Saved
 from fedray.federate.compiled.package import Backend
 from fedray.federate.device.cpu import numerics
 from fedray.federate.device.host import moved
@@ -22,6 +20,9 @@ from fedray.federate.failures import FailurePolicy, failure_policy
 from fedray.federate.messages import ClassLosses, Cohort, EvalReply, File, RoundMetrics, TrainReply
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot, State, play_round, start
+from fedray.federate.storage import checkpoint
+from fedray.federate.storage.checkpoint import CheckpointStore, prepared
+from fedray.federate.storage.checkpoint_files import Checkpoint, Saved
 from fedray.federate.uncertainty import answers
 from fedray.federate.uncertainty.reply import Uncertainty, together
 

@@ -23,9 +23,9 @@ from fedray import registry
 from fedray.arrays import trees
 from fedray.data import shards
 from fedray.data.readers import Dataset
-from fedray.federate import metrics
 from fedray.federate.block import Block
 from fedray.federate.evaluation import ROWS, Examples, Predict, personal_model, personal_predictor, pieces
+from fedray.federate.measures import metrics
 from fedray.federate.messages import ClassLosses
 from fedray.federate.plan import Plan
 from fedray.types import FedRayError

@@ -19,8 +19,8 @@ from fedray.data.partition import Partition, check_given, hold_out_validation, p
 from fedray.data.readers import Names
 from fedray.data.scaling import Scaling, standard
 from fedray.data.shards import relabelled
-from fedray.federate import metrics, regression
-from fedray.federate.tasks import CLASSIFICATION, REGRESSION, Task
+from fedray.federate.measures import metrics, regression
+from fedray.federate.measures.tasks import CLASSIFICATION, REGRESSION, Task
 from fedray.nets import network
 from fedray.nets.densities import Density
 from fedray.nets.model import Model, check_memory

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from fedray import registry
 from fedray.data import papers
-from fedray.federate import metrics
+from fedray.federate.measures import metrics
+from fedray.federate.measures.tasks import TASKS, Shown, task_of
 from fedray.federate.messages import RoundMetrics, Validation
 from fedray.federate.plan import Plan
-from fedray.federate.tasks import TASKS, Shown, task_of
 from fedray.federate.uncertainty import summary as uncertain
 from fedray.types import LEVELS, EvalStats, RegressionStats, Stats, one_draw
 

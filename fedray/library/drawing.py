@@ -6,7 +6,7 @@ import io
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fedray.running.figure_style import STYLE, Builders
+from fedray.running.drawing.figure_style import STYLE, Builders
 from fedray.types import FedRayError, suggestion
 
 if TYPE_CHECKING:

@@ -14,15 +14,17 @@ from fedray.federate import report
 from fedray.federate.messages import RoundMetrics
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot
+from fedray.federate.uncertainty import questions
 from fedray.library import html
 from fedray.library.arguments import asked
 from fedray.library.drawing import drawn
 from fedray.library.errors import naming_arguments
-from fedray.running import client_figures, figures, predictor, runfolder, session, uncertainty_figures
-from fedray.running.figure_style import Builders
+from fedray.running import predictor, runfolder, session, stages
+from fedray.running.drawing import client_figures, figures, uncertainty_figures
+from fedray.running.drawing.figure_style import Builders
 from fedray.running.log import Log
 from fedray.running.predictor import Predictor
-from fedray.running.session import Request, RunResult
+from fedray.running.stages import Request, RunResult
 from fedray.running.writer import Writer
 from fedray.terminal import check_packages, headlines, quiet
 from fedray.types import FedRayError
@@ -239,7 +241,7 @@ def run(
     with naming_arguments():
         check_packages()
         wanted = asked(algorithm, data, partition, model, metrics or {}, settings)
-        session.questions.check(wanted.plan, wanted.execution)
+        questions.check(wanted.plan, wanted.execution)
         started = Run(wanted.plan, wanted.execution, tuple(callbacks))
     return started.play() if play else started
 
@@ -253,29 +255,29 @@ def _play(plan: Plan, execution: Execution) -> Generator[Round, bool | None, Out
         try:
             store = runfolder.store(folder, execution)
             tracker = session.open_tracker(plan, execution, name, {})
-            current = session.Run(plan, Request(plan.cfg, execution), name, writer, tracker, store, Log(), None)
-            with session.guarded(current):
+            current = stages.Run(plan, Request(plan.cfg, execution), name, writer, tracker, store, Log(), None)
+            with stages.guarded(current):
                 return (yield from _rounds(current))
         finally:
             writer.discard()
 
 
-def _rounds(current: session.Run) -> Generator[Round, bool | None, Outcome]:
-    current, _ = session.ready(current, session.on_gpus(current.request.execution))
+def _rounds(current: stages.Run) -> Generator[Round, bool | None, Outcome]:
+    current, _ = stages.ready(current, session.on_gpus(current.request.execution))
     execution, store, package = current.request.execution, current.store, current.package
     opened = session.open_federation(current.plan, execution, current.name, store, None, package)
     with opened as federation, session.watched(current, federation):
         current = current._replace(plan=federation.plan)
-        tally = session.begin(current, None)
+        tally = stages.begin(current, None)
         for metrics in federation:
-            tally = session.account(current, tally, metrics)
+            tally = stages.account(current, tally, metrics)
             stopped = yield Round(metrics.round, report.measures(metrics), current.plan, tally.evaluated)
             if stopped and metrics.round < current.plan.rounds:
                 shorter = override(current.plan.cfg, {"rounds": min(metrics.round, current.plan.cfg.rounds)})
                 current = current._replace(plan=current.plan._replace(cfg=shorter))
                 break
-        played = session.collect(current, federation, tally)
-    return Outcome(session.conclude(current, played), played.snapshot)
+        played = stages.collect(current, federation, tally)
+    return Outcome(stages.conclude(current, played), played.snapshot)
 
 
 def _builders(folder: Path) -> Builders:

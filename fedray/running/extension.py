@@ -20,12 +20,12 @@ from fedray.arrays import tensor_files, trees
 from fedray.config import override
 from fedray.config.decode import decode, refuse_damage
 from fedray.federate import totals
-from fedray.federate.checkpoint_files import Checkpoint, as_file
 from fedray.federate.compiled.unit import Noted, own, zeros
 from fedray.federate.messages import File, Saved, Spotlight
 from fedray.federate.plan import Plan
 from fedray.federate.report import is_measured
 from fedray.federate.rounds import SPOTLIGHT_ROUNDS, State
+from fedray.federate.storage.checkpoint_files import Checkpoint, as_file
 from fedray.running.writer import PERSONAL, SELECTION
 from fedray.types import Context, Sums, first_line, require
 

@@ -21,11 +21,11 @@ from fedray.config.decode import decode, fits, record, refuse_damage
 from fedray.data import loading, own, partition, scaling
 from fedray.data.readers import Names
 from fedray.data.scaling import Scaling
-from fedray.federate import metrics, regression
-from fedray.federate.checkpoint_files import as_file, read_clients
+from fedray.federate.measures import metrics, regression
 from fedray.federate.messages import Saved
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot
+from fedray.federate.storage.checkpoint_files import as_file, read_clients
 from fedray.federate.uncertainty import conformal
 from fedray.federate.uncertainty import summary as uncertain
 from fedray.nets import network

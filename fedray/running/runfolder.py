@@ -25,9 +25,9 @@ import fsspec
 from fedray import registry
 from fedray.config import Execution, Experiment, decisive, differences, flatten, from_dict, to_dict
 from fedray.config.decode import decode, fits, refuse_damage
-from fedray.federate import checkpoint
-from fedray.federate.checkpoint import CheckpointStore, rounds
 from fedray.federate.plan import Plan, plug_ins_of
+from fedray.federate.storage import checkpoint
+from fedray.federate.storage.checkpoint import CheckpointStore, rounds
 from fedray.running.files import write_json
 from fedray.running.mlflow_store import shown
 from fedray.types import FedRayError, first_line, require

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from fedray.federate.device.cpu import fix_numerics
 from fedray.running import session
-from fedray.running.session import Request
+from fedray.running.stages import Request
 from fedray.terminal import interruptible, say
 from fedray.types import FedRayError
 

@@ -19,7 +19,7 @@ from fedray.compare.runs import finished, parent_of
 from fedray.config import TrackingConfig, override
 from fedray.federate.plan import make_plan
 from fedray.federate.report import KINDS
-from fedray.running import mlflow_store, progress, runfolder, session, side_by_side
+from fedray.running import mlflow_store, progress, runfolder, side_by_side, stages
 from fedray.running.progress import Status
 from fedray.running.side_by_side import Ended
 from fedray.running.tracking import MLflowTracker, NullTracker, Tracker
@@ -164,7 +164,7 @@ def _place(study: str, planned: PlannedRun, options: Options) -> Path:
     return _folder(study, options) / f"{planned.name}-{planned.fingerprint[:6]}"
 
 
-def request(study: str, planned: PlannedRun, options: Options) -> session.Request:
+def request(study: str, planned: PlannedRun, options: Options) -> stages.Request:
     """The request of one run. If its folder holds an interrupted run, the request resumes it."""
     output = _place(study, planned, options)
     interrupted = (output / runfolder.NOTE).exists()
@@ -182,7 +182,7 @@ def request(study: str, planned: PlannedRun, options: Options) -> session.Reques
         uncertainty=options.execution.uncertainty or planned.uncertainty,
         checkpoint=checkpoints,
     )
-    return session.Request(planned.experiment, execution, resume=str(output) if interrupted else "")
+    return stages.Request(planned.experiment, execution, resume=str(output) if interrupted else "")
 
 
 def _line(summary: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedray.running import figure_style
+from fedray.running.drawing import figure_style
 from fedray.truth import calibration, contestants
 from fedray.truth.meter import Row
 from fedray.truth.problem import PROBLEMS

@@ -21,12 +21,12 @@ from ray.cluster_utils import Cluster
 from ray.core.generated.autoscaler_pb2 import DRAIN_NODE_REASON_PREEMPTION
 
 from actors.federation import RayFederation
-from actors.seats import LEAVE_SECONDS
+from actors.machines.seats import LEAVE_SECONDS
 from fedray.config import Execution
-from fedray.federate.checkpoint import CheckpointStore
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.messages import RoundMetrics
 from fedray.federate.plan import Plan
+from fedray.federate.storage.checkpoint import CheckpointStore
 from tests.chaos.arena import QUICK
 from tests.helpers import differing, small_plan
 

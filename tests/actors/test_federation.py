@@ -16,16 +16,16 @@ import torch
 
 from actors.cohort import RayCohort
 from actors.federation import RayFederation
-from actors.placement import Layout
+from actors.machines.placement import Layout
 from fedray.algorithms.averaging.fedavg import FedAvg
 from fedray.algorithms.bayesian.pfedbayes import PFedBayes
 from fedray.algorithms.particles.dsvgd import DSVGD
 from fedray.arrays import trees
 from fedray.config import Execution, Experiment
-from fedray.federate.checkpoint import CheckpointStore
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.plan import Plan, make_plan
 from fedray.federate.rounds import Snapshot, TrainingError, play_round, start
+from fedray.federate.storage.checkpoint import CheckpointStore
 from fedray.types import FedRayError
 
 EXPONENTS = (-45, -45)  # units for the terms of pFedBayes, whose μ and ρ are far below 2^6
@@ -280,7 +280,7 @@ def test_only_a_cluster_of_ray_start_is_joined_unasked(noted: bool) -> None:
     """A private cluster ends with the run that started it, and would take guests with it."""
     import ray
 
-    code = "from actors.cluster import connect; print('own' if connect(None) else 'joined')"
+    code = "from actors.machines.cluster import connect; print('own' if connect(None) else 'joined')"
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # pytest's are too long for Ray's sockets
         (Path(folder) / "ray").mkdir()
         if noted:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from actors.federation import RayFederation
-from actors.placement import Node, arrange
+from actors.machines.placement import Node, arrange
 from fedray.algorithms.averaging.fedavg import FedAvg
 from fedray.config import Execution, Experiment
 from fedray.federate.plan import make_plan

@@ -4,7 +4,8 @@ import torch
 
 from actors import cohort as cohort_module
 from actors.cohort import RayCohort
-from actors.placement import Node, Wish, arrange
+from actors.crew import Crew
+from actors.machines.placement import Node, Wish, arrange
 from fedray.algorithms.mixtures.fedamp import Anchor
 from tests.helpers import small_plan
 
@@ -12,8 +13,8 @@ from tests.helpers import small_plan
 def test_every_actor_is_sent_the_rows_of_its_own_clients_only(monkeypatch):
     asked = []
     monkeypatch.setattr(cohort_module.ray, "put", lambda tree: tree)
-    monkeypatch.setattr(RayCohort, "_spawn", lambda self, slot: None)
-    monkeypatch.setattr(RayCohort, "_ask", lambda self, question: asked.append(question.args))
+    monkeypatch.setattr(RayCohort, "_spawn", lambda self, slot, seat: None)
+    monkeypatch.setattr(Crew, "ask", lambda self, question: asked.append(question.args))
     plan = small_plan("fedamp")
     cohort = RayCohort(plan, arrange(6, [Node(8, 0)], Wish(clients_per_actor=2)), "loop")
     rows = torch.arange(4.0)[:, None].expand(4, plan.model.padded).clone()

@@ -8,12 +8,12 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from actors import moves
-from actors.cluster import Machine
-from actors.cohort import ClientsLostError, Newcomer
+from actors.crew import ClientsLostError, Newcomer
+from actors.machines.cluster import Machine
+from actors.machines.placement import Layout, Node
+from actors.machines.seats import LEAVE_SECONDS, Seat, doomed
+from actors.machines.spread import even
 from actors.moves import LeaveError, Mover
-from actors.placement import Layout, Node
-from actors.seats import LEAVE_SECONDS, Seat, doomed
-from actors.spread import even
 
 FULL, FREE = Node(0.0, 0.0), Node(2.0, 0.0)
 HEAD = Machine("head", FULL)

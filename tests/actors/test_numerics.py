@@ -11,7 +11,7 @@ from ray import cloudpickle
 from ray import tune as ray_tune
 
 from actors.cohort import RayCohort
-from actors.placement import Layout
+from actors.machines.placement import Layout
 from actors.server import ServerActor, remote_options
 from fedray.federate.device.cpu import numerics
 from tests.helpers import experiment, small_plan
@@ -32,7 +32,7 @@ class Observed(Trial):
     """A trial that reports the numerics of its own process and of its client actor."""
 
     def step(self) -> dict[str, object]:
-        client = ray.get(self._server._cohort.actors[0].__ray_call__.remote(found))
+        client = ray.get(self._server._cohort.crew.actors[0].__ray_call__.remote(found))
         return super().step() | {"own": found(), "client": client}
 
 
@@ -44,7 +44,7 @@ def test_the_processes_of_a_federation() -> None:
     def client(server: ServerActor) -> tuple[bool, int]:
         cohort = server._cohort
         assert isinstance(cohort, RayCohort)
-        return ray.get(cohort.actors[0].__ray_call__.remote(found))
+        return ray.get(cohort.crew.actors[0].__ray_call__.remote(found))
 
     server = remote_options(num_cpus=0.1).remote(small_plan(), LAYOUT, "loop")
     assert ray.get(server.__ray_call__.remote(found)) == EXPECTED

@@ -12,12 +12,12 @@ import pytest
 
 from actors.federation import RayFederation
 from fedray.config import Execution, override
-from fedray.federate.checkpoint import CheckpointStore
 from fedray.federate.failures import StageError
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.messages import Failure
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot, TrainingError
+from fedray.federate.storage.checkpoint import CheckpointStore
 from fedray.types import RunError
 from tests.chaos.faults import always, fails_in, faulty, issue
 from tests.helpers import differing, small_plan
@@ -67,7 +67,7 @@ def test_a_lost_server_is_rebuilt_from_the_last_checkpoint_or_the_start(kept: bo
 
 @pytest.mark.slow
 def test_a_resumed_federation_may_have_other_actors_or_none(tmp_path: Path) -> None:
-    from fedray.federate import checkpoint
+    from fedray.federate.storage import checkpoint
 
     plan, store = small_plan("pfedbayes", SETTINGS), CheckpointStore(str(tmp_path))
     with RayFederation(plan, Execution(clients_per_actor=1, backend="loop"), store) as first:

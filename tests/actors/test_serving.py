@@ -17,7 +17,7 @@ import torch
 
 import fedray
 from fedray import launch
-from fedray.running.answers import CLIENT
+from fedray.running.served.answers import CLIENT
 from fedray.serve import SHORTEST_TOKEN, TOKEN, main
 
 ROOT = Path(__file__).parents[2]

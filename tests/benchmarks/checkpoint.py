@@ -18,12 +18,12 @@ import numpy as np
 
 from fedray.algorithms.bayesian.pfedbayes import PFedBayes
 from fedray.config import DataConfig, Execution, Experiment, ModelConfig
-from fedray.federate import checkpoint
-from fedray.federate.checkpoint import CheckpointStore
 from fedray.federate.in_process import LocalCohort, LocalFederation
 from fedray.federate.plan import Plan, make_plan
 from fedray.federate.rounds import start
-from fedray.federate.states import rows
+from fedray.federate.storage import checkpoint
+from fedray.federate.storage.checkpoint import CheckpointStore
+from fedray.federate.storage.states import rows
 from tests.benchmarks.meter import cpu_seconds
 from tests.benchmarks.round import Cost, Variant
 

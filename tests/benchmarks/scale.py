@@ -28,7 +28,7 @@ from fedray.algorithms.bayesian.pfedbayes import PFedBayes
 from fedray.config import CheckpointConfig, DataConfig, Execution, Experiment, ModelConfig, TrackingConfig
 from fedray.data import loading
 from fedray.running import session
-from fedray.running.session import Request
+from fedray.running.stages import Request
 from tests.benchmarks.meter import Peak, cpu_seconds
 
 EXAMPLES = 7  # of each client

@@ -29,8 +29,8 @@ import numpy as np
 
 from fedray import launch
 from fedray.federate.device.cpu import fix_numerics
-from fedray.running import answers, web
-from fedray.running.answers import CLIENT, Terms, digest_of
+from fedray.running.served import answers, web
+from fedray.running.served.answers import CLIENT, Terms, digest_of
 
 TOKEN = "a token of some length"
 SHARD = 8  # examples of a client: what the models are good for does not matter here

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import ray
 
-from actors.versions import PACKAGES, installed
+from actors.machines.versions import PACKAGES, installed
 from fedray.types import FedRayError
 from tests.cluster.end_to_end import ROOT, compare, say, until
 from tests.cluster.hosts import run

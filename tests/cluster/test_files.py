@@ -89,7 +89,7 @@ def test_workers_have_gpus_and_may_all_go_and_the_head_has_only_cpus(name):
 
 @pytest.mark.parametrize("name", CLOUDS)
 def test_a_federation_fits_as_soon_as_one_gpu_machine_is_there(name):
-    from actors.placement import Node, arrange
+    from actors.machines.placement import Node, arrange
 
     types = read(name)["available_node_types"]
     nodes = {kind: Node(entry["resources"]["CPU"], entry["resources"]["GPU"]) for kind, entry in types.items()}

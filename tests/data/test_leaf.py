@@ -12,8 +12,8 @@ from fedray.algorithms.averaging.fedavg import FedAvg
 from fedray.algorithms.averaging.fedper import FedPer
 from fedray.config import DataConfig, Experiment, ModelConfig, override
 from fedray.data import loading, text
-from fedray.federate import metrics
 from fedray.federate.in_process import LocalFederation
+from fedray.federate.measures import metrics
 from fedray.federate.plan import make_plan
 from fedray.types import FedRayError
 

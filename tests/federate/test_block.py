@@ -9,8 +9,9 @@ from fedray.algorithms.averaging import fedavg
 from fedray.arrays import trees
 from fedray.arrays.rng import Passes
 from fedray.data import loading
-from fedray.federate import evaluation, local_rounds, metrics
+from fedray.federate import evaluation, local_rounds
 from fedray.federate.device.cpu import numerics
+from fedray.federate.measures import metrics
 from fedray.federate.plan import make_plan
 from tests.helpers import block, differing, experiment, play, small_plan
 

@@ -16,7 +16,7 @@ from fedray.federate.in_process import LocalFederation
 from fedray.federate.loss_deviation import deviations, rows
 from fedray.federate.messages import ClassLosses
 from fedray.launch import main
-from fedray.running import figures
+from fedray.running.drawing import figures
 from tests.helpers import block, differing, small_plan
 
 
@@ -169,10 +169,11 @@ def test_an_actor_has_as_many_times_the_timeout_as_there_are_clients(monkeypatch
     monkeypatch.setattr(module.ray, "put", lambda value: value)
     monkeypatch.setattr(module.trees, "concatenate", lambda parts: parts)
     cohort = object.__new__(module.RayCohort)
-    cohort._plan, cohort._policy, cohort._fresh = SimpleNamespace(clients=50), FailurePolicy(timeout=100.0), set()
-    cohort.actors = [None]
-    cohort._ask = asked.append
+    cohort._plan = SimpleNamespace(clients=50)
+    cohort.crew = module.Crew(lambda slot, seat: None, str, 1, (), FailurePolicy(timeout=100.0), False)
+    cohort.crew._fresh.clear()  # no time to start
+    monkeypatch.setattr(cohort.crew, "ask", asked.append)
     cohort.evaluate(1, (), False)
     cohort.class_losses(1, ())
-    short, long = (cohort._deadline(0, question) for question in asked)
+    short, long = (cohort.crew._deadline(0, question) for question in asked)
     assert long - short == pytest.approx(4900, abs=1)

@@ -13,9 +13,10 @@ from fedray import registry
 from fedray.arrays import trees
 from fedray.bayes.gaussian import Gaussian
 from fedray.config import DataConfig, Experiment, override
-from fedray.federate import evaluation, metrics
+from fedray.federate import evaluation
 from fedray.federate.failures import FailurePolicy
 from fedray.federate.in_process import LocalCohort, LocalFederation
+from fedray.federate.measures import metrics
 from fedray.federate.messages import Failure, TrainReply
 from fedray.federate.plan import make_plan
 from fedray.federate.rounds import TrainingError, play_round, start

@@ -14,8 +14,9 @@ from fedray import launch, newcomers
 from fedray.arrays import trees
 from fedray.config import decisive, fingerprint, override
 from fedray.data import loading
-from fedray.federate import evaluation, metrics, report
+from fedray.federate import evaluation, report
 from fedray.federate.in_process import LocalFederation
+from fedray.federate.measures import metrics
 from fedray.running import progress
 from fedray.types import FedRayError
 from tests.helpers import block, differing, experiment, small_plan

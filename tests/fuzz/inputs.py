@@ -14,9 +14,9 @@ from typing import Any
 
 from fedray.config import Execution
 from fedray.config.decode import decode
-from fedray.federate import checkpoint, checkpoint_files
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.plan import Plan
+from fedray.federate.storage import checkpoint, checkpoint_files
 from fedray.federate.uncertainty import summary as uncertain
 from fedray.running import predictor, progress, runfolder
 from fedray.running.progress import Status

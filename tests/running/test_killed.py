@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedray import launch
-from fedray.running import client_figures, figures
+from fedray.running.drawing import client_figures, figures
 from fedray.running.files import leftover
 from tests.running.test_resume import rows
 

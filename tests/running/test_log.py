@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from actors import streams
+from actors.machines import streams
 from fedray import launch
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.messages import Failure

@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 import fedray
 from fedray.algorithms.averaging.fedper import FedPer
-from fedray.running import answers, web
+from fedray.running.served import answers, web
 from fedray.types import FedRayError
 
 OWNERS = ("ann", "bob", "cem")

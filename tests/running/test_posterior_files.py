@@ -15,7 +15,7 @@ from fedray import launch
 from fedray.arrays import trees
 from fedray.arrays.tensor_files import load_rows, load_tree, save_tree
 from fedray.federate.messages import File, Saved
-from fedray.federate.states import OnDisk
+from fedray.federate.storage.states import OnDisk
 from fedray.nets.model import Model
 from fedray.nets.own import OwnModule
 from fedray.running import posterior_files

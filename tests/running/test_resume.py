@@ -17,10 +17,11 @@ import pytest
 
 import fedray
 from fedray import launch
-from fedray.federate import checkpoint, local_rounds
+from fedray.federate import local_rounds
 from fedray.federate.compiled import choice
 from fedray.federate.compiled.package import Package
 from fedray.federate.compiled.unit import unit
+from fedray.federate.storage import checkpoint
 from fedray.running import progress, runfolder
 from fedray.types import FedRayError
 from tests.helpers import eager, small_plan

@@ -12,8 +12,8 @@ import pytest
 
 from fedray.config import Execution, TrackingConfig, override
 from fedray.running import side_by_side
-from fedray.running.session import Request
 from fedray.running.side_by_side import Ended
+from fedray.running.stages import Request
 from tests.helpers import experiment
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ import fedray
 from fedray.compare.__main__ import main as compare
 from fedray.federate.uncertainty import summary
 from fedray.launch import main
-from fedray.running import figures, uncertainty_figures
+from fedray.running.drawing import figures, uncertainty_figures
 from fedray.types import FedRayError
 
 pytestmark = pytest.mark.usefixtures("unpainted")

@@ -13,7 +13,7 @@ from fedray.config import Experiment, fingerprint, flatten, override, to_dict
 from fedray.data.readers import Dataset
 from fedray.data.scaling import within
 from fedray.federate.plan import make_plan, refusal, resolve
-from fedray.running import session
+from fedray.running import session, stages
 from fedray.studies import agenda as agenda_module
 from fedray.studies import study as study_module
 from fedray.studies.__main__ import main, parse
@@ -170,7 +170,7 @@ def test_a_cell_that_fails_does_not_stop_the_others(
 ) -> None:
     played = []
 
-    def run(request: session.Request, tags: dict[str, str], tell: object) -> SimpleNamespace:
+    def run(request: stages.Request, tags: dict[str, str], tell: object) -> SimpleNamespace:
         played.append((request.execution.name, tags["study"]))
         if request.execution.name == "fedavg-s0":
             raise launch_error()
@@ -197,7 +197,7 @@ def test_a_cell_that_fails_does_not_stop_the_others(
 
 
 def test_ctrl_c_ends_the_study(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    def run(request: session.Request, tags: dict[str, str], tell: object) -> SimpleNamespace:
+    def run(request: stages.Request, tags: dict[str, str], tell: object) -> SimpleNamespace:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(session, "run", run)

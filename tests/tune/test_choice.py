@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from actors import server
-from actors.placement import Layout
+from actors.machines.placement import Layout
 from fedray.config import override
 from fedray.data import loading
 from fedray.federate import report
 from fedray.federate.in_process import LocalFederation
+from fedray.federate.measures.tasks import CLASSIFICATION
 from fedray.federate.plan import Plan, make_plan
-from fedray.federate.tasks import CLASSIFICATION
 from fedray.types import Choice
 from tests.helpers import experiment
 from tune import results, search, sweep

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from actors import server
-from actors.demand import Cluster
 from actors.inside import InsideCohort
-from actors.placement import Layout, Node
+from actors.machines.demand import Cluster
+from actors.machines.placement import Layout, Node
 from fedray.config import Execution, flatten, override, to_dict
 from fedray.federate.failures import ATTEMPTS, FailurePolicy
 from fedray.federate.plan import make_plan

@@ -13,7 +13,6 @@ from torch import Tensor
 from fedray.arrays import trees
 from fedray.data import shards
 from fedray.data.readers import Dataset
-from fedray.federate import metrics
 from fedray.federate.block import Block
 from fedray.federate.evaluation import (
     ROWS,
@@ -25,6 +24,7 @@ from fedray.federate.evaluation import (
     sums,
 )
 from fedray.federate.failures import stage
+from fedray.federate.measures import metrics
 from fedray.federate.plan import Plan
 from fedray.federate.uncertainty import adaptive, conformal, selective, temperature
 from fedray.federate.uncertainty.questions import Questions, questions

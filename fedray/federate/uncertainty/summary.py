@@ -16,9 +16,9 @@ from torch import Tensor
 
 from fedray.arrays import trees
 from fedray.config import Execution
-from fedray.federate import metrics
+from fedray.federate.measures import metrics
+from fedray.federate.measures.tasks import Shown
 from fedray.federate.plan import Plan
-from fedray.federate.tasks import Shown
 from fedray.federate.uncertainty import adaptive, conformal, temperature
 from fedray.federate.uncertainty.conformal import ALPHA, CELLS, RULES
 from fedray.federate.uncertainty.ranking import Ranked

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedray.running.figure_style import COLOURS, LINES, add_legend, canvas, jitter, save_all
+from fedray.running.drawing.figure_style import COLOURS, LINES, add_legend, canvas, jitter, save_all
 from fedray.studies.results import compare
 from fedray.studies.results.data import BEST
 from fedray.studies.results.rows import KINDS, Row

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedray.config.decode import decode, refuse_damage
 from fedray.federate import report
-from fedray.federate.tasks import TASKS
+from fedray.federate.measures.tasks import TASKS
 from fedray.federate.uncertainty import summary as uncertain
 from fedray.running import runfolder
 from fedray.studies.agenda import PlannedRun

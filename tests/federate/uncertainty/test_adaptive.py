@@ -8,7 +8,7 @@ from sklearn.calibration import calibration_curve
 from torch.testing import assert_close
 
 from fedray.arrays import trees
-from fedray.federate import metrics
+from fedray.federate.measures import metrics
 from fedray.federate.uncertainty.adaptive import Tenths, error, tenths
 
 

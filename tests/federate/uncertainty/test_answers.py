@@ -11,9 +11,9 @@ from torch.testing import assert_close
 from fedray.arrays import trees
 from fedray.config import Execution
 from fedray.data import loading, shards
-from fedray.federate import metrics
 from fedray.federate.evaluation import personal_model, personal_predictor
 from fedray.federate.in_process import LocalFederation
+from fedray.federate.measures import metrics
 from fedray.federate.uncertainty import answers, questions, ranking, summary
 from fedray.federate.uncertainty.conformal import CELLS
 from fedray.federate.uncertainty.reply import SAMPLE, together

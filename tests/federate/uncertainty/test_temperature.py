@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from fedray.federate import metrics
+from fedray.federate.measures import metrics
 from fedray.federate.uncertainty import temperature
 from fedray.federate.uncertainty.temperature import TEMPERATURES, UNSCALED, best, losses, scaled
 

@@ -1,0 +1,1 @@
+"""What predictions are measured by, as sums that add over examples and clients."""

@@ -1,0 +1,1 @@
+"""What of a federation outlives a round: the clients' states, and checkpoints."""

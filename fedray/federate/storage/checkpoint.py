@@ -1,0 +1,122 @@
+"""Where a federation keeps checkpoints, which rounds it keeps, and which one a resumed run starts from."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+from collections.abc import Callable
+from typing import NamedTuple
+
+import fsspec
+
+from fedray.federate.messages import Cohort, Failure
+from fedray.federate.plan import Plan
+from fedray.federate.rounds import State
+from fedray.federate.storage.checkpoint_files import Checkpoint, CheckpointError, read, write
+from fedray.types import first_line
+
+KIND = "checkpoint"  # of a failure to write one
+
+
+class CheckpointStore(NamedTuple):
+    """Where checkpoints are kept, and which."""
+
+    url: str  # absolute path, or a URL that fsspec knows
+    every: int = 1  # rounds
+    kept: int = 2
+    stop: bool = False  # stop the run where one cannot be written
+    states: str = ""  # the folder of clients' states; empty: they stay in memory
+
+    def wants(self, plan: Plan, round_number: int) -> bool:
+        """Whether a round is kept; the last one is not, for the result follows it."""
+        return self.every > 0 and round_number % self.every == 0 and round_number < plan.rounds
+
+
+def keep(store: CheckpointStore, plan: Plan, state: State, cohort: Cohort) -> tuple[Failure, ...]:
+    """Write a checkpoint and remove all but the last few; if that fails, report it or stop.
+
+    Raises CheckpointError if the store says to stop.
+    """
+    folder = _folder(store, state.round)
+    try:
+        _remove(folder)  # of a server that was lost after it
+        fs, path = fsspec.url_to_fs(folder)
+        fs.makedirs(path, exist_ok=True)
+        write(folder, plan, state, cohort.save(folder))
+        for number in rounds(store)[: -store.kept]:
+            _remove(_folder(store, number))
+    except Exception as error:  # any of a storage library's
+        reason = f"{first_line(error)}, while writing {folder}"
+        with contextlib.suppress(Exception):  # a part of one only takes room
+            _remove(folder)
+        if store.stop:
+            raise CheckpointError(f"round {state.round}: {reason}; free space or give --checkpoint.url") from None
+        return (Failure(state.round, "checkpoint", KIND, reason, "went on without it", stage="save"),)
+    return ()
+
+
+def _folder(store: CheckpointStore, number: int) -> str:
+    return f"{store.url}/round-{number:06d}"
+
+
+def _remove(folder: str) -> None:
+    fs, path = fsspec.url_to_fs(folder)
+    if fs.exists(path):
+        fs.rm(path, recursive=True)
+
+
+def rounds(store: CheckpointStore) -> list[int]:
+    """Rounds that have a folder in the store, ascending."""
+    fs, path = fsspec.url_to_fs(store.url)
+    fs.invalidate_cache()
+    names = (
+        [str(entry).rstrip("/").rpartition("/")[2] for entry in fs.ls(path, detail=False)] if fs.exists(path) else []
+    )
+    return sorted(int(name[6:]) for name in names if re.fullmatch(r"round-\d{6,}", name))
+
+
+def newest(store: CheckpointStore, plan: Plan, warn: Callable[[str], object]) -> Checkpoint | None:
+    """The last usable checkpoint of this federation; None if none was written to its end.
+
+    Warns of each one that cannot be used. Raises CheckpointError if there are some and none can be used.
+    """
+    try:
+        found = rounds(store)
+    except Exception as error:
+        raise CheckpointError(f"--checkpoint.url {store.url}: cannot be read ({error}); check the address") from None
+    for number in reversed(found):
+        try:
+            return read(_folder(store, number), plan, own=True)
+        except CheckpointError as error:
+            warn(str(error))
+    if len(found) > 1 or any(_complete(store, number) for number in found):
+        raise CheckpointError(f"{store.url}: none of its {len(found)} checkpoints can be used; start a new run")
+    return None
+
+
+def _complete(store: CheckpointStore, number: int) -> bool:
+    """Whether a checkpoint was written to its end: its manifest is written last."""
+    fs, path = fsspec.url_to_fs(_folder(store, number))
+    return fs.exists(f"{path}/manifest.json")
+
+
+def prepared(store: CheckpointStore | None) -> str:
+    """The folder of clients' states, without those of a process that was killed; empty: they stay in memory."""
+    folder = store.states if store else ""
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
+    return folder
+
+
+def clear(store: CheckpointStore) -> None:
+    """Remove all checkpoints: the run is finished. What cannot be removed stays."""
+    prepared(store)
+    with contextlib.suppress(Exception):
+        _remove(f"{store.url}/states")  # of a process that was killed, where the run went on in memory
+    with contextlib.suppress(Exception):
+        fs, path = fsspec.url_to_fs(store.url)
+        for number in rounds(store):
+            _remove(_folder(store, number))
+        if not fs.ls(path, detail=False):
+            fs.rmdir(path)

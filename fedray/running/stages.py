@@ -1,0 +1,282 @@
+"""The stages of a run, whoever plays its rounds: ready, begun, accounted for round by round, collected, concluded."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedray.config import Execution, Experiment
+from fedray.federate import loss_deviation, report
+from fedray.federate.compiled.choice import choose
+from fedray.federate.compiled.package import Package
+from fedray.federate.failures import described
+from fedray.federate.federation import Source
+from fedray.federate.messages import Failure, RoundMetrics, Saved
+from fedray.federate.plan import Plan
+from fedray.federate.rounds import Snapshot, State
+from fedray.federate.storage import checkpoint
+from fedray.federate.storage.checkpoint import CheckpointStore
+from fedray.federate.storage.checkpoint_files import Checkpoint
+from fedray.federate.uncertainty import questions
+from fedray.federate.uncertainty import summary as uncertain
+from fedray.federate.uncertainty.reply import Uncertainty
+from fedray.running import extension, progress, runfolder
+from fedray.running.drawing import client_figures, figures, uncertainty_figures
+from fedray.running.log import Log
+from fedray.running.progress import Status
+from fedray.running.published.publish import Finished
+from fedray.running.runfolder import Note
+from fedray.running.tracking import Tracker
+from fedray.running.writer import PERSONAL, Writer
+from fedray.terminal import headlines, say
+from fedray.types import FedRayError
+
+RECENT_ROUNDS = 10  # whose mean time tells how long the rest will take
+
+
+class Request(NamedTuple):
+    """What a run is asked to do."""
+
+    experiment: Experiment
+    execution: Execution
+    preset: str = ""
+    resume: str = ""  # the folder of the run to go on with, or the URL of its checkpoints
+
+
+class Run(NamedTuple):
+    """A run under way: what it plays, and where what it finds goes."""
+
+    plan: Plan
+    request: Request
+    name: str
+    writer: Writer
+    tracker: Tracker
+    store: CheckpointStore
+    log: Log
+    begun: Note | None  # what a resumed run noted at its start
+    package: Package | None = None  # the compiled step that its clients train with
+
+    @property
+    def folder(self) -> Path:
+        """Where the result goes."""
+        return self.writer.destination
+
+
+class RunResult(NamedTuple):
+    """A finished run: its summary, where it lies and where it is tracked, and what went wrong."""
+
+    plan: Plan
+    summary: dict[str, Any]
+    folder: Path
+    tracked: str  # how to open the run in the tracking store
+    failures: tuple[Failure, ...] = ()
+
+
+class Tally(NamedTuple):
+    """What a run has found so far, and what its status says of it."""
+
+    status: Status
+    started: float  # time.perf_counter() at the first round that was played now
+    before: tuple[Mapping[str, float], ...]  # the measures of the rounds before an interruption
+    evaluated: RoundMetrics | None = None  # the last round with an evaluation
+    failures: tuple[Failure, ...] = ()
+    recent: tuple[float, ...] = ()  # seconds of the last rounds
+
+
+class Played(NamedTuple):
+    """The rounds of a run, played: what its result is made of."""
+
+    snapshot: Snapshot
+    history: State
+    evaluated: RoundMetrics | None  # the last round with an evaluation
+    failures: tuple[Failure, ...]
+    seconds: float  # of all rounds, those before an interruption included
+    uncertainty: Uncertainty | None = None  # of the last round's models, where it was asked for
+
+
+@contextlib.contextmanager
+def guarded(run: Run) -> Iterator[None]:
+    """Where a run ends early, note it in its log, its status and the store."""
+    try:
+        yield
+    except BaseException as error:
+        stopped = isinstance(error, KeyboardInterrupt | GeneratorExit)
+        ours = isinstance(error, FedRayError)
+        run.log.write("interrupted" if stopped else str(error) if ours else traceback.format_exc())
+        progress.end(run.folder, "interrupted" if stopped else "failed")
+        run.tracker.finish("KILLED" if stopped else "FAILED", None)
+        raise
+
+
+def ready(run: Run, on_gpus: bool) -> tuple[Run, Checkpoint | None]:
+    """The run with the compiled step that it trains with, and the checkpoint from which it goes on."""
+    if not (on_gpus and run.request.execution.backend == "auto"):
+        known = run.begun.package if run.begun else None
+        run = run._replace(package=choose(run.plan, run.request.execution.backend, known, say))
+    if runfolder.elsewhere(run.folder, run.store):
+        runfolder.claim(run.store, _note(run), bool(run.request.resume))
+    return run, _checkpoint(run)
+
+
+def begin(run: Run, begun: Checkpoint | None) -> Tally:
+    """Note what is played in the run's folder, and log the rounds that were played before an interruption."""
+    runfolder.write(run.folder, _note(run))
+    run.log.open(run.folder)
+    before = tuple(begun.state.rows) if begun else ()
+    for row in before:  # some may have been on their way to the store when the run was interrupted
+        run.tracker.log(int(row["round"]), report.stored({name: x for name, x in row.items() if name != "round"}))
+    done = len(before)
+    if done:
+        run.log.write(f"goes on after round {done}")
+    go_on = runfolder.command(run.folder)
+    status = Status(run.name, "running", done, run.plan.rounds, {}, 0.0, 0, done or None, go_on)
+    progress.write(run.folder, status)
+    return Tally(status, time.perf_counter(), before)
+
+
+def account(run: Run, tally: Tally, metrics: RoundMetrics) -> Tally:
+    """Log one more round, update the status, and keep what the result needs of it."""
+    values = report.measures(metrics)
+    recent = (*tally.recent, metrics.seconds["round"])[-RECENT_ROUNDS:]
+    evaluated = tally.evaluated
+    if metrics.personal is not None or metrics.global_ is not None:
+        evaluated = metrics
+    if evaluated is not None and metrics.novel is not None:
+        evaluated = report.with_newcomers(evaluated, metrics)
+    run.tracker.log(metrics.round, report.stored(values))
+    _log(run, metrics, values)
+    status = _after(run, tally.status, metrics, values, recent)
+    progress.write(run.folder, status)
+    failures = (*tally.failures, *metrics.failures)
+    return tally._replace(status=status, evaluated=evaluated, failures=failures, recent=recent)
+
+
+def collect(run: Run, federation: Source, tally: Tally) -> Played:
+    """What the result is made of, taken from a federation that has played its last round."""
+    seconds = time.perf_counter() - tally.started + sum(row["time/round_seconds"] for row in tally.before)
+    history = federation.history()
+    snapshot = _saved(run, federation, history) if run.store.states else federation.snapshot()
+    seconds -= sum(row.get(report.START, 0.0) for row in history.rows[len(tally.before) :])
+    if run.request.execution.loss_deviation:
+        say("loss deviation: every personal model predicts the test examples of all clients")
+        run.writer.table(loss_deviation.TABLE, loss_deviation.rows(federation.class_losses()))
+    asked = run.request.execution.uncertainty
+    found = _uncertainty(run, federation) if asked else None
+    return Played(snapshot, history, tally.evaluated, tally.failures, seconds, found)
+
+
+def conclude(run: Run, played: Played) -> RunResult:
+    """Write the result into the run's folder and hand it to the tracker."""
+    summary = report.summarize(run.plan, played.history.rows, run.tracker.run_id, played.seconds)
+    if played.uncertainty:
+        summary |= {"uncertainty": uncertain.summarize(run.plan, run.request.execution, played.uncertainty)}
+    track(run, summary)
+    summary |= {
+        "backend": "compiled" if run.package else run.request.execution.backend,
+        "package": run.package.key if run.package else "",
+    }
+    _write(run, summary, played)
+    run.log.write(f"finished: {run.folder}")
+    run.tracker.finish("FINISHED", run.folder)
+    run.tracker.publish(Finished(run.plan, run.folder, run.request.execution.register))
+    return RunResult(run.plan, summary, run.folder, run.tracker.hint(), played.failures)
+
+
+def track(run: Run, summary: Mapping[str, Any]) -> None:
+    """Record the summary's own numbers beside those of the rounds, and of which rounds they are."""
+    run.tracker.log(run.plan.cfg.rounds, report.averaged(run.plan, summary) | uncertain.tracked(summary))
+    run.tracker.tag(report.AVERAGED, summary["protocol"]["rounds"])
+
+
+def _note(run: Run) -> Note:
+    execution = runfolder.absolute(run.request.execution, run.tracker.uri)
+    return Note(run.name, run.plan.cfg, execution, run.tracker.run_id, run.package.key if run.package else "")
+
+
+def _checkpoint(run: Run) -> Checkpoint | None:
+    """The checkpoint that a resumed run goes on from; None where it begins with the first round."""
+    if not run.request.resume:
+        return None
+    begun = checkpoint.newest(run.store, run.plan, lambda text: say(f"warning: {text}"))
+    if begun is None and runfolder.finished_rounds(run.folder):
+        return extension.from_result(run.folder, run.plan)
+    if begun is None:
+        say("no checkpoint was written to its end before the run stopped: it starts again at round 0")
+    return begun
+
+
+def _log(run: Run, metrics: RoundMetrics, values: Mapping[str, float]) -> None:
+    """A line of the log for a round, and one for each of its failures, with what is known of it."""
+    for failure in metrics.failures:
+        then = f" ({failure.action})" if failure.action else ""
+        run.log.write(f"{failure.kind}: {described(failure)}{then}\n{failure.traceback}")
+    words = [f"round {metrics.round}/{run.plan.rounds}", *headlines(values), f"{metrics.seconds['round']:.2g} s"]
+    run.log.write("  ".join(words))
+
+
+def _after(
+    run: Run, last: Status, metrics: RoundMetrics, values: Mapping[str, float], recent: Sequence[float]
+) -> Status:
+    """The status after one more round."""
+    saved = run.store.wants(run.plan, metrics.round) and all(f.kind != checkpoint.KIND for f in metrics.failures)
+    measures = {name: value for name, value in values.items() if report.is_measured(name)}
+    return last._replace(
+        round=metrics.round,
+        measures=measures or last.measures,
+        seconds=sum(recent) / len(recent),
+        failures=last.failures + len(metrics.failures),
+        checkpoint=metrics.round if saved else last.checkpoint,
+        machines=dict(metrics.machines),
+        moves=(*last.moves, *(move.line for move in metrics.moves)),
+    )
+
+
+def _uncertainty(run: Run, federation: Source) -> Uncertainty:
+    """The uncertainty report of the models after the last round."""
+    say("uncertainty: every client's models predict their test examples, corrupted ones and strange ones")
+    ood = run.request.execution.ood
+    return federation.uncertainty(questions.far(run.plan, ood) if ood else None)
+
+
+def _saved(run: Run, federation: Source, history: State) -> Snapshot:
+    """The federation with the clients' states in the files of its result, for they may not fit into memory."""
+    folder = run.writer.folder / PERSONAL
+    folder.mkdir()
+    return Snapshot(history.server, Saved(str(folder), history.round, tuple(federation.save(str(folder)))))
+
+
+def _write(run: Run, summary: dict[str, Any], played: Played) -> None:
+    """Write the result into the run's folder, then remove the checkpoints."""
+    writer = run.writer
+    writer.run(run.plan, played.snapshot, played.history.spotlights)
+    writer.selection(played.history.selection)
+    writer.json("summary.json", summary)
+    writer.table("metrics.csv", played.history.rows)
+    if (evaluated := played.evaluated) is not None:
+        writer.stream("clients.csv", report.client_rows(evaluated, run.plan))
+        if run.plan.target is None:
+            writer.table("calibration.csv", report.calibration_rows(evaluated))
+            writer.stream("client_calibration.csv", report.client_calibration_rows(evaluated, run.plan))
+        else:
+            writer.table("coverage.csv", report.coverage_rows(evaluated))
+    if found := played.uncertainty:
+        writer.table(uncertain.CLIENTS, uncertain.client_rows(found))
+        writer.table(uncertain.RISKS, list(uncertain.risk_rows(found)))
+        writer.table(uncertain.SHIFT, list(uncertain.shift_rows(run.plan, found)))
+    if played.failures:
+        writer.table("failures.csv", [failure._asdict() for failure in played.failures])
+    try:
+        if (also := run.request.execution.figures) != "none":
+            figures.draw_all(writer.folder, also)
+            client_figures.draw_all(writer.folder, also)
+            uncertainty_figures.draw_all(writer.folder, also)
+    except Exception as error:  # a figure must not cost the result
+        say(f"warning: the figures could not be drawn ({error}); the data for them are in the result")
+    run.tracker.flush()
+    progress.end(run.folder, "finished", writer.folder)
+    writer.commit()
+    runfolder.clear(run.folder, run.store)

@@ -1,0 +1,191 @@
+"""A federation that goes on from its checkpoint is the one that never stopped, and damage is noticed."""
+
+import errno
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fedray.federate import report
+from fedray.federate.failures import RETRY
+from fedray.federate.in_process import LocalCohort, LocalFederation, play_and_keep
+from fedray.federate.rounds import start
+from fedray.federate.storage import checkpoint, checkpoint_files
+from fedray.federate.storage.checkpoint import CheckpointStore
+from fedray.federate.storage.checkpoint_files import CheckpointError
+from tests.helpers import ALGORITHMS, differing, small_plan
+
+SETTINGS = {"rounds": 4, "eval_every": 2}
+ALL = SETTINGS | {"clients_per_round": 6}  # a client that never trained is in no file
+FILES = (
+    "manifest.json",
+    "history.json",
+    "server.safetensors",
+    "spotlights.safetensors",
+    "clients-000000-000005.safetensors",
+)
+
+
+def numbers(rows):
+    """Measures without times."""
+    return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
+
+
+def kept(folder, rounds=2, **settings):
+    """A store after some rounds of a small federation."""
+    plan, store = small_plan("pfedbayes", ALL), CheckpointStore(str(folder), **settings)
+    state, cohort = start(plan), LocalCohort(plan, "loop")
+    for _ in range(rounds):
+        state, metrics = play_and_keep(plan, state, cohort, RETRY, store)
+        assert metrics.failures == ()
+    return plan, store, state, cohort
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_federation_goes_on_bitwise_from_a_checkpoint(name, tmp_path):
+    plan, store = small_plan(name, SETTINGS), CheckpointStore(str(tmp_path))
+    with LocalFederation(plan, "loop") as whole:
+        expected = list(whole)
+    first = iter(LocalFederation(plan, "loop", store=store))
+    assert [next(first).round, next(first).round] == [1, 2]
+    begun = checkpoint.newest(store, plan, pytest.fail)
+    assert begun is not None
+    assert begun.state.round == 2
+    with LocalFederation(plan, "vmap", begun=begun) as second:
+        rest = list(second)
+    assert [metrics.round for metrics in rest] == [3, 4]
+    assert differing(second.snapshot(), whole.snapshot()) == []
+    assert numbers(second.history().rows) == numbers(whole.history().rows)
+    assert [row["round"] for row in second.history().rows] == [1, 2, 3, 4]
+    assert [s.round for s in second.history().spotlights] == [s.round for s in whole.history().spotlights]
+    assert differing(*([s[2:] for s in run.history().spotlights] for run in (second, whole))) == []
+    assert numbers([report.measures(rest[-1])]) == numbers([report.measures(expected[-1])])
+
+
+def test_the_last_few_rounds_are_kept_and_not_the_very_last(tmp_path):
+    plan, store, *_ = kept(tmp_path, rounds=3, kept=2)
+    assert checkpoint.rounds(store) == [2, 3]
+    assert not store.wants(plan, 4)  # the result follows it
+    assert [r for r in range(1, 9) if CheckpointStore("", 3).wants(small_plan(settings={"rounds": 9}), r)] == [3, 6]
+    assert not CheckpointStore("", 0).wants(plan, 1)
+    checkpoint.clear(store)
+    assert not tmp_path.exists()
+    assert checkpoint.newest(store, plan, pytest.fail) is None
+
+
+def test_a_folder_without_a_manifest_does_not_exist(tmp_path):
+    plan, store, *_ = kept(tmp_path)
+    (tmp_path / "round-000002/manifest.json").unlink()
+    warnings = []
+    assert checkpoint.newest(store, plan, warnings.append).state.round == 1
+    assert "round-000002 cannot be used" in warnings[0]
+    assert "manifest.json" in warnings[0]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_missing_or_torn_file_costs_one_checkpoint(file, tmp_path):
+    plan, store, *_ = kept(tmp_path)
+    path = tmp_path / "round-000002" / file
+    whole = path.read_bytes()
+    for rest in (whole[: len(whole) // 2], whole + b"x", b"", None):
+        path.unlink() if rest is None else path.write_bytes(rest)
+        warnings = []
+        assert checkpoint.newest(store, plan, warnings.append).state.round == 1
+        assert len(warnings) == 1
+    (tmp_path / "round-000001" / file).unlink()
+    with pytest.raises(CheckpointError, match="none of its 2 checkpoints can be used"):
+        checkpoint.newest(store, plan, lambda _: None)
+
+
+@pytest.mark.slow
+def test_a_thousand_flipped_bits_are_all_noticed(tmp_path):
+    plan, store, *_ = kept(tmp_path)
+    good, bad = tmp_path / "round-000001", tmp_path / "round-000002"
+    wanted = tensors_of(checkpoint_files.read(str(good), plan))
+    rng, warnings = random.Random(0), []
+    for case in range(1200):
+        path = bad / FILES[case % len(FILES)]
+        content = path.read_bytes()
+        at = rng.randrange(len(content))
+        path.write_bytes(content[:at] + bytes([content[at] ^ 1 << rng.randrange(8)]) + content[at + 1 :])
+        try:
+            found = checkpoint.newest(store, plan, warnings.append)
+            assert found is not None
+            assert found.state.round == 1 or path.name == "manifest.json"
+            if found.state.round == 1:
+                assert differing(tensors_of(found), wanted) == []
+            else:  # white space of the manifest says nothing
+                assert json.loads(path.read_text()) == json.loads(content)
+        finally:
+            path.write_bytes(content)
+    assert len(warnings) > 1100
+    assert checkpoint.newest(store, plan, pytest.fail).state.round == 2
+
+
+def tensors_of(found):
+    cohort = LocalCohort(small_plan("pfedbayes", ALL))
+    cohort.restore(found.clients)
+    return found.state.server, cohort.snapshot()
+
+
+def test_a_checkpoint_of_another_experiment_is_not_used(tmp_path):
+    _, store, *_ = kept(tmp_path)
+    for other, reason in ((("pfedbayes", ALL | {"seed": 1}), "another experiment"), (("fedavg", SETTINGS), "")):
+        warnings = []
+        with pytest.raises(CheckpointError, match="none of its 2"):
+            checkpoint.newest(store, small_plan(*other), warnings.append)
+        assert all(reason in text for text in warnings)
+    with pytest.raises(CheckpointError, match="other fields, shapes"):
+        checkpoint_files.read(f"{store.url}/round-000002", small_plan("pfedbayes", ALL | {"model.hidden": (9,)}))
+
+
+def test_a_full_disk_is_said_and_the_run_goes_on_or_stops(tmp_path, monkeypatch):
+    plan, store, state, cohort = kept(tmp_path)
+
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        after, metrics = play_and_keep(plan, state, cohort, RETRY, store)
+        (failure,) = metrics.failures
+        assert failure.kind == "checkpoint"
+        assert "No space left on device" in failure.reason
+        with pytest.raises(CheckpointError, match=r"round 3.*No space left.*--checkpoint\.url"):
+            play_and_keep(plan, state, cohort, RETRY, store._replace(stop=True))
+    assert after.round == 3
+    assert checkpoint.newest(store, plan, lambda _: None).state.round == 2
+
+
+def test_a_lost_permission_or_store_is_said_too(tmp_path):
+    plan, store, state, cohort = kept(tmp_path)
+    shutil.rmtree(tmp_path)
+    Path(tmp_path).write_text("not a folder")
+    _, metrics = play_and_keep(plan, state, cohort, RETRY, store)
+    assert metrics.failures[0].action == "went on without it"
+    _, metrics = play_and_keep(plan, state, cohort, RETRY, store._replace(url="nowhere://x"))
+    assert "nowhere" in metrics.failures[0].reason
+
+
+def test_a_url_of_a_remote_store_will_do():
+    plan, store = small_plan("fedavg", SETTINGS), CheckpointStore("memory://runs/x")
+    state, cohort = start(plan), LocalCohort(plan, "loop")
+    for _ in range(3):
+        state, metrics = play_and_keep(plan, state, cohort, RETRY, store)
+        assert metrics.failures == ()
+    assert checkpoint.rounds(store) == [2, 3]
+    found = checkpoint.newest(store, plan, pytest.fail)
+    assert differing(found.state.server, state.server) == []
+    checkpoint.clear(store)
+    assert checkpoint.rounds(store) == []
+
+
+def test_large_states_are_written_in_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint_files, "FILE_BYTES", 30_000)
+    plan, store, _, cohort = kept(tmp_path, rounds=1)
+    names = sorted(path.name for path in (tmp_path / "round-000001").glob("clients-*"))
+    assert len(names) > 1
+    assert differing(tensors_of(checkpoint.newest(store, plan, pytest.fail))[1], cohort.snapshot()) == []
