@@ -116,13 +116,18 @@ class RayCohort:
             ray.kill(actor)
 
     @property
+    def seats(self) -> Sequence[Seat]:
+        """Where each actor is, by its slot; empty where Ray places them."""
+        return self.crew.seats
+
+    @property
     def lags(self) -> Mapping[str, float]:
         """How many seconds after the first reply of a round that of each actor came."""
         return self.crew.lags
 
     def hosted(self, there: Mapping[str, Machine]) -> dict[str, int]:
         """How many clients each machine hosts, by its name."""
-        names = [there[seat.machine].name if seat.machine in there else "a lost one" for seat in self.crew.seats]
+        names = [there[seat.machine].name if seat.machine in there else "a lost one" for seat in self.seats]
         count = dict.fromkeys(names, 0)
         for name, block in zip(names, self.layout.blocks, strict=False):
             count[name] += len(block)

@@ -61,7 +61,7 @@ class Mover:
             return None
         there = machines()
         self._looked = time.monotonic()
-        seats = self._cohort.crew.seats
+        seats = self._cohort.seats
         if any(seat.machine not in there for seat in seats):
             raise ClientsLostError("a machine was lost")
         stay = {slot: seat.machine for slot, seat in enumerate(seats) if there[seat.machine].stays}
@@ -107,7 +107,7 @@ class Mover:
 
     def _empty(self, there: Mapping[str, Machine]) -> dict[str, list[Seat]]:
         """Seats that are reserved and that nobody takes, by machine."""
-        taken = {(seat.group, seat.bundle) for seat in self._cohort.crew.seats}
+        taken = {(seat.group, seat.bundle) for seat in self._cohort.seats}
         first, *added = (reserved(group) for group in self._groups)
         empty: dict[str, list[Seat]] = {}
         for seat in [*first[1:], *(seat for seats in added for seat in seats)]:  # the very first is the server's
@@ -169,7 +169,7 @@ class Mover:
 
     def _give_back(self) -> None:
         """Free reservations on machines that joined and where nobody is any more."""
-        used = {seat.group for seat in self._cohort.crew.seats}
+        used = {seat.group for seat in self._cohort.seats}
         first, *added = self._groups
         for group in added:
             if group not in used:
