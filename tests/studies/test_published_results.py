@@ -247,6 +247,15 @@ def test_record_then_verify_and_what_is_missing(
         verify.find(tmp_path / "data", "quick/fedprox")
 
 
+def test_a_cell_that_is_published_with_several_numbers_of_rounds_is_found_with_each(tmp_path: Path) -> None:
+    short, longer = line(0), line(0)._replace(rounds=100, config="g")
+    data.add(tmp_path, [short, longer])
+    assert verify.find(tmp_path, "quick/fedavg") == [longer]
+    assert verify.find(tmp_path, "quick/fedavg", 5) == [short]
+    with pytest.raises(FedRayError, match=r"rounds.*7.*choose from 5, 100"):
+        verify.find(tmp_path, "quick/fedavg", 7)
+
+
 class _Everything(dict):
     """The commits of a store that holds every run that has a folder."""
 

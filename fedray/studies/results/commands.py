@@ -36,6 +36,8 @@ class VerifyOptions:
 
     seed: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """Seed of the run; by default the first that is published."""
+    rounds: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Rounds of the run, where the cell is published with several; by default the most."""
     results: Annotated[Path, tyro.conf.arg(metavar="DIR")] = RESULTS
     """Folder of the data."""
     data: Data = field(default_factory=Data)
@@ -89,7 +91,7 @@ def verify(words: Sequence[str], again: str) -> int:
         raise FedRayError("verify: no cell is given; give STUDY/CELL, such as selection/hip")
     prog = f"{PROG} verify {words[0] if named else 'STUDY/CELL'}"
     options = cli.read_options(VerifyOptions, words[1:] if named else words, prog, VerifyOptions.__doc__ or "")
-    answer = repeat.verify(options.results, words[0], options.seed, options.data)
+    answer = repeat.verify(options.results, words[0], options.seed, options.rounds, options.data)
     print(f"{words[0]}: {answer.text}")
     return cli.DONE if answer.same else cli.FAILED
 

@@ -25,12 +25,12 @@ class Answer(NamedTuple):
     text: str
 
 
-def verify(folder: Path, name: str, seed: int | None, where: Data) -> Answer:
-    """Play the published run of a cell again, STUDY/CELL, by default that of its first seed.
+def verify(folder: Path, name: str, seed: int | None, rounds: int | None, where: Data) -> Answer:
+    """Play the published run of a cell again, STUDY/CELL, by default that of its first seed with the most rounds.
 
     Raises FedRayError where nothing is published under that name, or the study has other settings today.
     """
-    lines = find(folder, name)
+    lines = find(folder, name, rounds)
     known = ", ".join(str(line.seed) for line in lines)
     chosen = [line for line in lines if seed is None or line.seed == seed]
     require(bool(chosen), "seed", seed, f"{name} is not published with it", f"choose from {known}")
@@ -38,8 +38,8 @@ def verify(folder: Path, name: str, seed: int | None, where: Data) -> Answer:
     return judge(line, again(line, where), lines)
 
 
-def find(folder: Path, name: str) -> list[Line]:
-    """The published runs of a cell with the most rounds; raises FedRayError where there are none."""
+def find(folder: Path, name: str, rounds: int | None = None) -> list[Line]:
+    """The published runs of a cell with these rounds, by default the most; raises FedRayError where there are none."""
     study, _, cell = name.partition("/")
     lines = data.read(folder, study)
     found = [line for line in lines if line.cell == cell]
@@ -47,8 +47,10 @@ def find(folder: Path, name: str) -> list[Line]:
         cells = ", ".join(dict.fromkeys(f"{line.study}/{line.cell}" for line in lines))
         remedy = f"choose from {cells}" if cells else f"choose STUDY/CELL of the files in {folder}"
         raise FedRayError(f"verify {name}: no such figure is published; {remedy}")
-    rounds = max(line.rounds for line in found)
-    return [line for line in found if line.rounds == rounds]
+    lengths = sorted({line.rounds for line in found})
+    remedy = f"choose from {', '.join(map(str, lengths))}"
+    require(rounds is None or rounds in lengths, "rounds", rounds, f"{name} is not published with them", remedy)
+    return [line for line in found if line.rounds == (rounds or lengths[-1])]
 
 
 def again(line: Line, where: Data) -> Line:
