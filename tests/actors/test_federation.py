@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from actors.cohort import RayCohort
+from actors.crew import Crew
 from actors.federation import RayFederation
 from actors.machines.placement import Layout
 from fedray.algorithms.averaging.fedavg import FedAvg
@@ -217,9 +218,16 @@ def test_a_successor_trains_again_before_it_adds() -> None:
 
 
 @pytest.mark.parametrize("expected", [True, False])
-def test_an_actor_that_dies_before_its_sums_are_taken_trains_again_if_they_are_asked_for(expected: bool) -> None:
+def test_an_actor_that_dies_before_its_sums_are_taken_trains_again_if_they_are_asked_for(
+    expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In the unit that was expected they came with its reply: then it is not asked again."""
     asked = []
+    ask = Crew.ask
+
+    def noted(crew, question):
+        asked.extend((question.round_number, question.stage) for _ in question.args)
+        return ask(crew, question)
 
     class Dying(RayCohort):
         def add(self, round_number, ids, exponents):
@@ -227,10 +235,7 @@ def test_an_actor_that_dies_before_its_sums_are_taken_trains_again_if_they_are_a
             self._units = self._units if expected else ()
             return super().add(round_number, ids, exponents)
 
-        def _ask(self, question):
-            asked.extend((question.round_number, question.stage) for _ in question.args)
-            return super()._ask(question)
-
+    monkeypatch.setattr(Crew, "ask", noted)
     plan = small(rounds=3, clients_per_round=10)
     undisturbed, _ = played(LocalFederation(plan, "loop"))
     cohort, state = Dying(plan, Layout((range(5), range(5, 10)), 0.5, 0), "loop"), start(plan)
@@ -239,6 +244,7 @@ def test_an_actor_that_dies_before_its_sums_are_taken_trains_again_if_they_are_a
     assert_same(Snapshot(state.server, cohort.snapshot()), undisturbed)
     cohort.close()
     assert metrics.participants == tuple(range(10))
+    assert (3, "train") in asked
     assert ((3, "add") in asked) == (not expected)
 
 
