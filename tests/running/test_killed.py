@@ -23,8 +23,9 @@ FAST += ["--tracking.uri", "none"]
 NURSERY = """
 import os, sys
 from fedray import launch
-from fedray.running import client_figures, figures, session
-from fedray.federate import checkpoint_files
+from fedray.federate.storage import checkpoint_files
+from fedray.running import session
+from fedray.running.drawing import client_figures, figures
 
 figures.draw_all = client_figures.draw_all = lambda folder: None
 
