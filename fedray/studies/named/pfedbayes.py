@@ -13,10 +13,10 @@ ROUNDS = 800  # the paper reports the best of rounds 700 to 800
 SIZES = ("small", "medium", "large")
 # Settings of the paper, section 5.2. An algorithm without an entry keeps its defaults, which are the paper's where it
 # names some: 0.01 for Per-FedAvg, pFedMe (λ = 15) and HeurFedAMP (ξ = 0.5 of a client's own model), 0.05 for pFedGP.
+# But for BNFed: with the paper's 0.5 ours ends at 10 % on MNIST small (seeds 0, 1 and 2, 200 rounds). It keeps 0.1.
 TUNED: Mapping[str, Mapping[str, Any]] = {
     "fedavg": {"lr": 0.01},
     "fedprox": {"lr": 0.01, "mu": 0.001},
-    "bnfed": {"lr": 0.5},
     "pfedbayes": {"zeta": 10.0, "rho_init": -2.5, "lr_personal": 0.001, "lr_global": 0.001},
 }
 # Table 1 has one budget: in a round a client's model takes 100 gradient steps on minibatches of 100 examples, as those
