@@ -146,7 +146,8 @@ def _text(section: Section, paragraphs: Mapping[tuple[str, ...], str]) -> str:
     table, found = section.table, section.rows
     every = {1: "round", 2: "second round"}.get(table.eval_every, f"{table.eval_every}th round")
     parts = [f"## {table.title}\n"]
-    command = f"`python -m fedray.studies {table.study} --rounds {table.rounds} --eval-every {table.eval_every}`"
+    size = "" if table.size == "all" else f" --size {table.size}"
+    command = f"`python -m fedray.studies {table.study}{size} --rounds {table.rounds} --eval-every {table.eval_every}`"
     parts.append(f"{command}: {table.rounds} rounds, evaluated every {every}. {table.protocol}\n")
     if table.registered:
         parts.append(f"**Registered.** {table.registered}\n")
