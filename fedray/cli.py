@@ -6,6 +6,8 @@ import argparse
 import contextlib
 import dataclasses
 import io
+import os
+import select
 import shlex
 import signal
 import sys
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130  # exit codes of every command
+DONE, FAILED, REFUSED, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141  # exit codes of every command
 DEFAULT_ALGORITHM = "pfedbayes"
 PLUGIN_HELP = (
     "Modules of your own, on PYTHONPATH or in this folder, that define an ALGORITHM, SELECTION, DATASET, PARTITION or "
@@ -139,10 +141,30 @@ def run_command(body: Callable[[], int], interrupted: str = "interrupted") -> in
 
 
 def leave(main: Callable[[], int]) -> NoReturn:
-    """Run a command and exit with its code; signals that arrive after its end do not change the code."""
+    """Run a command and exit with its code; signals that arrive after its end do not change the code.
+
+    Where the reader of stdout leaves before the end, as ``| head`` does, the command ends in silence: UNREAD.
+    """
     for number in INTERRUPTS:
         signal.signal(number, signal.SIG_IGN)  # what run_command restores; Python's own exit takes seconds
-    sys.exit(main())
+    try:
+        try:
+            code = main()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not _unread(sys.stdout.fileno()):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's own flush at exit
+        code = UNREAD
+    sys.exit(code)
+
+
+def _unread(pipe: int) -> bool:
+    """Whether nobody reads a pipe any more."""
+    poll = select.poll()
+    poll.register(pipe, 0)
+    return any(events & select.POLLERR for _, events in poll.poll(0))
 
 
 def read_options(kind: type[T], argv: Sequence[str], prog: str, description: str) -> T:

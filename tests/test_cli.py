@@ -155,3 +155,40 @@ def test_handlers_of_the_caller_are_restored():
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     assert cli.run_command(lambda: cli.DONE) == 0
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+TALKATIVE = """
+import sys
+from fedray import cli
+
+def main():
+    return cli.run_command(lambda: sys.stdin.readline() and print("result\\n" * {lines}) or cli.DONE)
+
+cli.leave(main)
+"""
+
+
+@pytest.mark.parametrize("lines", [1, 100_000])  # one is written when the buffer is flushed, the others before
+def test_a_reader_who_leaves_early_sees_no_traceback(lines):
+    talking = subprocess.Popen(
+        [sys.executable, "-c", TALKATIVE.format(lines=lines)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert talking.stdin is not None
+    assert talking.stdout is not None
+    assert talking.stderr is not None
+    talking.stdout.close()
+    talking.stdin.write("now\n")
+    talking.stdin.close()
+    assert talking.stderr.read() == ""
+    assert talking.wait(timeout=300) == 141
+
+
+def test_another_broken_pipe_is_not_hidden():
+    lost = "import sys\nfrom fedray import cli\ndef main(): raise BrokenPipeError('the other end')\ncli.leave(main)"
+    ended = subprocess.run([sys.executable, "-c", lost], capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 1
+    assert "BrokenPipeError: the other end" in ended.stderr
