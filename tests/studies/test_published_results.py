@@ -113,6 +113,7 @@ def test_the_page_shows_a_registered_table_before_its_first_run_and_fails_withou
     assert "**Registered.** *Hypothesis*: hip.\n\nNo run is in the data yet." in text
     assert "Of 1 figures that a paper prints with a ±, 0 (0 %) are within" in text
     assert "| 87.38 ± 0.27 | -19.98 | apart |" in text
+    assert "| T | 1 | 1 | 0 of 1 |  |  |  | 0.00 |\n| R | 0 | 8 |  |  |  |  | 0.00 |\n" in text
     (tmp_path / why.WHY).write_text("## table1-mnist/fedavg-small\n\nTwo rounds only.\n")
     assert main(["page", "--results", str(tmp_path)]) == 0
     assert "**fedavg-small**: Two rounds only." in (tmp_path / page.PAGE).read_text(encoding="utf-8")
@@ -242,7 +243,7 @@ def test_record_then_verify_and_what_is_missing(
     assert works[0].cpu_seconds == found.cpu_seconds
     text = page.make(tmp_path / "data")
     assert f"| fedavg | global | 1 | {100 * found.metrics['global/accuracy']:.2f} |" in text
-    assert "| Quick | 1 | 2 | 0.00 |" in text
+    assert "| Quick | 1 | 2 |  |  |  |  | 0.00 |" in text
     with pytest.raises(FedRayError, match=r"choose from quick/fedavg"):
         verify.find(tmp_path / "data", "quick/fedprox")
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from fedray.studies.results import compare, figures, printed, why
 from fedray.studies.results.data import BEST
-from fedray.studies.results.rows import KINDS, Row, rows
+from fedray.studies.results.rows import KINDS, Row, Verdict, rows
 from fedray.studies.results.tables import TABLES, Claim, Table
 
 PAGE = "README.md"
@@ -29,6 +29,7 @@ COLUMNS = (
     "unknown AUROC (%)",
     "CPU min per run",
 )
+OVERVIEW = ("table", "runs in the data", "planned", "near the paper", "claims: hold", "refuted", "open", "CPU hours")
 CLAIMS = ("claim: better", "than", "measure", "better by", "95 % interval", "seeds", "claim", "where it is claimed")
 # Of the end of a metric's name: its name on the page, by how much it is scaled, and its decimals.
 MEASURES: Mapping[str, tuple[str, float, int]] = {
@@ -47,8 +48,9 @@ seconds, digest of the states, and every metric.
   deviation.
 - *Best*: the same of each run's best evaluation. It selects on test data, as the papers do; only this column is
   compared with theirs.
-- *Verdict*: within the paper's ±; within 1 point; within twice the ±; or apart. The papers' data are split anew in each
-  repeat, and so are ours. Each cell that is apart has a paragraph, from [why.md](why.md).
+- *Verdict*: within the paper's ±; within 1 point; within twice the ±; or apart. All but the last are *near the paper*.
+  The papers' data are split anew in each repeat, and so are ours. Each cell that is apart has a paragraph, from
+  [why.md](why.md).
 - *Better by*: the mean difference over the same seeds, hence the same partition, with Student's 95 % interval. It is
   above zero where the first cell is better: more accurate, or with a smaller NLL, ECE or deviation. A claim *holds* if
   the interval is above zero, is *refuted* if it is below, and stays *open* otherwise. The intervals are not corrected
@@ -70,6 +72,11 @@ class Section(NamedTuple):
     def cells(self) -> dict[str, Row]:
         """The rows by STUDY/CELL."""
         return {f"{self.table.study}/{row.cell}": row for row in self.rows}
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """What is said of every figure that a paper prints."""
+        return [verdict for row in self.rows for verdict in row.verdicts()]
 
     @property
     def claims(self) -> list[tuple[Claim, compare.Interval]]:
@@ -117,29 +124,37 @@ def _overview(sections: Sequence[Section]) -> Iterator[str]:
         f"**{len(lines)} runs** of {filled} of {len(TABLES)} tables are in the data; they took {hours:.2f} CPU "
         "hours. `python -m fedray.studies all --list` names those that are missing.\n"
     )
-    verdicts = [verdict for each in sections for row in each.rows for verdict in row.verdicts()]
-    with_sd = [each.text for each in verdicts if each.paper.sd is not None]
-    without = [each.text for each in verdicts if each.paper.sd is None]
+    verdicts = [verdict for each in sections for verdict in each.verdicts]
+    with_sd = [each for each in verdicts if each.paper.sd is not None]
+    without = [each for each in verdicts if each.paper.sd is None]
     yield _share(with_sd, "with a ±", "within the larger of 1 point and twice the ±")
     yield _share(without, "without a ±", "within 1 point")
     count = Counter(interval.verdict for each in sections for _, interval in each.claims)
     tally = ", ".join(f"{count[word]} {verb}" for word, verb in (("holds", "hold"), ("refuted", "are refuted")))
-    yield f"Of {count.total()} claims with two seeds or more, {tally}, and {count['open']} are open."
-    yield "\n| table | runs in the data | planned | CPU hours |\n| :-- | --: | --: | --: |"
-    for table, found in sections:
-        played = [line for row in found for line in row.lines]
+    yield f"Of {count.total()} claims with two seeds or more, {tally}, and {count['open']} are open.\n"
+    yield from _header(OVERVIEW, "l" + "r" * (len(OVERVIEW) - 1))
+    for each in sections:
+        played = [line for row in each.rows for line in row.lines]
         cost = sum(line.cpu_seconds for line in played) / 3600
-        yield f"| {table.title} | {len(played)} | {len(table.runs())} | {cost:.2f} |"
+        near = f"{_near(each.verdicts)} of {len(each.verdicts)}" if each.verdicts else ""
+        count = Counter(interval.verdict for _, interval in each.claims)
+        tally = [str(count[word]) if count else "" for word in ("holds", "refuted", "open")]
+        yield _line([each.table.title, str(len(played)), str(len(each.table.runs())), near, *tally, f"{cost:.2f}"])
     yield ""
 
 
-def _share(verdicts: Sequence[str], which: str, near: str) -> str:
+def _share(verdicts: Sequence[Verdict], which: str, near: str) -> str:
     """How many of the figures of a kind agree with their papers."""
     if not verdicts:
         return f"No figure that a paper prints {which} is in the data."
-    close = sum(text != "apart" for text in verdicts)
+    close = _near(verdicts)
     share = f"{close} ({100 * close / len(verdicts):.0f} %)"
     return f"Of {len(verdicts)} figures that a paper prints {which}, {share} are {near}."
+
+
+def _near(verdicts: Sequence[Verdict]) -> int:
+    """How many figures are not apart from their papers'."""
+    return sum(each.text != "apart" for each in verdicts)
 
 
 def _text(section: Section, paragraphs: Mapping[tuple[str, ...], str]) -> str:
