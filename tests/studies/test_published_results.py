@@ -139,6 +139,12 @@ def test_a_figure_is_the_mean_of_the_last_ten_evaluations_and_the_best_of_all() 
     assert found["global/accuracy"] == pytest.approx(accuracies[-10:].mean())
     assert found[f"{BEST}global/accuracy"] == 0.9
     assert found["comm/bytes_up"] == 91
+    rows = [{"round": 1.0, "personal/accuracy": 0.8}]
+    rows += [{"round": 2.0 + i, "novel/accuracy": 0.5 + i / 100} for i in range(11)]  # while newcomers adapt
+    adapted = record.measured(rows)
+    assert adapted["personal/accuracy"] == 0.8
+    assert adapted["novel/accuracy"] == pytest.approx(0.555)
+    assert adapted[f"{BEST}novel/accuracy"] == 0.6
     rmse = record.measured([{"round": 1.0, "personal/rmse": 3.0}, {"round": 2.0, "personal/rmse": 4.0}])
     assert rmse[f"{BEST}personal/rmse"] == 3.0
 

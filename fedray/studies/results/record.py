@@ -71,7 +71,6 @@ def measured(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
     Bytes are those of the whole run, measures of training and selection the mean over all rounds.
     """
-    evaluated = [row for row in rows if any(name in row for name in report.EVALUATED)]
     found: dict[str, float] = {}
     for name in sorted({name for row in rows for name in row}):
         if name.startswith("comm/"):
@@ -79,9 +78,9 @@ def measured(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
         elif name.startswith(MEASURED):
             found[name] = _mean([row[name] for row in rows if name in row])
         elif report.is_measured(name):
-            found[name] = _mean([row[name] for row in evaluated[-LAST:] if name in row])
+            found[name] = _mean([row[name] for row in rows if name in row][-LAST:])
     for name, best in _headlines():
-        values = [row[name] for row in evaluated if name in row]
+        values = [row[name] for row in rows if name in row]
         found |= {f"{BEST}{name}": best(values)} if values else {}
     for kind in report.KINDS:
         if (spread := report.stability(rows, kind)) is not None:
@@ -104,7 +103,7 @@ def _headlines() -> list[tuple[str, Any]]:
     return [
         (f"{kind}/{task.headline}", max if task.headline == "accuracy" else min)
         for task in TASKS
-        for kind in report.KINDS
+        for kind in (*report.KINDS, report.NOVEL)
     ]
 
 

@@ -14,7 +14,7 @@ from fedray.studies.results import compare, data, printed
 from fedray.studies.results.data import BEST, Line
 from fedray.studies.results.tables import Table
 
-KINDS = ("personal", "global")
+KINDS = ("personal", "global", "novel")
 
 
 class Verdict(NamedTuple):
