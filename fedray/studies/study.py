@@ -47,6 +47,7 @@ def play(study: str, options: Options, command: str, table: bool = True) -> Mapp
     say(f"{study}: {len(agenda.runs)} in all, {skipped} finished before, {len(chosen)} to run now")
     if chosen:
         make_plan(chosen[0].experiment)
+    _record(study, options, [each for each in agenda.runs if each.fingerprint in done])
     parent = _parent(study, options) if chosen else NullTracker()
     try:
         failed = _play(study, options, chosen, parent, command) if chosen else {}
@@ -55,11 +56,11 @@ def play(study: str, options: Options, command: str, table: bool = True) -> Mapp
         progress.end(_folder(study, options), "interrupted" if stopped else "failed")
         parent.finish("KILLED" if stopped else "FAILED")
         raise
-    finally:
-        _record(study, options, agenda.runs)
     progress.end(_folder(study, options), "failed" if failed else "finished")
     ran = len(chosen) - len(failed)
     say(f"{study}: {ran} run, {skipped} finished before, {len(failed)} failed")
+    if options.record is not None:
+        say(f"data     {options.record / study}.csv")
     say(f"compare  {_compare_command(study, options)}")
     folder = _compare(study, options) if table and ran + skipped == len(agenda.runs) else None
     parent.finish("FAILED" if failed else "FINISHED", folder)
@@ -75,15 +76,26 @@ def _parent(study: str, options: Options) -> Tracker:
 
 
 class _Board:
-    """Shows how far all runs of a study are: on one bar, by a line for each that has ended, and in its status."""
+    """Shows how far all runs of a study are: on one bar, by a line for each that has ended, and in its status.
 
-    def __init__(self, folder: Path, status: Status, rounds: Mapping[str, int], move: Callable[[int, str], object]):
+    ``keep`` writes the data of a run that has ended well. Each is written at once: the machine may die before the next.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        status: Status,
+        rounds: Mapping[str, int],
+        move: Callable[[int, str], object],
+        keep: Callable[[str], object],
+    ):
         self._folder = folder
         self._status = status
         self._began = time.monotonic()
         self._rounds = rounds
         self._reached = dict.fromkeys(rounds, 0)
         self._move = move
+        self._keep = keep
         self._ended = 0
         self.failed: dict[str, str] = {}
         folder.mkdir(parents=True, exist_ok=True)
@@ -102,6 +114,11 @@ class _Board:
         outcome = f"failed: {ended.failure}" if ended.summary is None else _line(ended.summary)
         say(f"[{self._ended}/{len(self._rounds)}] {ended.name}  {outcome}")
         self.reached(ended.name, self._rounds[ended.name])
+        if ended.summary is not None:
+            try:
+                self._keep(ended.name)
+            except FedRayError as error:
+                self.failed[ended.name] = f"no data: {error}"
         seconds = (time.monotonic() - self._began) / self._ended
         self._status = self._status._replace(round=self._ended, seconds=seconds, failures=len(self.failed))
         progress.write(self._folder, self._status)
@@ -111,12 +128,15 @@ def _play(
     study: str, options: Options, chosen: Sequence[PlannedRun], parent: Tracker, command: str
 ) -> Mapping[str, str]:
     """Play the chosen runs; those that failed come back, with the reasons."""
-    rounds = {each.name: _rounds(each) for each in chosen}
+    planned = {each.name: each for each in chosen}
+    rounds = {name: _rounds(each) for name, each in planned.items()}
     requests = [request(study, each, options) for each in chosen]
     tags = {"study": study, "mlflow.parentRunId": str(parent.run_id)}
     with bar("round", sum(rounds.values()), f"0 of {len(rounds)} runs") as move:
         status = Status(study, "running", 0, len(rounds), {}, 0.0, 0, None, command, unit="run")
-        board = _Board(_folder(study, options), status, rounds, move)
+        board = _Board(
+            _folder(study, options), status, rounds, move, lambda name: _record(study, options, [planned[name]])
+        )
         # What was killed after its result was written only has to reach the store.
         written = [each for each in requests if each.resume and (Path(each.resume) / runfolder.FINISHED).exists()]
         side_by_side.play(written, tags, 1, board)
@@ -141,8 +161,8 @@ def _folder(study: str, options: Options) -> Path:
 
 
 def _record(study: str, options: Options, runs: Sequence[PlannedRun]) -> None:
-    """Write the data of all finished runs, those of earlier commands included; code that no commit has leaves none."""
-    if options.record is None:
+    """Write the data of those of the runs that are finished; code that no commit has leaves none."""
+    if options.record is None or not runs:
         return
     tracking = options.execution.tracking
     commits = finished(study, tracking.uri, tracking.experiment)
@@ -156,7 +176,6 @@ def _record(study: str, options: Options, runs: Sequence[PlannedRun]) -> None:
         elif found := record.line(study, each, _place(study, each, options), commit):
             lines.append(found)
     data.add(options.record, lines)
-    say(f"data     {len(lines)} runs in {options.record / study}.csv")
 
 
 def _place(study: str, planned: PlannedRun, options: Options) -> Path:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -252,6 +254,66 @@ def test_record_then_verify_and_what_is_missing(
     assert "| Quick | 1 | 2 |  |  |  |  | 0.00 |" in text
     with pytest.raises(FedRayError, match=r"choose from quick/fedavg"):
         verify.find(tmp_path / "data", "quick/fedprox")
+
+
+DIES = """
+import os, sys
+from fedray.studies import agenda, study
+from fedray.studies.__main__ import main
+from fedray.studies.named.quick import quick
+
+agenda.STUDIES = {"quick": lambda: quick()[:1]}
+study.finished = lambda *_: Committed(commit="abc123")
+
+
+class Committed(dict):
+    def get(self, key, default=None):
+        return self["commit"]
+
+    def __contains__(self, key):
+        return False
+
+
+move = study._Board.ended
+
+
+def ended(self, ended):
+    move(self, ended)
+    os._exit(9)
+
+
+study._Board.ended = ended
+main(sys.argv[1:])
+"""
+
+
+def test_a_run_is_in_the_data_as_soon_as_it_ends(tmp_path: Path) -> None:
+    """A machine that dies after the first of two runs takes no data with it."""
+    command = ["quick", "--rounds", "1", "--seeds", "2", "--runtime", "local", "--concurrency", "1", "--record", "data"]
+    died = subprocess.run([sys.executable, "-c", DIES, *command], cwd=tmp_path, check=False, capture_output=True)
+    assert died.returncode == 9, died.stderr.decode()
+    assert [found.seed for found in data.read(tmp_path / "data", "quick")] == [0]
+
+
+def test_a_run_without_data_counts_as_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What cannot be recorded is named at the end, and the runs after it are played."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(agenda, "STUDIES", {"quick": short})
+    monkeypatch.setattr(study, "finished", lambda *_: _committed("abc123"))
+    add = data.add
+
+    def full(folder: Path, lines: list[data.Line]) -> None:
+        if lines[0].seed == 0:
+            raise FedRayError("the disk is full")
+        add(folder, lines)
+
+    monkeypatch.setattr(data, "add", full)
+    command = ["quick", "--rounds", "1", "--seeds", "2", "--runtime", "local", "--concurrency", "1"]
+    assert main([*command, "--record", "data"]) == 1
+    assert "failed   fedavg-s0: no data: the disk is full" in capfd.readouterr().err
+    assert [found.seed for found in data.read(tmp_path / "data", "quick")] == [1]
 
 
 def test_a_cell_that_is_published_with_several_numbers_of_rounds_is_found_with_each(tmp_path: Path) -> None:
