@@ -396,6 +396,8 @@ def test_a_column_of_pfedbreds_tables_has_all_rows_whose_method_there_is(study: 
     for name, cfg in cells.items():
         assert cfg.local_steps == 20
         assert cfg.rounds == 200
+        rates = {getattr(cfg.algorithm, rate, 0.01) for rate in ("lr", "alpha", "alpha_m")} - {None}
+        assert rates == {0.01}  # section 6.2.1; None is FedAMP's α, the step of its server
         assert (cfg.data.label_bug, cfg.batch_size) == ("-mnist-" in study, 400 if "sent140" in study else 20)
         if hasattr(cfg.algorithm, "lam"):
             assert cfg.algorithm.lam == (30 if study in ("pfedbred-mnist-dnn", "pfedbred-fmnist-dnn") else 15)

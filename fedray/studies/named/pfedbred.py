@@ -43,8 +43,11 @@ SENT140 = {"data.name": "sent140", "batch_size": 400}
 MCLR, DNN = {"model.name": "mclr"}, {"model.name": "dnn"}
 # Section 6.2.1, for methods without the preset. All clients train, which is idle for those that keep nothing (FedAvg).
 MINIBATCHES: Mapping[str, Any] = {"batch_size": 20, "local_steps": 20}
-WITHOUT_PRESET: Mapping[str, Mapping[str, Any]] = {"fedavg": MINIBATCHES}
 EVERYBODY: Mapping[str, Any] = {**MINIBATCHES, "train_all": True}
+WITHOUT_PRESET: Mapping[str, Mapping[str, Any]] = {
+    "fedavg": MINIBATCHES,
+    "fedem": {**EVERYBODY, "algorithm.lr": 0.01},  # the paper's for all methods; other defaults are 0.01 already
+}
 ROUNDS = 200
 LAMBDA = 30.0  # of pFedMe and pFedBreD for 784-100-10 in the released scripts; elsewhere the preset's 15
 AGGREGATED = (10, 50, 100)  # clients per round of Appendix C.5, beside the 20 of Table 2
