@@ -402,17 +402,40 @@ def test_a_figure_is_compared_with_the_table_that_it_repeats() -> None:
     assert second == Published(0.9718, None, "pFedBayes, Table 2")
 
 
-def test_table1_has_one_budget() -> None:
-    """A client's model takes 100 gradient steps per round in every method but SVGD, whose rounds are steps."""
-    from fedray.studies.named.pfedbayes import STEPS_PER_MINIBATCH
+@pytest.mark.parametrize("name", ["equal-steps-mnist", "equal-steps-fmnist"])
+def test_with_equal_steps_a_model_takes_100_of_them_in_every_method(name: str) -> None:
+    """But SVGD, whose rounds are steps. The rates are those of Table 1."""
+    from fedray.studies.named.equal_steps import STEPS_PER_MINIBATCH
 
-    for cell in STUDIES["table1-mnist"]():
+    table1 = {cell.name: cell for cell in STUDIES[name.replace("equal-steps", "table1")]()}
+    for cell in STUDIES[name]():
         cfg = cell.experiment
         inner = getattr(cfg.algorithm, "personal_steps", getattr(cfg.algorithm, "inner_steps", None))
         per_minibatch = STEPS_PER_MINIBATCH.get(cell.rows[0], 1)
         assert inner is None or inner == per_minibatch
         assert cfg.local_steps * per_minibatch == (1 if cell.rows == ("svgd",) else 100)
-        assert cfg.batch_size == 100
+        assert (cfg.batch_size, cfg.predict_samples) == (100, 10)
+        other = getattr(table1[cell.name].experiment.algorithm, "lr", None)
+        assert getattr(cfg.algorithm, "lr", None) == (0.1 if cell.rows == ("bnfed",) else other)
+
+
+def test_the_tables_of_pfedbayes_follow_public_code_where_the_paper_is_silent() -> None:
+    """Twenty minibatches per round; a posterior is tested by one draw, Per-FedAvg after two steps."""
+    cells = {cell.name: cell.experiment for cell in STUDIES["table1-mnist"]()}
+    paper = ("fedavg", "fedprox", "bnfed", "per_fedavg", "pfedme", "heurfedamp", "pfedbayes")
+    assert {cells[f"{name}-small"].local_steps for name in paper} == {20}
+    batches = {name: cells[f"{name}-small"].batch_size for name in paper}
+    assert batches == dict.fromkeys(paper, 100) | {"pfedme": 20, "per_fedavg": 20}
+    assert cells["pfedbayes-small"].predict_samples == 1
+    assert cells["per_fedavg-small"].algorithm.adapt_steps == 2
+    assert cells["pfedme-small"].algorithm.start == "warm_round"
+    bnfed = cells["bnfed-small"]
+    assert (bnfed.algorithm.lr, bnfed.algorithm.prior_variance, bnfed.data.scaling) == (0.5, 1.0, "unit")
+    # Tables 2 and 3 have the same protocol
+    assert {cell.experiment.predict_samples for cell in STUDIES["table2"]()} == {1}
+    assert {cell.experiment.algorithm.adapt_steps for cell in STUDIES["table3"]() if cell.rows == ("per_fedavg",)} == {
+        2
+    }
 
 
 @pytest.mark.slow

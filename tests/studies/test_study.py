@@ -67,8 +67,10 @@ def test_a_series_of_table2_changes_one_setting_of_the_base(axis: str, size: int
     assert len({settings(cell.experiment)[f"algorithm.{axis}"] for cell in cells}) == len(cells) == size
 
 
-@pytest.mark.parametrize("name", ["table1-mnist", "table1-fmnist", "table1-cifar10"])
-def test_table1_holds_every_algorithm_at_every_size(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["table1-mnist", "table1-fmnist", "table1-cifar10", "equal-steps-mnist", "equal-steps-fmnist"]
+)
+def test_such_a_study_holds_every_algorithm_at_every_size(name: str) -> None:
     cells = STUDIES[name]()
     found = {(registry.algorithm_name(c.experiment.algorithm), c.experiment.data.size) for c in cells}
     assert found == {(a, size) for a in registry.algorithms() for size in ("small", "medium", "large")}

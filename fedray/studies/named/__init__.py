@@ -1,4 +1,4 @@
-"""The named studies, one file per paper.
+"""The named studies, one file per paper or question.
 
 A file defines ``STUDIES``, functions that return the cells of a table, by the names of the studies. Where a study's
 comparison differs from the default, ``TABLES`` has its options. A file is found from its place in this folder.
