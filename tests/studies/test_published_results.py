@@ -428,7 +428,6 @@ def test_the_tables_of_pfedbayes_follow_public_code_where_the_paper_is_silent() 
     assert batches == dict.fromkeys(paper, 100) | {"pfedme": 20, "per_fedavg": 20}
     assert cells["pfedbayes-small"].predict_samples == 1
     assert cells["per_fedavg-small"].algorithm.adapt_steps == 2
-    assert cells["pfedme-small"].algorithm.start == "warm_round"
     bnfed = cells["bnfed-small"]
     assert (bnfed.algorithm.lr, bnfed.algorithm.prior_variance, bnfed.data.scaling) == (0.5, 1.0, "unit")
     # Tables 2 and 3 have the same protocol

