@@ -169,11 +169,10 @@ def _text(section: Section, paragraphs: Mapping[tuple[str, ...], str]) -> str:
     if not found:
         parts.append("No run is in the data yet.\n")
         return "\n".join(parts)
-    parts += _header(COLUMNS, "ll" + "r" * (len(COLUMNS) - 2))
-    parts += [line for row in found for line in _figures(row)]
+    parts += _filled(COLUMNS, [line for row in found for line in _figures(row)], left=2)
     parts += ["", figures.link(table)]
     if claims := section.claims:
-        parts += ["", *_header(CLAIMS, "lllrrrll"), *(_claim(*each) for each in claims)]
+        parts += ["", *_header(CLAIMS, "lllrrrll"), *(_line(_claim(*each)) for each in claims)]
     parts += _remarks(section, paragraphs)
     return "\n".join(parts) + "\n"
 
@@ -183,12 +182,19 @@ def _header(names: Sequence[str], sides: str) -> list[str]:
     return [_line(names), _line([":--" if side == "l" else "--:" for side in sides])]
 
 
+def _filled(names: Sequence[str], lines: Sequence[Sequence[str]], left: int) -> list[str]:
+    """A table without the columns that are empty in every line; the first columns are aligned left."""
+    kept = [k for k in range(len(names)) if any(line[k] for line in lines)]
+    header = _header([names[k] for k in kept], "".join("l" if k < left else "r" for k in kept))
+    return [*header, *(_line([line[k] for k in kept]) for line in lines)]
+
+
 def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _figures(row: Row) -> Iterator[str]:
-    """A line for each kind of model that the method has."""
+def _figures(row: Row) -> Iterator[list[str]]:
+    """What stands in a line for each kind of model that the method has."""
     verdicts = {verdict.kind: verdict for verdict in row.verdicts()}
     for kind in KINDS:
         last, best = row.values(f"{kind}/accuracy"), row.best(kind)
@@ -196,32 +202,30 @@ def _figures(row: Row) -> Iterator[str]:
             continue
         verdict, calibration = verdicts.get(kind), row.paper(f"{kind}/ece")
         printed_ece = f"; paper {100 * calibration.mean:.2f}" if calibration else ""
-        yield _line(
-            [
-                f"{row.cell}{'' if row.current else ' †'}",
-                kind,
-                str(len(last)),
-                _estimate(last, 100, 2),
-                _estimate(row.values(f"{BEST}{kind}/accuracy"), 100, 2),
-                _number(verdict.paper.mean, verdict.paper.sd) if verdict else "",
-                f"{100 * (best - verdict.paper.mean):+.2f}" if verdict else "",
-                verdict.text if verdict else "",
-                _estimate(row.values(f"{kind}/nll"), 1, 3),
-                _estimate(row.values(f"{kind}/ece"), 100, 2) + printed_ece,
-                _estimate(row.values(f"{kind}/mce"), 100, 1),
-                _estimate(row.values(f"{kind}/brier"), 1, 3),
-                _estimate(row.values(f"{kind}/unknown_auroc"), 100, 1),
-                f"{sum(line.cpu_seconds for line in row.lines) / len(row.lines) / 60:.1f}",
-            ]
-        )
+        yield [
+            f"{row.cell}{'' if row.current else ' †'}",
+            kind,
+            str(len(last)),
+            _estimate(last, 100, 2),
+            _estimate(row.values(f"{BEST}{kind}/accuracy"), 100, 2),
+            _number(verdict.paper.mean, verdict.paper.sd) if verdict else "",
+            f"{100 * (best - verdict.paper.mean):+.2f}" if verdict else "",
+            verdict.text if verdict else "",
+            _estimate(row.values(f"{kind}/nll"), 1, 3),
+            _estimate(row.values(f"{kind}/ece"), 100, 2) + printed_ece,
+            _estimate(row.values(f"{kind}/mce"), 100, 1),
+            _estimate(row.values(f"{kind}/brier"), 1, 3),
+            _estimate(row.values(f"{kind}/unknown_auroc"), 100, 1),
+            f"{sum(line.cpu_seconds for line in row.lines) / len(row.lines) / 60:.1f}",
+        ]
 
 
-def _claim(claim: Claim, found: compare.Interval) -> str:
+def _claim(claim: Claim, found: compare.Interval) -> list[str]:
     kind, _, name = claim.metric.partition("/")
     measure, scale, digits = MEASURES[name]
     mean, low, high = (f"{scale * value:+.{digits}f}" for value in found[:3])
     facts = [claim.better, claim.worse, f"{kind} {measure}", mean, f"{low} to {high}", str(found.n), found.verdict]
-    return _line([*facts, claim.source])
+    return [*facts, claim.source]
 
 
 def _remarks(section: Section, paragraphs: Mapping[tuple[str, ...], str]) -> Iterator[str]:
