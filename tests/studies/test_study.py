@@ -1,4 +1,4 @@
-"""Named studies: which experiments they hold, and that a study goes on where it stopped."""
+"""A study: its runs and their fingerprints, that it goes on where it stopped, and what it refuses."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from fedray import registry
-from fedray.config import Experiment, fingerprint, flatten, override, to_dict
+from fedray.config import fingerprint, override
 from fedray.data.readers import Dataset
 from fedray.data.scaling import within
-from fedray.federate.plan import make_plan, refusal, resolve
+from fedray.federate.plan import make_plan, resolve
 from fedray.running import session, stages
 from fedray.studies import agenda as agenda_module
 from fedray.studies import study as study_module
@@ -35,56 +35,9 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def settings(cfg: Experiment) -> dict:
-    return flatten(to_dict(cfg))
-
-
 def short() -> list[Cell]:
     """The quick study with two minibatches per round."""
     return [cell._replace(experiment=override(cell.experiment, {"local_steps": 2})) for cell in quick()]
-
-
-def test_table2_holds_the_rows_of_the_paper() -> None:
-    cells = STUDIES["table2"]()
-    algorithms = [cell.experiment.algorithm for cell in cells]
-    rows = [(a.rho_init, a.zeta, 1000 * a.lr_personal, 1000 * a.lr_global) for a in algorithms]
-    rates = [(1, 1), (1, 5), (5, 1), (5, 5)]
-    paper = {(rho, 10, *pair) for rho in (-1, -2, -3) for pair in rates}
-    paper |= {(-1.5, 10, 1, 1), (-2.5, 10, 1, 1)} | {(-2.5, zeta, 1, 1) for zeta in (0.5, 1, 5, 20)}
-    assert len(rows) == len(paper) == 18
-    assert set(rows) == paper
-
-
-@pytest.mark.parametrize(("axis", "size"), [("zeta", 5), ("rho_init", 5)])
-def test_a_series_of_table2_changes_one_setting_of_the_base(axis: str, size: int) -> None:
-    cells = [cell for cell in STUDIES["table2"]() if axis in cell.rows]
-    start = settings(cells[0].experiment)
-    assert cells[0].name == "base"
-    assert (start["data.name"], start["data.size"], start["rounds"]) == ("mnist", "medium", 800)
-    for cell in cells[1:]:
-        values = settings(cell.experiment)
-        assert [name for name in values if values[name] != start[name]] == [f"algorithm.{axis}"]
-    assert len({settings(cell.experiment)[f"algorithm.{axis}"] for cell in cells}) == len(cells) == size
-
-
-@pytest.mark.parametrize(
-    "name", ["table1-mnist", "table1-fmnist", "table1-cifar10", "equal-steps-mnist", "equal-steps-fmnist"]
-)
-def test_such_a_study_holds_every_algorithm_at_every_size(name: str) -> None:
-    cells = STUDIES[name]()
-    found = {(registry.algorithm_name(c.experiment.algorithm), c.experiment.data.size) for c in cells}
-    assert found == {(a, size) for a in registry.algorithms() for size in ("small", "medium", "large")}
-    assert len(cells) == len(found)
-    prox = next(c.experiment.algorithm for c in cells if c.name == "fedprox-large")
-    assert (prox.lr, prox.mu) == (0.01, 0.001)
-
-
-@pytest.mark.parametrize("name", STUDIES)
-def test_cells_have_names_for_files_and_experiments_that_differ(name: str) -> None:
-    cells = STUDIES[name]()
-    assert all(Path(cell.name).name == cell.name and "'" not in cell.name for cell in cells)
-    assert len({cell.name for cell in cells}) == len({fingerprint(resolve(cell.experiment)) for cell in cells})
-    assert (STUDIES[name].__doc__ or "").strip().endswith(".")
 
 
 def test_the_fingerprint_is_of_what_the_numbers_depend_on() -> None:
@@ -269,20 +222,6 @@ def test_parts_of_a_study() -> None:
     assert len(set(folders)) == 2
 
 
-def test_all_methods_of_an_uncertainty_study_have_one_budget_and_end_with_the_report() -> None:
-    for name, shard in (("uncertainty-digits", 35), ("uncertainty-mnist", 250)):
-        study, options = parse([name])
-        runs = plan_runs(study, options).runs
-        assert len(runs) == 15
-        for planned in runs:
-            cfg = planned.experiment
-            steps = 5 if planned.cell in ("pfedbayes", "bpfed") else 1  # of the posterior, on a minibatch
-            assert (cfg.local_steps * steps, cfg.batch_size, cfg.rounds) == (100, 50, 20)
-            assert study_module.request(study, planned, options).execution.uncertainty
-            if planned.cell == "fedavg+ft":
-                assert cfg.algorithm.ft == -(-shard // cfg.batch_size)  # an epoch
-
-
 def test_the_report_is_asked_for_by_an_option_where_the_study_does_not_ask() -> None:
     for words, asked in (([], False), (["--uncertainty"], True)):
         study, options = parse(["quick", *words])
@@ -321,93 +260,6 @@ def test_bad_input_is_refused_before_anything_runs(case: str, capfd: pytest.Capt
     assert "Traceback" not in err
     assert all(word in err for word in words), err
     assert not list(Path.cwd().iterdir())
-
-
-@pytest.mark.parametrize(
-    ("study", "clients", "particles"),
-    [
-        ("selection", 30, 6),
-        ("selection-120", 120, 6),
-        ("selection-mnist", 27, 20),
-        ("selection-mnist-120", 120, 20),
-        ("selection-digits", 30, 6),
-    ],
-)
-def test_selection_is_compared_by_four_policies_over_five_seeds(study: str, clients: int, particles: int) -> None:
-    policies = ["round_robin", "uniform", "ksd", "hip"]
-    assert names(study) == [f"{policy}-s{seed}" for seed in range(5) for policy in policies]
-    assert names(study, "--seeds", "1", "--only", "hip") == ["hip-s0"]
-    cells = STUDIES[study]()
-    for cell in cells:
-        cfg = resolve(cell.experiment)
-        assert (cfg.selection, cfg.clients, cfg.clients_per_round, cfg.rounds) == (cell.name, clients, 1, 100)
-        assert (cfg.algorithm.mode, cfg.algorithm.particles, cfg.local_steps) == ("serial", particles, 10)
-        other = [name for name, value in settings(cfg).items() if value != settings(resolve(cells[0].experiment))[name]]
-        assert other == ([] if cell is cells[0] else ["selection"])
-    assert settings(resolve(STUDIES["selection"]()[0].experiment))["data.partition"] == "ratio"
-
-
-def test_the_uci_study_has_both_controls_beside_the_methods_with_the_same_data_and_budget() -> None:
-    """A control takes as many gradient steps as pFedBayes takes of a client's posterior."""
-    cells = {cell.rows: resolve(cell.experiment) for cell in STUDIES["uci"]()}
-    tables = {table for _, table in cells}
-    assert tables == set(registry.datasets()["uci"].tables)
-    for table in tables:
-        bayes = cells["pfedbayes", table]
-        assert bayes.data.partition == "iid"
-        for control in ("local", "pooled"):
-            cfg = cells[control, table]
-            assert cfg.algorithm.posterior == "gaussian"
-            assert (cfg.data, cfg.model, cfg.rounds) == (bayes.data, bayes.model, bayes.rounds)
-            assert (cfg.batch_size, cfg.predict_samples) == (bayes.batch_size, bayes.predict_samples)
-            assert cfg.local_steps == bayes.local_steps * bayes.algorithm.personal_steps
-        assert bayes.predict_samples == cells["dsvgd", table].algorithm.particles  # as many models in every mixture
-
-
-PRINTED = {"selection-printed": 30, "selection-printed-120": 120, "selection-printed-mnist": 27,
-           "selection-printed-mnist-120": 120}  # fmt: skip
-
-
-@pytest.mark.parametrize("study", PRINTED)
-def test_the_printed_studies_are_the_papers_text(study: str) -> None:
-    """Section IV-A: AdaGrad, h = med²/log M, particles from the prior, λ = 0.55, L = 10, α = 1; eqs. 17 and 24."""
-    cells = {cell.name: resolve(cell.experiment) for cell in STUDIES[study]()}
-    assert list(cells) == ["round_robin", "uniform", "ksd", "hip", "parallel"]
-    for name, cfg in cells.items():
-        own = cfg.algorithm
-        assert (own.rule, own.bandwidth, own.start, own.kde_width, own.temperature) == (
-            "adagrad", "paper", "prior", 0.55, 1.0,
-        )  # fmt: skip
-        assert (own.sites, own.hip, own.hip_offset, own.ksd, own.score_examples) == (
-            "kde_distill", "paper", True, "v", 0,
-        )  # fmt: skip
-        assert (cfg.local_steps, cfg.selection_epsilon, cfg.clients) == (10, 0.0, PRINTED[study])
-        parallel = name == "parallel"
-        assert (own.mode, own.merge) == (("parallel", "kde") if parallel else ("serial", "average"))
-        assert cfg.clients_per_round == (cfg.clients if parallel else 1)
-        assert cfg.selection == ("uniform" if parallel else name)
-        assert cfg.data.partition == ("shards" if "mnist" in study else "ratio")
-
-
-@pytest.mark.parametrize("study", [name for name in STUDIES if name.startswith("pfedbred-") and name != "pfedbred-c5"])
-def test_a_column_of_pfedbreds_tables_has_all_rows_whose_method_there_is(study: str) -> None:
-    cells = {cell.name: cell.experiment for cell in STUDIES[study]()}
-    known = {"fedem", "fedamp"} & set(registry.algorithms())
-    tricks = {f"{method}{trick}" for method in ("pfedme", "per_fedavg", "mh") for trick in ("", "+ft", "+am")}
-    assert set(cells) == {"fedavg", "fedavg+am", "fo", "mfo"} | tricks | known
-    for name, cfg in cells.items():
-        assert cfg.local_steps == 20
-        assert cfg.rounds == 200
-        rates = {getattr(cfg.algorithm, rate, 0.01) for rate in ("lr", "alpha", "alpha_m")} - {None}
-        assert rates == {0.01}  # section 6.2.1; None is FedAMP's α, the step of its server
-        assert (cfg.data.label_bug, cfg.batch_size) == ("-mnist-" in study, 400 if "sent140" in study else 20)
-        if hasattr(cfg.algorithm, "lam"):
-            assert cfg.algorithm.lam == (30 if study in ("pfedbred-mnist-dnn", "pfedbred-fmnist-dnn") else 15)
-            assert cfg.train_all
-        if hasattr(cfg.algorithm, "ft"):
-            assert (cfg.algorithm.ft, cfg.algorithm.beta) == (name.endswith("+ft"), 2 if name.endswith("+am") else 1)
-    strategies = {name: cells[name].algorithm.strategy for name in ("fo", "mfo", "mh", "mh+ft", "mh+am")}
-    assert strategies == {name: name.partition("+")[0] for name in strategies}
 
 
 def test_a_study_says_what_it_leaves_out_and_why(capfd: pytest.CaptureFixture[str]) -> None:
@@ -451,12 +303,6 @@ def test_what_a_study_leaves_out_does_not_keep_it_from_being_complete(
     assert "1 in all, 0 finished before, 1 to run now" in told.err
     assert "fedavg" in told.out  # the table: nothing is missing from it
     assert "pfedbayes" not in told.out
-
-
-def test_every_cell_of_the_other_studies_can_be_played() -> None:
-    for name, study in STUDIES.items():
-        if not name.startswith("table1"):
-            assert [cell.name for cell in study() if refusal(cell.experiment)] == [], name
 
 
 def test_a_complete_study_ends_in_its_table_and_figures(
