@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedray import registry
+from fedray.config import Experiment
 from fedray.studies.cell import Cell, Study, experiment
-from fedray.studies.named.pfedbayes import ROUNDS, SIZES, tuned
+from fedray.studies.named.pfedbayes import ROUNDS, at_every_size, tuned
 
 BATCH, STEPS = 100, 100
 # Gradient steps that a model takes on one minibatch, where it is not one.
@@ -29,19 +29,11 @@ RATES: Mapping[str, Mapping[str, Any]] = {"bnfed": {"algorithm.lr": 0.1}}
 def column(dataset: str, title: str) -> Study:
     """The study of a dataset."""
 
+    def made(algorithm: str, size: str) -> Experiment:
+        return experiment(algorithm, {"data.name": dataset, "data.size": size, "rounds": ROUNDS, **_budget(algorithm)})
+
     def cells() -> list[Cell]:
-        return [
-            Cell(
-                f"{algorithm}-{size}",
-                (algorithm,),
-                experiment(
-                    algorithm, {"data.name": dataset, "data.size": size, "rounds": ROUNDS, **_budget(algorithm)}
-                ),
-                uncertainty=True,  # for the classes that a client does not hold
-            )
-            for size in SIZES
-            for algorithm in registry.algorithms()
-        ]
+        return at_every_size(made)
 
     cells.__doc__ = f"{title}: every algorithm with as many gradient steps, on small, medium and large."
     return cells

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedray import registry
@@ -99,9 +99,13 @@ def table1_cifar10() -> list[Cell]:
 
 
 def _table1(dataset: str) -> list[Cell]:
+    return at_every_size(lambda algorithm, size: base(algorithm, dataset, size))
+
+
+def at_every_size(made: Callable[[str, str], Experiment]) -> list[Cell]:
+    """Every algorithm at every size, with the report on uncertainty: it has the classes that a client lacks."""
     return [
-        # the uncertainty report has the classes that a client does not hold
-        Cell(f"{algorithm}-{size}", (algorithm,), base(algorithm, dataset, size), uncertainty=True)
+        Cell(f"{algorithm}-{size}", (algorithm,), made(algorithm, size), uncertainty=True)
         for size in SIZES
         for algorithm in registry.algorithms()
     ]
