@@ -44,7 +44,7 @@ def accuracies(rows: Sequence[Row]) -> Figure | None:
     axes = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
     for ax, kind in zip(axes, kinds, strict=True):
         _draw(ax, rows, kind, prefix)
-        ax.set_xlabel(f"{kind} accuracy (%), {'best evaluation' if printed else 'mean of the last ten evaluations'}")
+        ax.set_xlabel(f"{kind} accuracy (%), {'best' if printed else 'mean of last ten'}")
     axes[0].set_yticks(range(len(rows)), [row.cell for row in rows])
     axes[0].set_ylim(len(rows) - 0.4, -0.6)
     add_legend(figure, axes, ncols=4)

@@ -29,7 +29,7 @@ COLUMNS = (
     "unknown AUROC (%)",
     "CPU min per run",
 )
-OVERVIEW = ("table", "runs in the data", "planned", "near the paper", "claims: hold", "refuted", "open", "CPU hours")
+OVERVIEW = ("table", "runs in the data", "planned", "near the paper", "orderings: hold", "refuted", "open", "CPU hours")
 CLAIMS = ("claim: better", "than", "measure", "better by", "95 % interval", "seeds", "claim", "where it is claimed")
 # Of the end of a metric's name: its name on the page, by how much it is scaled, and its decimals.
 MEASURES: Mapping[str, tuple[str, float, int]] = {
@@ -55,7 +55,7 @@ seconds, digest of the states, and every metric.
   above zero where the first cell is better: more accurate, or with a smaller NLL, ECE or deviation. A claim *holds* if
   the interval is above zero, is *refuted* if it is below, and stays *open* otherwise. The intervals are not corrected
   for their number. Claims are those of the papers' words, and their bold face: the best figure of a column is better
-  than every other.
+  than every other. Questions of our own have the same columns. They are counted apart, and marked *ours*.
 
 `python -m fedray.studies verify STUDY/CELL --seed S` plays a line again and compares. `python -m fedray.studies all`
 plays what is missing, cheapest first.
@@ -129,9 +129,9 @@ def _overview(sections: Sequence[Section]) -> Iterator[str]:
     without = [each for each in verdicts if each.paper.sd is None]
     yield _share(with_sd, "with a ±", "within the larger of 1 point and twice the ±")
     yield _share(without, "without a ±", "within 1 point")
-    count = Counter(interval.verdict for each in sections for _, interval in each.claims)
-    tally = ", ".join(f"{count[word]} {verb}" for word, verb in (("holds", "hold"), ("refuted", "are refuted")))
-    yield f"Of {count.total()} claims with two seeds or more, {tally}, and {count['open']} are open.\n"
+    found = [pair for each in sections for pair in each.claims]
+    yield _tally([interval for claim, interval in found if not claim.ours], "claims of papers")
+    yield _tally([interval for claim, interval in found if claim.ours], "questions of ours") + "\n"
     yield from _header(OVERVIEW, "l" + "r" * (len(OVERVIEW) - 1))
     for each in sections:
         played = [line for row in each.rows for line in row.lines]
@@ -150,6 +150,13 @@ def _share(verdicts: Sequence[Verdict], which: str, near: str) -> str:
     close = _near(verdicts)
     share = f"{close} ({100 * close / len(verdicts):.0f} %)"
     return f"Of {len(verdicts)} figures that a paper prints {which}, {share} are {near}."
+
+
+def _tally(intervals: Sequence[compare.Interval], which: str) -> str:
+    """What the intervals say of orderings of a kind."""
+    count = Counter(each.verdict for each in intervals)
+    said = f"{count['holds']} hold, {count['refuted']} are refuted, and {count['open']} are open"
+    return f"Of {len(intervals)} {which} with two seeds or more, {said}."
 
 
 def _near(verdicts: Sequence[Verdict]) -> int:
@@ -225,7 +232,7 @@ def _claim(claim: Claim, found: compare.Interval) -> list[str]:
     measure, scale, digits = MEASURES[name]
     mean, low, high = (f"{scale * value:+.{digits}f}" for value in found[:3])
     facts = [claim.better, claim.worse, f"{kind} {measure}", mean, f"{low} to {high}", str(found.n), found.verdict]
-    return [*facts, claim.source]
+    return [*facts, f"ours: {claim.source}" if claim.ours else claim.source]
 
 
 def _remarks(section: Section, paragraphs: Mapping[tuple[str, ...], str]) -> Iterator[str]:
