@@ -33,7 +33,7 @@ from fedray.studies.results import (
     verify,
     why,
 )
-from fedray.studies.results.data import BEST, Line
+from fedray.studies.results.data import BEST, LATE, Line
 from fedray.studies.results.tables import Claim, Table
 from fedray.types import FedRayError
 
@@ -71,6 +71,18 @@ def test_a_figure_has_the_best_of_every_seed_beside_the_papers_where_it_prints_o
     plots = tables.Table("selection", "S", "P.", 100, 2, 1)
     data.add(tmp_path, [line(0, "hip", **runs[0])._replace(study="selection", rounds=100)])
     assert points(figures.accuracies(rows.rows(tmp_path, plots))) == {(60.0, 0)}
+
+
+def test_a_table_that_takes_the_best_of_the_last_rounds_is_compared_by_them(tmp_path: Path) -> None:
+    table = tables.Table("table1-mnist", "T", "P.", 2, 1, 1, sources=("pFedBayes, Table 1",), best=LATE)
+    run = {"global/accuracy": 0.6, f"{BEST}global/accuracy": 0.95, f"{LATE}global/accuracy": 0.874}
+    data.add(tmp_path, [line(0, "fedavg-small", **run)._replace(study="table1-mnist", rounds=2)])
+    [row] = rows.rows(tmp_path, table)
+    assert [verdict.text for verdict in row.verdicts()] == ["within ±"]
+    assert points(figures.accuracies([row])) == {(87.4, 0), (87.38, 0.27)}
+    text = page._text(page.Section(table, [row]), {})
+    assert "| best of last eighth (%) | paper (%) | best of last eighth - paper |" in text
+    assert "| 60.00 | 87.40 | 87.38 ± 0.27 | +0.02 | within ± |" in text
 
 
 def points(figure: Figure | None) -> set[tuple[float, float]]:
@@ -140,6 +152,7 @@ def test_a_figure_is_the_mean_of_the_last_ten_evaluations_and_the_best_of_all() 
     assert found["global/accuracy"] == pytest.approx(accuracies[-10:].mean())
     assert found[f"{BEST}global/accuracy"] == 0.9
     assert found["comm/bytes_up"] == 91
+    assert found[f"{LATE}global/accuracy"] == accuracies[-2]  # rounds 12 and 13 of 13
     rows = [{"round": 1.0, "personal/accuracy": 0.8}]
     rows += [{"round": 2.0 + i, "novel/accuracy": 0.5 + i / 100} for i in range(11)]  # while newcomers adapt
     adapted = record.measured(rows)

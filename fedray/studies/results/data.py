@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 from fedray.config.decode import refuse_damage
 from fedray.running.files import write_whole
 
-BEST = "best:"  # before a metric: the best evaluation, which papers report; without it the mean of the last ten
+# Before a metric: the best evaluation of a run, or of the last eighth of its rounds; else the last ten's mean.
+BEST, LATE = "best:", "late:"
+WORDS: Mapping[str, str] = {"": "mean of last ten", BEST: "best", LATE: "best of last eighth"}
 
 
 class Line(NamedTuple):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fedray.running.drawing.figure_style import COLOURS, LINES, add_legend, canvas, jitter, save_all
 from fedray.studies.results import compare
-from fedray.studies.results.data import BEST
+from fedray.studies.results.data import WORDS
 from fedray.studies.results.rows import KINDS, Row
 from fedray.studies.results.tables import Table
 
@@ -36,7 +36,7 @@ def accuracies(rows: Sequence[Row]) -> Figure | None:
     As in the table, the best evaluations where the paper has a figure for some cell; else the means of the last ten.
     """
     printed = any(row.paper(f"{kind}/accuracy") for row in rows for kind in KINDS)
-    prefix = BEST if printed else ""
+    prefix = rows[0].table.best if printed else ""
     kinds = [kind for kind in KINDS if any(row.values(f"{prefix}{kind}/accuracy") for row in rows)]
     if not kinds:
         return None
@@ -44,7 +44,7 @@ def accuracies(rows: Sequence[Row]) -> Figure | None:
     axes = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
     for ax, kind in zip(axes, kinds, strict=True):
         _draw(ax, rows, kind, prefix)
-        ax.set_xlabel(f"{kind} accuracy (%), {'best' if printed else 'mean of last ten'}")
+        ax.set_xlabel(f"{kind} accuracy (%), {WORDS[prefix]}")
     axes[0].set_yticks(range(len(rows)), [row.cell for row in rows])
     axes[0].set_ylim(len(rows) - 0.4, -0.6)
     add_legend(figure, axes, ncols=4)

@@ -16,9 +16,10 @@ from fedray.federate.uncertainty import summary as uncertain
 from fedray.running import runfolder
 from fedray.studies.agenda import PlannedRun
 from fedray.studies.results import machine
-from fedray.studies.results.data import BEST, Line
+from fedray.studies.results.data import BEST, LATE, Line
 
 LAST = 10  # evaluations that a figure averages, where a run has so many
+EIGHTH = 1 / 8  # of the rounds: 700 to 800 of 800
 CPU = "time/cpu_seconds"
 MEASURED = ("train/", "selection/")  # beside the evaluations
 
@@ -79,9 +80,11 @@ def measured(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
             found[name] = _mean([row[name] for row in rows if name in row])
         elif report.is_measured(name):
             found[name] = _mean([row[name] for row in rows if name in row][-LAST:])
-    for name, best in _headlines():
-        values = [row[name] for row in rows if name in row]
-        found |= {f"{BEST}{name}": best(values)} if values else {}
+    late = (1 - EIGHTH) * rows[-1]["round"]
+    for prefix, chosen in ((BEST, rows), (LATE, [row for row in rows if row["round"] >= late])):
+        for name, best in _headlines():
+            values = [row[name] for row in chosen if name in row]
+            found |= {f"{prefix}{name}": best(values)} if values else {}
     for kind in report.KINDS:
         if (spread := report.stability(rows, kind)) is not None:
             found[f"{kind}/stability"] = spread

@@ -11,7 +11,7 @@ from fedray.config import Experiment, fingerprint, override
 from fedray.federate.plan import resolve
 from fedray.studies.named import STUDIES
 from fedray.studies.results import compare, data, printed
-from fedray.studies.results.data import BEST, Line
+from fedray.studies.results.data import Line
 from fedray.studies.results.tables import Table
 
 KINDS = ("personal", "global", "novel")
@@ -39,8 +39,8 @@ class Row(NamedTuple):
         return {line.seed: line.metrics[metric] for line in self.lines if metric in line.metrics}
 
     def best(self, kind: str) -> float | None:
-        """The mean over seeds of a run's best accuracy, which is what papers print; None of a model that it lacks."""
-        found = self.values(f"{BEST}{kind}/accuracy")
+        """The mean over seeds of a run's accuracy as the paper chooses it; None of a model that it lacks."""
+        found = self.values(f"{self.table.best}{kind}/accuracy")
         return sum(found.values()) / len(found) if found else None
 
     def paper(self, metric: str) -> Published | None:

@@ -6,6 +6,7 @@ import functools
 from typing import Literal, NamedTuple
 
 from fedray.studies.agenda import Options, PlannedRun, plan_runs
+from fedray.studies.results.data import BEST, LATE
 
 
 class Claim(NamedTuple):
@@ -29,6 +30,7 @@ class Table(NamedTuple):
     seeds: int
     claims: tuple[Claim, ...] = ()  # in words
     sources: tuple[str, ...] = ()  # of the figures to compare with, as in published.csv, the first that has one
+    best: str = BEST  # which evaluations the paper takes the best of
     bold: tuple[str, ...] = ()  # metrics of which the paper prints the best in bold
     within_rows: bool = False  # whether bold is the best of each method, and not of the column
     only: tuple[str, ...] = ()
@@ -73,11 +75,11 @@ SELECTION = (
     *_claims("Figure 4, section IV-D", "global/stability", "hip", "ksd"),
     *_claims("Figure 2, section IV-B", "global/stability", "ksd", "round_robin", "uniform"),
 )
-HYPOTHESIS = _ours("registered: the hypothesis", "global/accuracy", "hip", "round_robin")
+HYPOTHESIS = _ours("the registered hypothesis", "global/accuracy", "hip", "round_robin")
 SECONDARY = (
-    *_ours("registered: secondary", "global/nll", "hip", "round_robin"),
-    *_ours("registered: secondary", "global/accuracy", "hip", "uniform"),
-    *_ours("registered: secondary", "global/accuracy", "ksd", "round_robin", "uniform"),
+    *_ours("registered as secondary", "global/nll", "hip", "round_robin"),
+    *_ours("registered as secondary", "global/accuracy", "hip", "uniform"),
+    *_ours("registered as secondary", "global/accuracy", "ksd", "round_robin", "uniform"),
 )
 EXCERPT = "Covertype is an excerpt: 92,962 of 581,012 rows (16 %)."
 PLOTS = "The paper prints plots without numbers; its claims are those of its text."
@@ -114,7 +116,9 @@ PUBLIC_CODE = (
     "them. In pFedMe's code Per-FedAvg takes the steps before its test on test examples; ours are training examples."
 )
 TABLE1 = (
-    "The paper reports the best of 700 to 800 rounds, of one split. Settings are those of its section 5.2. "
+    "The paper reports the highest accuracy over 700 to 800 rounds, of one split. We take it over the last eighth of "
+    "the rounds: its Table 3 has accuracies below 10 %, which the best of all rounds would not be. Settings are those "
+    "of its section 5.2. "
     f"{PUBLIC_CODE} Methods that the paper lacks have our defaults; those of FedAMP, FedEM and FedPop, and the σ of "
     "HeurFedAMP, were first chosen by accuracies on test data of MNIST small, then checked on validation examples "
     "([results.md](../results.md))."
@@ -162,9 +166,18 @@ def _bpfed(size: str) -> tuple[Claim, ...]:
 
 
 def _table1(dataset: str, size: Literal["small", "medium", "large"]) -> Table:
-    title, sources = f"pFedBayes, Table 1: {dataset} {size}", ("pFedBayes, Table 1",)
-    protocol = TABLE1 if (dataset, size) == ("MNIST", "small") else AS_TABLE1
-    return Table(f"table1-{dataset.lower()}", title, protocol, 800, 20, 3, sources=sources, bold=ACCURACY, size=size)
+    return Table(
+        f"table1-{dataset.lower()}",
+        f"pFedBayes, Table 1: {dataset} {size}",
+        TABLE1 if (dataset, size) == ("MNIST", "small") else AS_TABLE1,
+        800,
+        20,
+        3,
+        sources=("pFedBayes, Table 1",),
+        best=LATE,
+        bold=ACCURACY,
+        size=size,
+    )
 
 
 def _equal_steps(dataset: str) -> Table:
@@ -187,7 +200,7 @@ def _column(dataset: str, network: str, seeds: int) -> Table:
     )
     study = f"pfedbred-{dataset}-{network}".lower()
     title = f"pFedBreD, Tables 2 and 3: {dataset}, {network}"
-    return Table(study, title, COLUMN, 200, 1, seeds, claims, ("pFedBreD, Table",), ACCURACY)
+    return Table(study, title, COLUMN, 200, 1, seeds, claims, ("pFedBreD, Table",), bold=ACCURACY)
 
 
 TABLES: tuple[Table, ...] = (
@@ -210,7 +223,7 @@ TABLES: tuple[Table, ...] = (
         100,
         2,
         10,
-        _ours("registered: secondary", "global/accuracy", "hip", "round_robin"),
+        _ours("registered as secondary", "global/accuracy", "hip", "round_robin"),
     ),
     Table(
         "selection-unequal",
@@ -229,7 +242,7 @@ TABLES: tuple[Table, ...] = (
         100,
         2,
         10,
-        _ours("registered: secondary", "global/accuracy", "hip", "round_robin"),
+        _ours("registered as secondary", "global/accuracy", "hip", "round_robin"),
     ),
     Table(
         "selection-digits",
@@ -277,6 +290,7 @@ TABLES: tuple[Table, ...] = (
         5,
         3,
         sources=("pFedBayes, Table 1",),
+        best=LATE,
         bold=ACCURACY,
         only=("pfedbayes", "bpfed", "fedavg", "fedper", "pfedme"),
         size="small",
@@ -291,6 +305,7 @@ TABLES: tuple[Table, ...] = (
         5,
         3,
         sources=("pFedBayes, Table 2",),
+        best=LATE,
         bold=("global/accuracy",),
     ),
     Table(
@@ -301,6 +316,7 @@ TABLES: tuple[Table, ...] = (
         20,
         3,
         sources=("pFedBayes, Table 3",),
+        best=LATE,
         bold=ACCURACY,
         within_rows=True,
     ),
