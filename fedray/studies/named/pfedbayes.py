@@ -19,12 +19,13 @@ TUNED: Mapping[str, Mapping[str, Any]] = {
     "bnfed": {"lr": 0.5},
     "pfedbayes": {"zeta": 10.0, "rho_init": -2.5, "lr_personal": 0.001, "lr_global": 0.001},
 }
-# What the paper leaves to "the settings in (T Dinh et al., 2020)", pFedMe's public code, or does not say: as in the
+# Beside section 5.2: pFedBayes' Algorithm 1, a step of the posterior and one of the global distribution in turn.
+# What the paper leaves to "the settings in (T Dinh et al., 2020)", pFedMe's public code, or does not say, is as in the
 # public code of the method.
-PUBLIC_CODE: Mapping[str, Mapping[str, Any]] = {
+PROTOCOL: Mapping[str, Mapping[str, Any]] = {
     "per_fedavg": {"algorithm.adapt_steps": 2},  # a model is tested after two steps, of the one rate and of the other
     "bnfed": {"algorithm.prior_variance": 1.0, "algorithm.popularity": 1.0, "data.scaling": "unit"},
-    "pfedbayes": {"predict_samples": 1},  # a model is tested by one draw of its weights
+    "pfedbayes": {"algorithm.personal_steps": 1, "predict_samples": 1},  # a model is tested by one draw of its weights
 }
 # Table 3: the rivals' learning rates. HeurFedAMP's ξ of a client's own model is the table's α.
 RATES = (0.0005, 0.001, 0.005, 0.01)
@@ -44,7 +45,7 @@ TABLE3: Mapping[str, tuple[Mapping[str, float], ...]] = {
 
 def base(algorithm: str, dataset: str, size: str = "medium", rounds: int = ROUNDS) -> Experiment:
     """An algorithm as the paper compares it, on one of its datasets."""
-    own = tuned(algorithm) | dict(PUBLIC_CODE.get(algorithm, {}))
+    own = tuned(algorithm) | dict(PROTOCOL.get(algorithm, {}))
     return experiment(algorithm, own | {"data.name": dataset, "data.size": size, "rounds": rounds})
 
 
