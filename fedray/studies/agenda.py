@@ -159,7 +159,9 @@ def _select(study: str, options: Options) -> list[Cell]:
     if options.size != "all":
         cells = [cell for cell in cells if cell.experiment.data.size == options.size]
     if options.only:
-        cells = [cell for cell in cells if set(options.only) & {*cell.rows, cell.name}]
+        names = {cell.name for cell in STUDIES[study]()}
+        chosen, tags = names.intersection(options.only), set(options.only) - names
+        cells = [cell for cell in cells if cell.name in chosen or tags.intersection(cell.rows)]
     return cells
 
 

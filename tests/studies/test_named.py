@@ -149,9 +149,8 @@ def test_the_printed_studies_are_the_papers_text(study: str) -> None:
 @pytest.mark.parametrize("study", [name for name in STUDIES if name.startswith("pfedbred-") and name != "pfedbred-c5"])
 def test_a_column_of_pfedbreds_tables_has_all_rows_whose_method_there_is(study: str) -> None:
     cells = {cell.name: cell.experiment for cell in STUDIES[study]()}
-    known = {"fedem", "fedamp"} & set(registry.algorithms())
     tricks = {f"{method}{trick}" for method in ("pfedme", "per_fedavg", "mh") for trick in ("", "+ft", "+am")}
-    assert set(cells) == {"fedavg", "fedavg+am", "fo", "mfo"} | tricks | known
+    assert set(cells) == {"fedavg", "fedavg+am", "fedem", "fedamp", "fo", "mfo"} | tricks
     for name, cfg in cells.items():
         assert cfg.local_steps == 20
         assert cfg.rounds == 200
@@ -165,6 +164,12 @@ def test_a_column_of_pfedbreds_tables_has_all_rows_whose_method_there_is(study: 
             assert (cfg.algorithm.ft, cfg.algorithm.beta) == (name.endswith("+ft"), 2 if name.endswith("+am") else 1)
     strategies = {name: cells[name].algorithm.strategy for name in ("fo", "mfo", "mh", "mh+ft", "mh+am")}
     assert strategies == {name: name.partition("+")[0] for name in strategies}
+
+
+@pytest.mark.parametrize("study", ["pfedbred-mnist-mclr", "table2", "bpfed-novel"])
+def test_the_name_of_a_cell_selects_it_alone_though_rows_have_names_too(study: str) -> None:
+    names = [cell.name for cell in STUDIES[study]()]
+    assert [run_names(study, "--seeds", "1", "--only", name) for name in names] == [[f"{name}-s0"] for name in names]
 
 
 def test_every_cell_of_the_other_studies_can_be_played() -> None:

@@ -1,6 +1,6 @@
 """Every algorithm with one budget: a client's model takes 100 gradient steps per round, on minibatches of 100.
 
-In the papers' tables it does not: pFedBayes and pFedMe take five steps on a minibatch, where others take one.
+In the papers' tables it does not: pFedMe takes five steps on a minibatch, Per-FedAvg two, and others one.
 """
 
 from __future__ import annotations

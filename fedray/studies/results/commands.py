@@ -67,14 +67,20 @@ class AllOptions:
             require(value is None or value >= 1, name, value, "at least one is needed", "leave it out")
 
 
+def _known(folder: Path) -> Path:
+    """The folder of the data; raises FedRayError where there is none."""
+    remedy = "give the folder of the data, or record a study there with --record"
+    require(folder.is_dir(), "results", folder, "it is not a folder", remedy)
+    return folder
+
+
 def make_page(words: Sequence[str], again: str) -> int:
     """``page``: write the page; exit code 1 where a figure that is apart from its paper has no paragraph.
 
     ``again`` is what the user typed, as in the commands below.
     """
     options = cli.read_options(PageOptions, words, f"{PROG} page", PageOptions.__doc__ or "")
-    text = page.make(options.results)
-    options.results.mkdir(parents=True, exist_ok=True)
+    text = page.make(_known(options.results))
     page.draw(options.results)
     write_whole(options.results / page.PAGE, text)
     say(f"page     {options.results / page.PAGE}")
@@ -91,7 +97,7 @@ def verify(words: Sequence[str], again: str) -> int:
         raise FedRayError("verify: no cell is given; give STUDY/CELL, such as selection/hip")
     prog = f"{PROG} verify {words[0] if named else 'STUDY/CELL'}"
     options = cli.read_options(VerifyOptions, words[1:] if named else words, prog, VerifyOptions.__doc__ or "")
-    answer = repeat.verify(options.results, words[0], options.seed, options.rounds, options.data)
+    answer = repeat.verify(_known(options.results), words[0], options.seed, options.rounds, options.data)
     print(f"{words[0]}: {answer.text}")
     return cli.DONE if answer.same else cli.FAILED
 
@@ -100,7 +106,7 @@ def play_all(words: Sequence[str], again: str) -> int:
     """``all``: exit code 1 where some run failed."""
     options = cli.read_options(AllOptions, words, f"{PROG} all", AllOptions.__doc__ or "")
     output = Path(options.execution.output or "runs/results")
-    works = missing.missing(options.results, output)
+    works = missing.missing(_known(options.results), output)
     if options.measure:
         missing.measure(works[: options.limit], output, options.data)
         works = missing.missing(options.results, output)

@@ -65,12 +65,11 @@ def add(folder: Path, lines: Sequence[Line]) -> None:
 
 @contextlib.contextmanager
 def _alone(place: Path) -> Iterator[None]:
-    """Keep other processes from the file of a study meanwhile."""
+    """Keep other processes from the file of a study meanwhile. The lock file stays: its removal would open the lock."""
     from filelock import FileLock
 
     with FileLock(place):
         yield
-    place.unlink(missing_ok=True)
 
 
 def text(lines: Sequence[Line]) -> str:

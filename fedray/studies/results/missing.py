@@ -112,9 +112,10 @@ def _tried(run: PlannedRun, where: Data) -> float:
         execution = Execution(runtime="local", output=Path(place) / "run", tracking=TrackingConfig(uri="none"))
         session.run_experiment(cfg, execution)
         rows = record.rows(Path(place) / "run")
-    train, both = (row[record.CPU] for row in rows[1:])
+    train, both = (row[record.CPU] for row in rows[1:TRIED])
+    adapting = sum(row[record.CPU] for row in rows[TRIED:])  # of newcomers, after the rounds
     evaluations = math.ceil(run.experiment.rounds / run.experiment.eval_every)
-    return run.experiment.rounds * train + evaluations * max(0.0, both - train)
+    return run.experiment.rounds * train + evaluations * max(0.0, both - train) + adapting
 
 
 def _estimates(output: Path) -> Mapping[str, float]:

@@ -1,4 +1,4 @@
-"""The page of results, made of the data and of the paragraphs in why.md: nobody types a figure."""
+"""The page of results, made of the data and of the paragraphs in why.md: nobody types a figure of a table."""
 
 from __future__ import annotations
 
@@ -40,12 +40,13 @@ MEASURES: Mapping[str, tuple[str, float, int]] = {
 }
 HEAD = """# Results as data
 
-This page is made of the files beside it by `python -m fedray.studies page`. A test compares the two, so no figure here
-is typed by hand. A line of a CSV file is one run: study, cell, seed, rounds, protocol, commit, command, machine, CPU
+This page is made of the files beside it by `python -m fedray.studies page`. A test compares the two, so no figure in
+its tables is typed by hand. Those in the paragraphs below the tables are: they come from single runs of the commands
+beside them. A line of a CSV file is one run: study, cell, seed, rounds, protocol, commit, command, machine, CPU
 seconds, digest of the states, and every metric.
 
-- *Mean of last ten*: the mean over the last ten evaluations, then the mean over seeds ± their sample standard
-  deviation.
+- *Mean of last ten*: the mean over the last ten evaluations, at most half of them, then the mean over seeds ± their
+  sample standard deviation.
 - *Best*: the same of each run's best evaluation. It selects on test data, as the papers do; only this column is
   compared with theirs. Where a paper takes the best of its last rounds, as of 700 to 800, so do we: *best of last
   eighth*.
@@ -169,9 +170,10 @@ def _text(section: Section, paragraphs: Mapping[tuple[str, ...], str]) -> str:
     table, found = section.table, section.rows
     every = {1: "round", 2: "second round"}.get(table.eval_every, f"{table.eval_every}th round")
     parts = [f"## {table.title}\n"]
-    size = "" if table.size == "all" else f" --size {table.size}"
-    command = f"`python -m fedray.studies {table.study}{size} --rounds {table.rounds} --eval-every {table.eval_every}`"
-    parts.append(f"{command}: {table.rounds} rounds, evaluated every {every}. {table.protocol}\n")
+    chosen = [f"--only {' '.join(table.only)}"] * bool(table.only) + [f"--size {table.size}"] * (table.size != "all")
+    words = [table.study, *chosen, f"--seeds {table.seeds} --rounds {table.rounds} --eval-every {table.eval_every}"]
+    played = f"{table.rounds} rounds, evaluated every {every}"
+    parts.append(f"`python -m fedray.studies {' '.join(words)}`: {played}. {table.protocol}\n")
     if table.registered:
         parts.append(f"**Registered.** {table.registered}\n")
     if not found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from fedray.studies.agenda import PlannedRun
 from fedray.studies.results import machine
 from fedray.studies.results.data import BEST, LATE, Line
 
-LAST = 10  # evaluations that a figure averages, where a run has so many
+LAST = 10  # evaluations that a figure averages, but at most half of them: the first are of a model that knows little
 EIGHTH = 1 / 8  # of the rounds: 700 to 800 of 800
 CPU = "time/cpu_seconds"
 MEASURED = ("train/", "selection/")  # beside the evaluations
@@ -79,7 +80,7 @@ def measured(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
         elif name.startswith(MEASURED):
             found[name] = _mean([row[name] for row in rows if name in row])
         elif report.is_measured(name):
-            found[name] = _mean([row[name] for row in rows if name in row][-LAST:])
+            found[name] = _mean(_latest([row[name] for row in rows if name in row]))
     late = (1 - EIGHTH) * rows[-1]["round"]
     for prefix, chosen in ((BEST, rows), (LATE, [row for row in rows if row["round"] >= late])):
         for name, best in _headlines():
@@ -89,6 +90,10 @@ def measured(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
         if (spread := report.stability(rows, kind)) is not None:
             found[f"{kind}/stability"] = spread
     return found
+
+
+def _latest(values: Sequence[float]) -> Sequence[float]:
+    return values[-min(LAST, math.ceil(len(values) / 2)) :]
 
 
 def digest(folder: Path) -> str:

@@ -1,0 +1,80 @@
+"""What is missing in the published data, and what it will cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedray.config import override
+from fedray.studies import agenda
+from fedray.studies.__main__ import main
+from fedray.studies.cell import Cell
+from fedray.studies.named.quick import quick
+from fedray.studies.results import data, missing
+from fedray.studies.results.data import Line
+from fedray.studies.results.tables import Table
+
+pytestmark = pytest.mark.usefixtures("unpainted")
+
+
+def cells() -> list[Cell]:
+    """Two cells of two minibatches per round; in that of pFedBayes newcomers adapt after the rounds."""
+    fedavg, pfedbayes = (cell._replace(experiment=override(cell.experiment, {"local_steps": 2})) for cell in quick())
+    newcomers = override(pfedbayes.experiment, {"novel_clients": 2, "adapt_rounds": 4})
+    return [fedavg, pfedbayes._replace(experiment=newcomers)]
+
+
+@pytest.fixture(autouse=True)
+def two_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(agenda, "STUDIES", {"quick": cells})
+    monkeypatch.setattr(missing, "TABLES", (Table("quick", "Quick", "None.", 4, 1, 2),))
+    (tmp_path / "data").mkdir()
+
+
+def test_costs_are_those_of_other_seeds_or_of_a_few_rounds_and_the_cheapest_comes_first(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A run of FedAvg is in the data; of pFedBayes with newcomers three rounds and their adaptation are tried."""
+    planned = next(run for run in missing.TABLES[0].runs() if run.name == "fedavg-s1")
+    played = Line("quick", "fedavg", 1, 4, 1, planned.fingerprint, "all", "abc", "python", "x86", 7200.0, "d", {})
+    data.add(tmp_path / "data", [played])
+    asked = ["all", "--results", "data", "--output", "runs", "--list"]
+    assert main(asked) == 0
+    lines = capfd.readouterr().out.splitlines()
+    costs = ["quick/fedavg 1 runs x 120.0 CPU min", "quick/pfedbayes 2 runs x ? CPU min"]
+    assert [" ".join(each.split()) for each in lines[:2]] == costs
+    assert lines[2] == "3 runs are missing: 2.0 CPU hours, and 1 cells of unknown cost"
+    assert main([*asked, "--measure"]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert [each.split("/")[1].split()[0] for each in lines[:2]] == ["pfedbayes", "fedavg"]
+    assert "unknown" not in lines[2]
+    [seconds] = missing._estimates(Path("runs")).values()
+    assert 0 < seconds < 60
+
+
+def test_all_plays_what_is_missing_and_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    played = []
+
+    def play(study: str, options: agenda.Options, command: str, table: bool) -> dict[str, str]:
+        played.append((study, options.only, options.seed_start, options.seeds, options.rounds))
+        return {"fedavg-s0": "no data"} if options.only == ("fedavg",) else {}
+
+    monkeypatch.setattr(missing.study, "play", play)
+    planned = next(run for run in missing.TABLES[0].runs() if run.name == "pfedbayes-s0")
+    data.add(
+        tmp_path / "data",
+        [Line("quick", "pfedbayes", 0, 4, 1, planned.fingerprint, "all", "abc", "python", "x86", 1.0, "d", {})],
+    )
+    assert main(["all", "--results", "data"]) == 1
+    assert played == [("quick", ("pfedbayes",), 1, 1, 4), ("quick", ("fedavg",), 0, 2, 4)]
+
+
+@pytest.mark.parametrize("command", [["page"], ["all", "--list"], ["verify", "quick/fedavg"]])
+def test_a_folder_that_is_not_there_is_refused(command: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([*command, "--results", "nowhere"]) == 2
+    told = capfd.readouterr().err
+    assert "nowhere" in told
+    assert "--record" in told
+    assert not Path("nowhere").exists()
