@@ -196,12 +196,10 @@ def test_with_equal_steps_a_model_takes_100_of_them_in_every_method(name: str) -
 
 
 def test_the_tables_of_pfedbayes_follow_public_code_where_the_paper_is_silent() -> None:
-    """Twenty minibatches per round, pFedBayes' Algorithm 1; one draw tests a posterior, two steps Per-FedAvg."""
+    """Twenty minibatches of 100 per round, pFedBayes' Algorithm 1; one draw tests a posterior, two steps Per-FedAvg."""
     cells = {cell.name: cell.experiment for cell in STUDIES["table1-mnist"]()}
     paper = ("fedavg", "fedprox", "bnfed", "per_fedavg", "pfedme", "heurfedamp", "pfedbayes")
-    assert {cells[f"{name}-small"].local_steps for name in paper} == {20}
-    batches = {name: cells[f"{name}-small"].batch_size for name in paper}
-    assert batches == dict.fromkeys(paper, 100) | {"pfedme": 20, "per_fedavg": 20}
+    assert {(cells[f"{name}-small"].local_steps, cells[f"{name}-small"].batch_size) for name in paper} == {(20, 100)}
     assert (cells["pfedbayes-small"].algorithm.personal_steps, cells["pfedbayes-small"].predict_samples) == (1, 1)
     assert cells["per_fedavg-small"].algorithm.adapt_steps == 2
     bnfed = cells["bnfed-small"]

