@@ -14,6 +14,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
 from fedray.compare.published import Published
+from fedray.compare.tables import style
 from fedray.config import override
 from fedray.studies import agenda, study
 from fedray.studies.__main__ import main
@@ -21,9 +22,9 @@ from fedray.studies.cell import Cell
 from fedray.studies.named import STUDIES
 from fedray.studies.named.quick import quick
 from fedray.studies.results import (
-    compare,
     data,
     figures,
+    judgement,
     machine,
     missing,
     page,
@@ -78,7 +79,7 @@ def test_a_table_that_takes_the_best_of_the_last_rounds_is_compared_by_them(tmp_
     run = {"global/accuracy": 0.6, f"{BEST}global/accuracy": 0.95, f"{LATE}global/accuracy": 0.874}
     data.add(tmp_path, [line(0, "fedavg-small", **run)._replace(study="table1-mnist", rounds=2)])
     [row] = rows.rows(tmp_path, table)
-    assert [verdict.text for verdict in row.verdicts()] == ["within ±"]
+    assert [verdict.nearness for verdict in row.verdicts()] == ["within ±"]
     assert points(figures.accuracies([row])) == {(87.4, 0), (87.38, 0.27)}
     text = page._text(page.Section(table, [row]), {})
     assert "| best of last eighth (%) | paper (%) | best of last eighth - paper |" in text
@@ -174,33 +175,36 @@ def test_a_figure_is_the_mean_of_the_last_ten_evaluations_and_the_best_of_all() 
         (0.889, None, "apart"),
     ],
 )
-def test_verdicts(ours: float, sd: float | None, expected: str) -> None:
-    assert compare.verdict(ours, Published(0.9, sd, "a paper")) == expected
+def test_nearness(ours: float, sd: float | None, expected: str) -> None:
+    assert judgement.nearness(ours, Published(0.9, sd, "a paper")) == expected
 
 
 def test_the_paired_interval_is_students_and_takes_the_partitions_out() -> None:
     noise = np.random.default_rng(0).normal(size=12)
     a = {seed: 5.0 + 10 * x + (-1) ** seed for seed, x in enumerate(noise)}
     b = {seed: 4.0 + 10 * x for seed, x in enumerate(noise)} | {99: 0.0}
-    found = compare.paired(a, b)
+    found = judgement.ordering("global/accuracy", a, b)
     assert found is not None
     half = 2.200985 * math.sqrt(12 / 11) / math.sqrt(12)  # of differences 1 ± 1 in twelve seeds, by the table of t
-    assert found.n == 12
-    assert (found.mean, found.low, found.high) == pytest.approx((1.0, 1 - half, 1 + half), abs=1e-5)
-    assert found.verdict == "holds"
-    other = compare.paired(b, a)
+    assert found.by.n == 12
+    assert (found.by.mean, found.low, found.high) == pytest.approx((1.0, 1 - half, 1 + half), abs=1e-5)
+    assert found.answer == "holds"
+    other = judgement.ordering("global/accuracy", b, a)
     assert other is not None
-    assert other.verdict == "refuted"
-    assert compare.paired({0: 1.0}, {0: 2.0}) is None
+    assert other.answer == "refuted"
+    assert judgement.ordering("global/accuracy", {0: 1.0}, {0: 2.0}) is None
+    assert judgement.ordering("global/accuracy", {0: 1.0}, {1: 2.0}) is None
 
 
 def test_better_is_more_accurate_but_less_wrong() -> None:
     one, two = {0: 0.5, 1: 0.52}, {0: 0.1, 1: 0.1}
     for metric, mean in (("global/accuracy", 0.41), ("global/nll", -0.41), ("personal/ece", -0.41)):
-        found = compare.better_by(metric, one, two)
+        found = judgement.ordering(metric, one, two)
         assert found is not None
-        assert found.mean == pytest.approx(mean)
-    assert all(claim.metric.endswith(tuple(page.MEASURES)) for table in tables.TABLES for claim in table.claims)
+        assert found.by.mean == pytest.approx(mean)
+    assert all(style(claim.metric).better for table in tables.TABLES for claim in table.claims)
+    with pytest.raises(ValueError, match="neither more nor less"):
+        judgement.ordering("global/entropy", one, two)
 
 
 def test_questions_of_ours_are_counted_apart_from_the_claims_of_papers(

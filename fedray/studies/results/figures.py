@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedray.compare.groups import of_runs
 from fedray.running.drawing.figure_style import COLOURS, LINES, add_legend, canvas, jitter, save_all
-from fedray.studies.results import compare
 from fedray.studies.results.data import WORDS
 from fedray.studies.results.rows import KINDS, Row
 from fedray.studies.results.tables import Table
@@ -57,9 +57,10 @@ def _draw(ax: Axes, rows: Sequence[Row], kind: str, prefix: str) -> None:
     for place, row in enumerate(rows):
         found = [100 * value for value in row.values(f"{prefix}{kind}/accuracy").values()]
         if found:
-            mean, sd = sum(found) / len(found), compare.spread(found) or 0.0
-            look = {"color": COLOURS[kind], "fmt": LINES[kind][1], "capsize": 2, "markersize": 5}
-            ax.errorbar(mean, place - up, xerr=sd, label=f"FedRay, {kind}, mean ± sd over seeds", **look)
+            ours = of_runs(found)
+            label = f"FedRay, {kind}, mean ± sd over seeds"
+            look = {"color": COLOURS[kind], "fmt": LINES[kind][1], "capsize": 2, "markersize": 5, "label": label}
+            ax.errorbar(ours.mean, place - up, xerr=ours.sd or 0.0, **look)
             ax.plot(found, place - up + 0.1 * jitter(len(found)), ".", color=COLOURS[kind], alpha=0.35, markersize=4)
         if paper := row.paper(f"{kind}/accuracy"):
             look = {"color": "black", "fmt": "D", "mfc": "white", "capsize": 2, "markersize": 5}

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedray.studies.results import compare, figures, printed, why
+from fedray.compare.groups import of_runs
+from fedray.compare.tables import style
+from fedray.studies.results import figures, judgement, printed, why
 from fedray.studies.results.data import WORDS
 from fedray.studies.results.rows import KINDS, Row, Verdict, rows
 from fedray.studies.results.tables import TABLES, Claim, Table
@@ -31,13 +33,6 @@ COLUMNS = (
 )
 OVERVIEW = ("table", "runs in the data", "planned", "near the paper", "orderings: hold", "refuted", "open", "CPU hours")
 CLAIMS = ("claim: better", "than", "measure", "better by", "95 % interval", "seeds", "claim", "where it is claimed")
-# Of the end of a metric's name: its name on the page, by how much it is scaled, and its decimals.
-MEASURES: Mapping[str, tuple[str, float, int]] = {
-    "accuracy": ("accuracy (points)", 100, 2),
-    "nll": ("NLL (nats)", 1, 3),
-    "ece": ("ECE (points)", 100, 2),
-    "stability": ("sd of the last ten evaluations (points)", 100, 2),
-}
 HEAD = """# Results as data
 
 This page is made of the files beside it by `python -m fedray.studies page`. A test compares the two, so no figure in
@@ -53,11 +48,12 @@ seconds, digest of the states, and every metric.
 - *Verdict*: within the paper's ±; within 1 point; within twice the ±; or apart. All but the last are *near the paper*.
   The papers' data are split anew in each repeat, and so are ours. Each cell that is apart has a paragraph, from
   [why.md](why.md).
-- *Better by*: the mean difference over the same seeds, hence the same partition, with Student's 95 % interval. It is
-  above zero where the first cell is better: more accurate, or with a smaller NLL, ECE or deviation. A claim *holds* if
-  the interval is above zero, is *refuted* if it is below, and stays *open* otherwise. The intervals are not corrected
-  for their number. Claims are those of the papers' words, and their bold face: the best figure of a column is better
-  than every other. Questions of our own have the same columns. They are counted apart, and marked *ours*.
+- *Better by*: the mean difference over the same seeds, hence the same partition, with Student's 95 % interval. What is
+  compared is the mean of the last ten evaluations. The difference is above zero where the first cell is better: more
+  accurate, or with a smaller NLL, ECE or deviation. A claim *holds* if the interval is above zero, is *refuted* if it
+  is below, and stays *open* otherwise. The intervals are not corrected for their number. Claims are those of the
+  papers' words, and their bold face: the best figure of a column is better than every other. Questions of our own have
+  the same columns. They are counted apart, and marked *ours*.
 
 `python -m fedray.studies verify STUDY/CELL --seed S` plays a line again and compares. `python -m fedray.studies all`
 plays what is missing, cheapest first.
@@ -81,15 +77,15 @@ class Section(NamedTuple):
         return [verdict for row in self.rows for verdict in row.verdicts()]
 
     @property
-    def claims(self) -> list[tuple[Claim, compare.Interval]]:
+    def claims(self) -> list[tuple[Claim, judgement.Ordering]]:
         """The claims of which the data say something: both cells have two seeds in common."""
         known = {row.cell: row for row in self.rows}
         found = []
         for claim in printed.claims(self.table) if known else ():
             if claim.better in known and claim.worse in known:
                 better, worse = (known[name].values(claim.metric) for name in (claim.better, claim.worse))
-                if interval := compare.better_by(claim.metric, better, worse):
-                    found.append((claim, interval))
+                if said := judgement.ordering(claim.metric, better, worse):
+                    found.append((claim, said))
         return found
 
 
@@ -132,14 +128,14 @@ def _overview(sections: Sequence[Section]) -> Iterator[str]:
     yield _share(with_sd, "with a ±", "within the larger of 1 point and twice the ±")
     yield _share(without, "without a ±", "within 1 point")
     found = [pair for each in sections for pair in each.claims]
-    yield _tally([interval for claim, interval in found if not claim.ours], "claims of papers")
-    yield _tally([interval for claim, interval in found if claim.ours], "questions of ours") + "\n"
+    yield _tally([said for claim, said in found if not claim.ours], "claims of papers")
+    yield _tally([said for claim, said in found if claim.ours], "questions of ours") + "\n"
     yield from _header(OVERVIEW, "l" + "r" * (len(OVERVIEW) - 1))
     for each in sections:
         played = [line for row in each.rows for line in row.lines]
         cost = sum(line.cpu_seconds for line in played) / 3600
         near = f"{_near(each.verdicts)} of {len(each.verdicts)}" if each.verdicts else ""
-        count = Counter(interval.verdict for _, interval in each.claims)
+        count = Counter(said.answer for _, said in each.claims)
         tally = [str(count[word]) if count else "" for word in ("holds", "refuted", "open")]
         yield _line([each.table.title, str(len(played)), str(len(each.table.runs())), near, *tally, f"{cost:.2f}"])
     yield ""
@@ -154,16 +150,16 @@ def _share(verdicts: Sequence[Verdict], which: str, near: str) -> str:
     return f"Of {len(verdicts)} figures that a paper prints {which}, {share} are {near}."
 
 
-def _tally(intervals: Sequence[compare.Interval], which: str) -> str:
-    """What the intervals say of orderings of a kind."""
-    count = Counter(each.verdict for each in intervals)
+def _tally(orderings: Sequence[judgement.Ordering], which: str) -> str:
+    """What is said of orderings of a kind."""
+    count = Counter(each.answer for each in orderings)
     said = f"{count['holds']} hold, {count['refuted']} are refuted, and {count['open']} are open"
-    return f"Of {len(intervals)} {which} with two seeds or more, {said}."
+    return f"Of {len(orderings)} {which} with two seeds or more, {said}."
 
 
 def _near(verdicts: Sequence[Verdict]) -> int:
     """How many figures are not apart from their papers'."""
-    return sum(each.text != "apart" for each in verdicts)
+    return sum(each.nearness != "apart" for each in verdicts)
 
 
 def _text(section: Section, paragraphs: Mapping[tuple[str, ...], str]) -> str:
@@ -221,7 +217,7 @@ def _figures(row: Row) -> Iterator[list[str]]:
             _estimate(row.values(f"{row.table.best}{kind}/accuracy"), 100, 2),
             _number(verdict.paper.mean, verdict.paper.sd) if verdict else "",
             f"{100 * (best - verdict.paper.mean):+.2f}" if verdict else "",
-            verdict.text if verdict else "",
+            verdict.nearness if verdict else "",
             _estimate(row.values(f"{kind}/nll"), 1, 3),
             _estimate(row.values(f"{kind}/ece"), 100, 2) + printed_ece,
             _estimate(row.values(f"{kind}/mce"), 100, 1),
@@ -231,11 +227,11 @@ def _figures(row: Row) -> Iterator[list[str]]:
         ]
 
 
-def _claim(claim: Claim, found: compare.Interval) -> list[str]:
-    kind, _, name = claim.metric.partition("/")
-    measure, scale, digits = MEASURES[name]
-    mean, low, high = (f"{scale * value:+.{digits}f}" for value in found[:3])
-    facts = [claim.better, claim.worse, f"{kind} {measure}", mean, f"{low} to {high}", str(found.n), found.verdict]
+def _claim(claim: Claim, found: judgement.Ordering) -> list[str]:
+    shown = style(claim.metric)
+    measure = shown.label.replace("%", "points")
+    mean, low, high = (f"{shown.scale * value:+.{shown.digits}f}" for value in (found.by.mean, found.low, found.high))
+    facts = [claim.better, claim.worse, measure, mean, f"{low} to {high}", str(found.by.n), found.answer]
     return [*facts, f"ours: {claim.source}" if claim.ours else claim.source]
 
 
@@ -259,9 +255,8 @@ def _remarks(section: Section, paragraphs: Mapping[tuple[str, ...], str]) -> Ite
 def _estimate(values: Mapping[int, float], scale: float, digits: int) -> str:
     if not values:
         return ""
-    scaled = [scale * value for value in values.values()]
-    sd = compare.spread(scaled)
-    return f"{sum(scaled) / len(scaled):.{digits}f}" + ("" if sd is None else f" ± {sd:.{digits}f}")
+    found = of_runs([scale * value for value in values.values()])
+    return f"{found.mean:.{digits}f}" + ("" if found.sd is None else f" ± {found.sd:.{digits}f}")
 
 
 def _number(mean: float, sd: float | None) -> str:

@@ -8,13 +8,15 @@ from typing import NamedTuple
 
 from fedray.compare.published import Published
 from fedray.config import Experiment, fingerprint, override
+from fedray.federate import report
 from fedray.federate.plan import resolve
 from fedray.studies.named import STUDIES
-from fedray.studies.results import compare, data, printed
+from fedray.studies.results import data, judgement, printed
 from fedray.studies.results.data import Line
+from fedray.studies.results.judgement import Nearness
 from fedray.studies.results.tables import Table
 
-KINDS = ("personal", "global", "novel")
+KINDS = (*report.KINDS, report.NOVEL)
 
 
 class Verdict(NamedTuple):
@@ -22,7 +24,7 @@ class Verdict(NamedTuple):
 
     kind: str
     paper: Published
-    text: compare.Verdict
+    nearness: Nearness
 
 
 class Row(NamedTuple):
@@ -52,12 +54,12 @@ class Row(NamedTuple):
         for kind in KINDS:
             best, paper = self.best(kind), self.paper(f"{kind}/accuracy")
             if best is not None and paper is not None:
-                yield Verdict(kind, paper, compare.verdict(best, paper))
+                yield Verdict(kind, paper, judgement.nearness(best, paper))
 
     @property
     def apart(self) -> list[str]:
         """The kinds of model whose accuracies are apart from the paper's."""
-        return [verdict.kind for verdict in self.verdicts() if verdict.text == "apart"]
+        return [verdict.kind for verdict in self.verdicts() if verdict.nearness == "apart"]
 
 
 def rows(folder: Path, table: Table) -> list[Row]:

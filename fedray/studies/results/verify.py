@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from fedray.compare.groups import of_runs
 from fedray.config import Execution, TrackingConfig, override
 from fedray.running import session
 from fedray.studies.agenda import Data, Options, plan_runs
-from fedray.studies.results import compare, data, record
+from fedray.studies.results import data, judgement, record
 from fedray.studies.results.data import Line
 from fedray.types import FedRayError, require
 
@@ -93,6 +94,6 @@ def _accuracy(name: str) -> bool:
 
 def _within(name: str, line: Line, played: Line, lines: Sequence[Line]) -> bool:
     """Whether a metric is within the deviation over seeds; within a point where there is one seed."""
-    sd = compare.spread([each.metrics[name] for each in lines if name in each.metrics])
-    allowed = compare.POINT if sd is None else DEVIATIONS * sd
+    sd = of_runs([each.metrics[name] for each in lines if name in each.metrics]).sd
+    allowed = judgement.POINT if sd is None else DEVIATIONS * sd
     return name in played.metrics and abs(played.metrics[name] - line.metrics[name]) <= allowed
