@@ -39,8 +39,8 @@ class Options:
     """Communication rounds; by default those of the study (800 for the paper's tables)."""
     eval_every: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """Evaluate after every k-th round and after the last; by default as the study does."""
-    only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="ROW ...")] = ()
-    """Only these cells, or those of these rows, such as zeta, rho_init or lr of table2, or an algorithm of
+    only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="CELL|TAG ...")] = ()
+    """Only these cells, or all with these tags, such as zeta, rho_init or lr of table2, or an algorithm of
     table1-mnist."""
     size: Literal["small", "medium", "large", "all"] = "all"
     """Only the cells with this size of the data."""
@@ -150,18 +150,17 @@ def _grouped(left_out: Mapping[str, str]) -> list[str]:
 def _select(study: str, options: Options) -> list[Cell]:
     """The cells of a study that --only and --size select."""
     cells = STUDIES[study]()
-    rows = dict.fromkeys([*(row for cell in cells for row in cell.rows), *(cell.name for cell in cells)])
-    for row in options.only:
-        require(row in rows, "only", row, f"no row of {study}", f"choose from {', '.join(rows)}")
-    sizes = dict.fromkeys(cell.experiment.data.size for cell in cells)
-    known = options.size == "all" or options.size in sizes
-    require(known, "size", options.size, f"{study} has no such cell", f"choose from {', '.join(sizes)}")
+    known = dict.fromkeys([*(tag for cell in cells for tag in cell.tags), *(cell.name for cell in cells)])
+    for word in options.only:
+        require(word in known, "only", word, f"no cell and no tag of {study}", f"choose from {', '.join(known)}")
+    sizes = ("all", *dict.fromkeys(cell.experiment.data.size for cell in cells))
+    require(options.size in sizes, "size", options.size, f"{study} has no such cell", f"choose from {', '.join(sizes)}")
     if options.size != "all":
         cells = [cell for cell in cells if cell.experiment.data.size == options.size]
     if options.only:
         names = {cell.name for cell in STUDIES[study]()}
         chosen, tags = names.intersection(options.only), set(options.only) - names
-        cells = [cell for cell in cells if cell.name in chosen or tags.intersection(cell.rows)]
+        cells = [cell for cell in cells if cell.name in chosen or tags.intersection(cell.tags)]
     return cells
 
 

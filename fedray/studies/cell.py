@@ -13,7 +13,7 @@ class Cell(NamedTuple):
     """One entry of a study's table. It is run once per seed."""
 
     name: str  # its runs are called <name>-s<seed>; a plain file name
-    rows: tuple[str, ...]  # the rows of the table that it belongs to, which --only can select
+    tags: tuple[str, ...]  # what it has in common with other cells: --only selects all with a tag
     experiment: Experiment
     seeds: int = 2  # default number of runs
     uncertainty: bool = False  # whether its runs end with the uncertainty report, as by --uncertainty

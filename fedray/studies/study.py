@@ -24,7 +24,7 @@ from fedray.running.progress import Status
 from fedray.running.side_by_side import Ended
 from fedray.running.tracking import MLflowTracker, NullTracker, Tracker
 from fedray.studies.agenda import Options, PlannedRun, plan_runs
-from fedray.studies.named import TABLES
+from fedray.studies.named import COMPARISONS
 from fedray.studies.results import data, record
 from fedray.terminal import bar, headlines, say
 from fedray.types import FedRayError
@@ -218,7 +218,7 @@ def _compare_command(study: str, options: Options) -> str:
         words += ["--uri", mlflow_store.shown(tracking.uri)]
     if tracking.experiment != default.experiment:
         words += ["--experiment", tracking.experiment]
-    for name, value in TABLES.get(study, {}).items():
+    for name, value in COMPARISONS.get(study, {}).items():
         words += [f"--{name}", value]
     return shlex.join(words)
 
@@ -229,7 +229,7 @@ def _compare(study: str, options: Options) -> Path | None:
     output = _folder(study, options) / "comparison"
     wanted = comparison.Options(study=study, uri=tracking.uri, experiment=tracking.experiment, output=output)
     try:
-        print(comparison.compare(override(wanted, TABLES.get(study, {}))), end="")
+        print(comparison.compare(override(wanted, COMPARISONS.get(study, {}))), end="")
         say(f"figures and report.html in {output}")
         return output
     except FedRayError as error:  # for example, no selected run has one of the study's metrics

@@ -36,7 +36,7 @@ def test_table2_holds_the_rows_of_the_paper() -> None:
 
 @pytest.mark.parametrize(("axis", "size"), [("zeta", 5), ("rho_init", 5)])
 def test_a_series_of_table2_changes_one_setting_of_the_base(axis: str, size: int) -> None:
-    cells = [cell for cell in STUDIES["table2"]() if axis in cell.rows]
+    cells = [cell for cell in STUDIES["table2"]() if axis in cell.tags]
     start = settings(cells[0].experiment)
     assert cells[0].name == "base"
     assert (start["data.name"], start["data.size"], start["rounds"]) == ("mnist", "medium", 800)
@@ -106,7 +106,7 @@ def test_selection_is_compared_by_four_policies_over_five_seeds(study: str, clie
 
 def test_the_uci_study_has_both_controls_beside_the_methods_with_the_same_data_and_budget() -> None:
     """A control takes as many gradient steps as pFedBayes takes of a client's posterior."""
-    cells = {cell.rows: resolve(cell.experiment) for cell in STUDIES["uci"]()}
+    cells = {cell.tags: resolve(cell.experiment) for cell in STUDIES["uci"]()}
     tables = {table for _, table in cells}
     assert tables == set(registry.datasets()["uci"].tables)
     for table in tables:
@@ -187,12 +187,12 @@ def test_with_equal_steps_a_model_takes_100_of_them_in_every_method(name: str) -
     for cell in STUDIES[name]():
         cfg = cell.experiment
         inner = getattr(cfg.algorithm, "personal_steps", getattr(cfg.algorithm, "inner_steps", None))
-        per_minibatch = STEPS_PER_MINIBATCH.get(cell.rows[0], 1)
+        per_minibatch = STEPS_PER_MINIBATCH.get(cell.tags[0], 1)
         assert inner is None or inner == per_minibatch
-        assert cfg.local_steps * per_minibatch == (1 if cell.rows == ("svgd",) else 100)
+        assert cfg.local_steps * per_minibatch == (1 if cell.tags == ("svgd",) else 100)
         assert (cfg.batch_size, cfg.predict_samples) == (100, 10)
         other = getattr(table1[cell.name].experiment.algorithm, "lr", None)
-        assert getattr(cfg.algorithm, "lr", None) == (0.1 if cell.rows == ("bnfed",) else other)
+        assert getattr(cfg.algorithm, "lr", None) == (0.1 if cell.tags == ("bnfed",) else other)
 
 
 def test_the_tables_of_pfedbayes_follow_public_code_where_the_paper_is_silent() -> None:
@@ -206,6 +206,6 @@ def test_the_tables_of_pfedbayes_follow_public_code_where_the_paper_is_silent() 
     assert (bnfed.algorithm.lr, bnfed.algorithm.prior_variance, bnfed.data.scaling) == (0.5, 1.0, "unit")
     # Tables 2 and 3 have the same protocol
     assert {cell.experiment.predict_samples for cell in STUDIES["table2"]()} == {1}
-    assert {cell.experiment.algorithm.adapt_steps for cell in STUDIES["table3"]() if cell.rows == ("per_fedavg",)} == {
+    assert {cell.experiment.algorithm.adapt_steps for cell in STUDIES["table3"]() if cell.tags == ("per_fedavg",)} == {
         2
     }

@@ -237,7 +237,7 @@ BAD = {
     "seed": (["quick", "--seed-start", "-1"], ["--seed-start -1", "at least zero"]),
     "rounds": (["quick", "--rounds", "0"], ["--rounds 0", "at least one"]),
     "row": (["table2", "--only", "zetta"], ["--only zetta", "zeta, rho_init, lr"]),
-    "size": (["table2", "--size", "large"], ["--size large", "choose from medium"]),
+    "size": (["table2", "--size", "large"], ["--size large", "choose from all, medium"]),
     "name": (["quick", "--name", "mine"], ["--name mine", "--output"]),
     "data": (["table2", "--data.root", "nowhere"], ["nowhere", "is missing", "--data.download"]),
     "no store": (
@@ -269,7 +269,7 @@ def test_a_study_says_what_it_leaves_out_and_why(capfd: pytest.CaptureFixture[st
     refused = {}
     methods = ["dsvgd", "fedavg", "pfedbayes", "svgd"]
     for cell in STUDIES["table1-cifar10"]():
-        if cell.rows[0] in methods:
+        if cell.tags[0] in methods:
             try:
                 make_plan(cell.experiment, dataset=pictures)
             except FedRayError as error:

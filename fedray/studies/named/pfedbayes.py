@@ -61,10 +61,10 @@ def table2() -> list[Cell]:
     """pFedBayes on MNIST medium: ζ, ρ and the two learning rates, the 18 rows of the paper's Table 2."""
     start = base("pfedbayes", "mnist")
 
-    def cell(*rows: str, **settings: float) -> Cell:
+    def cell(*tags: str, **settings: float) -> Cell:
         name = ",".join(f"{key}={value:g}" for key, value in settings.items())
         changed = override(start, {f"algorithm.{key}": value for key, value in settings.items()})
-        return Cell(name, rows, changed)
+        return Cell(name, tags, changed)
 
     cells = [Cell("base", ("zeta", "rho_init"), start)]
     cells += [cell("zeta", zeta=zeta) for zeta in (0.5, 1.0, 5.0, 20.0)]

@@ -67,13 +67,13 @@ def column(title: str, settings: Mapping[str, Any], lam: float | None = None) ->
     return cells
 
 
-def _cell(name: str, rows: tuple[str, ...], algorithm: str, settings: Mapping[str, Any], lam: float | None) -> Cell:
+def _cell(name: str, tags: tuple[str, ...], algorithm: str, settings: Mapping[str, Any], lam: float | None) -> Cell:
     record = registry.algorithms()[algorithm]
     preset = record.presets.get("paper_tables")
     shared = preset.overrides if preset else WITHOUT_PRESET.get(algorithm, EVERYBODY)
     scaled = {"algorithm.lam": lam} if lam is not None and hasattr(record.config, "lam") else {}
     cfg = experiment(algorithm, {"rounds": ROUNDS, **shared, **scaled, **settings})
-    return Cell(name, tuple(dict.fromkeys(rows)), cfg)
+    return Cell(name, tuple(dict.fromkeys(tags)), cfg)
 
 
 def c5() -> list[Cell]:

@@ -66,7 +66,7 @@ def uci() -> list[Cell]:
 
 
 STUDIES: Mapping[str, Study] = {"uci": uci}
-TABLES: Mapping[str, Mapping[str, str]] = {
+COMPARISONS: Mapping[str, Mapping[str, str]] = {
     "uci": {
         "by": "data.name,algorithm",
         "metrics": "personal/rmse,global/rmse,personal/nll,global/nll,personal/coverage,global/coverage",

@@ -123,7 +123,7 @@ STUDIES: Mapping[str, Study] = {
     "selection-printed-mnist-120": selection_printed_mnist_120,
 }
 # Options of the comparison of policies: these metrics matter there.
-TABLES: Mapping[str, Mapping[str, str]] = {
+COMPARISONS: Mapping[str, Mapping[str, str]] = {
     study: {
         "by": "data.name,selection",
         "metrics": "global/accuracy,global/nll,global/ece,global/mce,global/stability,selection/effective,"

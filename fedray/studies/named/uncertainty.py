@@ -62,7 +62,7 @@ def _cells(dataset: str, tuned: Mapping[str, Mapping[str, Any]]) -> list[Cell]:
 
 STUDIES: Mapping[str, Study] = {"uncertainty-digits": uncertainty_digits, "uncertainty-mnist": uncertainty_mnist}
 # The measures of a user's questions; the rows are the methods.
-TABLES: Mapping[str, Mapping[str, str]] = {
+COMPARISONS: Mapping[str, Mapping[str, str]] = {
     study: {
         "by": "algorithm,algorithm.ft",
         "metrics": "personal/accuracy,personal/nll,personal/ece,personal/adaptive_ece,personal/aurc,"

@@ -111,7 +111,7 @@ def _tried(run: PlannedRun, where: Data) -> float:
     with tempfile.TemporaryDirectory() as place:
         execution = Execution(runtime="local", output=Path(place) / "run", tracking=TrackingConfig(uri="none"))
         session.run_experiment(cfg, execution)
-        rows = record.rows(Path(place) / "run")
+        rows = record.history(Path(place) / "run")
     train, both = (row[record.CPU] for row in rows[1:TRIED])
     adapting = sum(row[record.CPU] for row in rows[TRIED:])  # of newcomers, after the rounds
     evaluations = math.ceil(run.experiment.rounds / run.experiment.eval_every)

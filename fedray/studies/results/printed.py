@@ -45,7 +45,7 @@ def _bold(table: Table) -> list[Claim]:
         found = settings(override(cell.experiment, {"rounds": table.rounds}))
         for metric in table.bold:
             if result := figure(table, found, metric):
-                columns.setdefault((metric, cell.rows[0] if table.within_rows else ""), {})[name] = result
+                columns.setdefault((metric, cell.tags[0] if table.within_rows else ""), {})[name] = result
     claimed = []
     for (metric, _), figures in columns.items():
         best = max(figures, key=lambda name: figures[name].mean)

@@ -34,7 +34,7 @@ def line(study: str, planned: PlannedRun, folder: Path, commit: str) -> Line | N
         return None
     with refuse_damage(f"{folder}: the result cannot be read", "remove the folder and play the run again"):
         summary = decode((folder / "summary.json").read_bytes())
-        played = rows(folder)
+        played = history(folder)
         cfg = planned.experiment
         return Line(
             study=study,
@@ -53,7 +53,7 @@ def line(study: str, planned: PlannedRun, folder: Path, commit: str) -> Line | N
         )
 
 
-def rows(folder: Path) -> list[dict[str, float]]:
+def history(folder: Path) -> list[dict[str, float]]:
     """The measures of the rounds of a finished run."""
     with (folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
         return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
