@@ -83,6 +83,10 @@ SECONDARY = (
 )
 EXCERPT = "Covertype is an excerpt: 92,962 of 581,012 rows (16 %)."
 PLOTS = "The paper prints plots without numbers; its claims are those of its text."
+COVERTYPE = (
+    f"{PLOTS} {EXCERPT} Ten seeds left 14 of the 20 claims of this table and its neighbour open. So thirty more were "
+    "added, all at once. They were added after a look at ten, which makes the intervals a little too narrow."
+)
 RULE = (
     "The statistic is the accuracy of the global model, the mean of the last ten evaluations (rounds 21 to 30), HIP "
     "minus round robin, paired over the seeds 0 to 9. The hypothesis *holds* if Student's 95 % interval of the mean "
@@ -207,8 +211,8 @@ def _column(dataset: str, network: str, seeds: int) -> Table:
 
 
 TABLES: tuple[Table, ...] = (
-    Table("selection", "Client selection: Covertype 1:9, 30 clients", f"{PLOTS} {EXCERPT}", 100, 2, 10, SELECTION),
-    Table("selection-120", "Client selection: Covertype 1:9, 120 clients", f"{PLOTS} {EXCERPT}", 100, 2, 10, SELECTION),
+    Table("selection", "Client selection: Covertype 1:9, 30 clients", COVERTYPE, 100, 2, 40, SELECTION),
+    Table("selection-120", "Client selection: Covertype 1:9, 120 clients", COVERTYPE, 100, 2, 40, SELECTION),
     Table(
         "selection-rare",
         "Client selection: few clients with a class, one turn",
