@@ -17,7 +17,7 @@ def test_every_published_table_is_of_a_study_and_has_claims_of_its_cells() -> No
             assert all(claim.ours for claim in table.claims), table.title
         assert table.sources or not table.bold
     [first] = [table for table in tables.TABLES if table.study == "selection"]
-    assert len({run.name for run in first.runs()}) == 40
+    assert len({run.name for run in first.runs()}) == 4 * 40
     assert {(run.experiment.rounds, run.experiment.eval_every) for run in first.runs()} == {(100, 2)}
 
 
