@@ -202,10 +202,14 @@ def test_the_tables_of_pfedbayes_follow_public_code_where_the_paper_is_silent() 
     assert {(cells[f"{name}-small"].local_steps, cells[f"{name}-small"].batch_size) for name in paper} == {(20, 100)}
     assert (cells["pfedbayes-small"].algorithm.personal_steps, cells["pfedbayes-small"].predict_samples) == (1, 1)
     assert cells["per_fedavg-small"].algorithm.adapt_steps == 2
+    heurfedamp = cells["heurfedamp-small"].algorithm
+    assert (heurfedamp.mu, heurfedamp.start, heurfedamp.xi_own) == (1 / 10**4, "own", 0.5)
     bnfed = cells["bnfed-small"]
     assert (bnfed.algorithm.lr, bnfed.algorithm.prior_variance, bnfed.data.scaling) == (0.5, 1.0, "unit")
     # Tables 2 and 3 have the same protocol
     assert {cell.experiment.predict_samples for cell in STUDIES["table2"]()} == {1}
+    of_heurfedamp = [cell.experiment.algorithm for cell in STUDIES["table3"]() if cell.tags == ("heurfedamp",)]
+    assert {(each.mu, each.start) for each in of_heurfedamp} == {(1 / 10**4, "own")}
     assert {cell.experiment.algorithm.adapt_steps for cell in STUDIES["table3"]() if cell.tags == ("per_fedavg",)} == {
         2
     }

@@ -27,6 +27,9 @@ PROTOCOL: Mapping[str, Mapping[str, Any]] = {
     "pfedme": {"batch_size": MINIBATCH},
     # A model is tested after two steps, of the one rate and of the other.
     "per_fedavg": {"batch_size": MINIBATCH, "algorithm.adapt_steps": 2},
+    # Public codes of FedAMP have λ = 1 and α = 10⁴. With a pull of λ/α, and its own model to start from, a client of
+    # HeurFedAMP trains alone for all that one can tell.
+    "heurfedamp": {"algorithm.mu": 1e-4, "algorithm.start": "own"},
     "bnfed": {"algorithm.prior_variance": 1.0, "algorithm.popularity": 1.0, "data.scaling": "unit"},
     "pfedbayes": {"algorithm.personal_steps": 1, "predict_samples": 1},  # a model is tested by one draw of its weights
 }
