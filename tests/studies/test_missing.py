@@ -12,8 +12,8 @@ from fedray.studies.__main__ import main
 from fedray.studies.cell import Cell
 from fedray.studies.named.quick import quick
 from fedray.studies.results import data, missing
-from fedray.studies.results.data import Line
 from fedray.studies.results.tables import Table
+from tests.studies.published import played
 
 pytestmark = pytest.mark.usefixtures("unpainted")
 
@@ -37,9 +37,7 @@ def test_costs_are_those_of_other_seeds_or_of_a_few_rounds_and_the_cheapest_come
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A run of FedAvg is in the data; of pFedBayes with newcomers three rounds and their adaptation are tried."""
-    planned = next(run for run in missing.TABLES[0].runs() if run.name == "fedavg-s1")
-    played = Line("quick", "fedavg", 1, 4, 1, planned.fingerprint, "all", "abc", "python", "x86", 7200.0, "d", {})
-    data.add(tmp_path / "data", [played])
+    data.add(tmp_path / "data", [played(missing.TABLES[0], "fedavg", 1)._replace(cpu_seconds=7200.0)])
     asked = ["all", "--results", "data", "--output", "runs", "--list"]
     assert main(asked) == 0
     lines = capfd.readouterr().out.splitlines()
@@ -54,21 +52,33 @@ def test_costs_are_those_of_other_seeds_or_of_a_few_rounds_and_the_cheapest_come
     assert 0 < seconds < 60
 
 
-def test_all_plays_what_is_missing_and_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    played = []
+def test_all_plays_what_is_missing_and_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of pFedBayes seeds 0 and 2 are missing; one run of FedAvg fails, and one leaves no data."""
+    monkeypatch.setattr(missing, "TABLES", (Table("quick", "Quick", "None.", 4, 1, 3),))
+    calls = []
 
     def play(study: str, options: agenda.Options, command: str, table: bool) -> dict[str, str]:
-        played.append((study, options.only, options.seed_start, options.seeds, options.rounds))
-        return {"fedavg-s0": "no data"} if options.only == ("fedavg",) else {}
+        calls.append((study, options.only, options.seed_start, options.seeds, options.rounds))
+        if options.only == ("fedavg",):
+            return {"fedavg-s0": "the disk is full"}
+        assert options.record is not None
+        data.add(options.record, [played(missing.TABLES[0], "pfedbayes", options.seed_start)])
+        return {}
 
     monkeypatch.setattr(missing.study, "play", play)
-    planned = next(run for run in missing.TABLES[0].runs() if run.name == "pfedbayes-s0")
-    data.add(
-        tmp_path / "data",
-        [Line("quick", "pfedbayes", 0, 4, 1, planned.fingerprint, "all", "abc", "python", "x86", 1.0, "d", {})],
-    )
+    data.add(tmp_path / "data", [played(missing.TABLES[0], "pfedbayes", 1), played(missing.TABLES[0], "fedavg", 2)])
     assert main(["all", "--results", "data"]) == 1
-    assert played == [("quick", ("pfedbayes",), 1, 1, 4), ("quick", ("fedavg",), 0, 2, 4)]
+    assert calls == [
+        ("quick", ("fedavg",), 0, 2, 4),
+        ("quick", ("pfedbayes",), 0, 1, 4),
+        ("quick", ("pfedbayes",), 2, 1, 4),
+    ]
+    told = [each for each in capfd.readouterr().err.splitlines() if each.startswith("failed")]
+    assert told[0] == "failed   quick/fedavg-s0: the disk is full"
+    assert told[1].startswith("failed   quick/fedavg-s1: the store has it as finished, but it left no data")
+    assert len(told) == 2
 
 
 @pytest.mark.parametrize("command", [["page"], ["all", "--list"], ["verify", "quick/fedavg"]])

@@ -1,17 +1,14 @@
-"""Published results: data of finished runs, the page made of them, and the verdict over a repeated run."""
+"""Published results: data of finished runs, what is said of them, and the verdict over a repeated run."""
 
 from __future__ import annotations
 
 import math
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.collections import LineCollection
-from matplotlib.figure import Figure
 
 from fedray.compare.published import Published
 from fedray.compare.tables import style
@@ -23,114 +20,22 @@ from fedray.studies.named import STUDIES
 from fedray.studies.named.quick import quick
 from fedray.studies.results import (
     data,
-    figures,
     judgement,
     machine,
     missing,
     page,
     record,
-    rows,
     tables,
     verify,
-    why,
 )
-from fedray.studies.results.data import BEST, LATE, Line
+from fedray.studies.results.data import BEST, LATE
 from fedray.studies.results.tables import Claim, Table
 from fedray.types import FedRayError
+from tests.studies.published import line, publish
 
 pytestmark = pytest.mark.usefixtures("unpainted")
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
-
-
-def line(seed: int = 0, cell: str = "fedavg", **metrics: float) -> Line:
-    found = metrics or {"global/accuracy": 0.9}
-    return Line("quick", cell, seed, 5, 1, f"f{seed}", "all", "abc", "python", "x86", 1.5, "d", found)
-
-
-def test_the_page_is_what_the_generator_makes_of_the_data() -> None:
-    assert (RESULTS / page.PAGE).read_text(encoding="utf-8") == page.make(RESULTS)
-
-
-def test_every_figure_that_is_apart_from_its_paper_has_a_paragraph_and_no_other_has_one() -> None:
-    assert page.gaps(RESULTS) == []
-
-
-def test_the_page_shows_the_figure_of_every_table_with_data_and_no_other_is_there() -> None:
-    shown = re.findall(r"\]\(figures/(.*?)\)", (RESULTS / page.PAGE).read_text(encoding="utf-8"))
-    assert sorted(shown) == sorted(path.name for path in (RESULTS / "figures").iterdir())
-    assert len({table.slug for table in tables.TABLES}) == len(tables.TABLES)
-
-
-def test_a_figure_has_the_best_of_every_seed_beside_the_papers_where_it_prints_one(tmp_path: Path) -> None:
-    """87.38 ± 0.27 is FedAvg's figure on MNIST small in pFedBayes' Table 1; selection has only plots in its paper."""
-    table = tables.Table("table1-mnist", "T", "P.", 2, 1, 2, sources=("pFedBayes, Table 1",), only=("fedavg-small",))
-    runs = [{"global/accuracy": 0.6, f"{BEST}global/accuracy": best} for best in (0.84, 0.88)]
-    lines = [line(seed, "fedavg-small", **run) for seed, run in enumerate(runs)]
-    data.add(tmp_path, [each._replace(study="table1-mnist", rounds=2) for each in lines])
-    assert points(figures.accuracies(rows.rows(tmp_path, table))) == {(86.0, 2.83), (84.0, 0), (88.0, 0), (87.38, 0.27)}
-    plots = tables.Table("selection", "S", "P.", 100, 2, 1)
-    data.add(tmp_path, [line(0, "hip", **runs[0])._replace(study="selection", rounds=100)])
-    assert points(figures.accuracies(rows.rows(tmp_path, plots))) == {(60.0, 0)}
-
-
-def test_a_table_that_takes_the_best_of_the_last_rounds_is_compared_by_them(tmp_path: Path) -> None:
-    table = tables.Table("table1-mnist", "T", "P.", 2, 1, 1, sources=("pFedBayes, Table 1",), best=LATE)
-    run = {"global/accuracy": 0.6, f"{BEST}global/accuracy": 0.95, f"{LATE}global/accuracy": 0.874}
-    data.add(tmp_path, [line(0, "fedavg-small", **run)._replace(study="table1-mnist", rounds=2)])
-    [row] = rows.rows(tmp_path, table)
-    assert [verdict.nearness for verdict in row.verdicts()] == ["within ±"]
-    assert points(figures.accuracies([row])) == {(87.4, 0), (87.38, 0.27)}
-    text = page._text(page.Section(table, [row]), {})
-    assert "| best of last eighth (%) | paper (%) | best of last eighth - paper |" in text
-    assert "| 60.00 | 87.40 | 87.38 ± 0.27 | +0.02 | within ± |" in text
-
-
-def points(figure: Figure | None) -> set[tuple[float, float]]:
-    """Every point of a figure with one panel, with the half length of its error bar."""
-    assert figure is not None
-    (ax,) = figure.axes
-    bars = {}
-    for collection in ax.collections:
-        assert isinstance(collection, LineCollection)
-        ((low, _), (high, _)) = collection.get_segments()[0]
-        bars[round((low + high) / 2, 2)] = round((high - low) / 2, 2)
-    single = [drawn for drawn in ax.lines if drawn.get_marker() not in ("|", "None")]
-    found = {round(float(x), 2) for drawn in single for x in np.atleast_1d(np.asarray(drawn.get_xdata()))}
-    return {(x, bars.get(x, 0)) for x in found}
-
-
-def test_paragraphs_that_are_missing_or_too_many_are_named(tmp_path: Path) -> None:
-    assert why.paragraphs(tmp_path) == {}
-    (tmp_path / why.WHY).write_text("# Why\n\n## a/x,lr=1, a/y\n\nTwo\nlines.\n\n## a/z\n\n## a/y\n\nAgain.\n")
-    written = why.paragraphs(tmp_path)
-    assert written == {("a/x,lr=1", "a/y"): "Two lines.", ("a/z",): "", ("a/y",): "Again."}
-    found = list(why.gaps(written, ["a/x,lr=1", "a/y", "a/w"]))
-    assert [line.split("`")[1] for line in found] == ["## a/w", "## a/z", "## a/y", "## a/z"]
-    assert ["write a paragraph" in found[0], "no text" in found[1], "more than once" in found[2]] == [True] * 3
-    assert "no cell that is apart" in found[3]
-    assert list(why.gaps({("a/x",): "Text."}, ["a/x"])) == []
-
-
-def test_the_page_shows_a_registered_table_before_its_first_run_and_fails_without_a_paragraph(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """A run of FedAvg that is 20 points below pFedBayes' Table 1."""
-    lowest = tables.Table("table1-mnist", "T", "P.", 2, 1, 1, sources=("pFedBayes, Table 1",), only=("fedavg-small",))
-    registered = tables.Table("selection-rare", "R", "P.", 30, 1, 2, registered="*Hypothesis*: hip.")
-    monkeypatch.setattr(page, "TABLES", (lowest, registered))
-    bad = {"global/accuracy": 0.6, f"{BEST}global/accuracy": 0.674}
-    data.add(tmp_path, [line(0, "fedavg-small", **bad)._replace(study="table1-mnist", rounds=2)])
-    assert main(["page", "--results", str(tmp_path)]) == 1
-    assert "## table1-mnist/fedavg-small" in capfd.readouterr().err
-    text = (tmp_path / page.PAGE).read_text(encoding="utf-8")
-    assert "**Registered.** *Hypothesis*: hip.\n\nNo run is in the data yet." in text
-    assert "Of 1 figures that a paper prints with a ±, 0 (0 %) are within" in text
-    assert "| 87.38 ± 0.27 | -19.98 | apart |" in text
-    assert "| T | 1 | 1 | 0 of 1 |  |  |  | 0.00 |\n| R | 0 | 8 |  |  |  |  | 0.00 |\n" in text
-    (tmp_path / why.WHY).write_text("## table1-mnist/fedavg-small\n\nTwo rounds only.\n")
-    assert main(["page", "--results", str(tmp_path)]) == 0
-    assert "**fedavg-small**: Two rounds only." in (tmp_path / page.PAGE).read_text(encoding="utf-8")
 
 
 def test_lines_survive_the_file_to_the_bit_and_a_later_run_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
@@ -179,6 +84,12 @@ def test_nearness(ours: float, sd: float | None, expected: str) -> None:
     assert judgement.nearness(ours, Published(0.9, sd, "a paper")) == expected
 
 
+def test_a_figure_at_a_distance_of_a_point_is_near() -> None:
+    """In floating point 0.9516 - 0.9416 is above 0.01."""
+    assert judgement.nearness(0.9416, Published(0.9516, None, "a paper")) == "within 1 point"
+    assert judgement.nearness(0.9415, Published(0.9516, None, "a paper")) == "apart"
+
+
 def test_the_paired_interval_is_students_and_takes_the_partitions_out() -> None:
     noise = np.random.default_rng(0).normal(size=12)
     a = {seed: 5.0 + 10 * x + (-1) ** seed for seed, x in enumerate(noise)}
@@ -205,26 +116,6 @@ def test_better_is_more_accurate_but_less_wrong() -> None:
     assert all(style(claim.metric).better for table in tables.TABLES for claim in table.claims)
     with pytest.raises(ValueError, match="neither more nor less"):
         judgement.ordering("global/entropy", one, two)
-
-
-def test_questions_of_ours_are_counted_apart_from_the_claims_of_papers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """pFedBayes is more accurate by 0.1 ± 0.014: at two seeds the interval is 0.1 ± 0.127, and open."""
-    asked = (
-        Claim("global/accuracy", "pfedbayes", "fedavg", "Table 9"),
-        Claim("global/nll", "pfedbayes", "fedavg", "are they calibrated?", ours=True),
-    )
-    monkeypatch.setattr(page, "TABLES", (Table("quick", "Quick", "None.", 5, 1, 2, asked),))
-    for seed in range(2):
-        worse = line(seed, "fedavg", **{"global/accuracy": 0.8, "global/nll": 1.0})
-        better = line(seed, "pfedbayes", **{"global/accuracy": 0.89 + 0.02 * seed, "global/nll": 0.5 + 0.002 * seed})
-        data.add(tmp_path, [worse, better])
-    text = page.make(tmp_path)
-    assert "Of 1 claims of papers with two seeds or more, 0 hold, 0 are refuted, and 1 are open." in text
-    assert "Of 1 questions of ours with two seeds or more, 1 hold, 0 are refuted, and 0 are open." in text
-    assert "| +10.00 | -2.71 to +22.71 | 2 | open | Table 9 |" in text
-    assert "| +0.499 | +0.486 to +0.512 | 2 | holds | ours: are they calibrated? |" in text
 
 
 def test_a_repeated_run_is_judged_by_its_bits_or_by_the_deviation() -> None:
@@ -259,10 +150,8 @@ def test_record_then_verify_and_what_is_missing(
     """A study leaves its data, the page shows them, the run comes out the same, and only the other seed is missing."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(agenda, "STUDIES", {"quick": short})
-    monkeypatch.setattr(rows, "STUDIES", {"quick": short})
     wanted = (Table("quick", "Quick", "None.", 2, 1, 2, (Claim("global/accuracy", "fedavg", "fedavg", "here"),)),)
-    monkeypatch.setattr(missing, "TABLES", wanted)
-    monkeypatch.setattr(page, "TABLES", wanted)
+    publish(monkeypatch, *wanted)
     monkeypatch.setattr(study, "finished", lambda *_: _committed("abc123"))
     local = ["--runtime", "local", "--concurrency", "1"]
     assert main(["quick", "--rounds", "2", "--seeds", "1", *local, "--record", "data"]) == 0
@@ -270,7 +159,6 @@ def test_record_then_verify_and_what_is_missing(
     assert (found.cell, found.seed, found.rounds, found.commit) == ("fedavg", 0, 2, "abc123")
     assert found.command.endswith("--only fedavg --size all --seeds 1 --seed-start 0 --rounds 2 --eval-every 1 "
                                   "--runtime local")  # fmt: skip
-    assert found.cpu_seconds >= 0
     assert len(found.digest) == 64
     assert main(["verify", "quick/fedavg", "--results", "data"]) == 0
     assert "the same to the bit" in capfd.readouterr().out

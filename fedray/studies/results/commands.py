@@ -113,10 +113,8 @@ def play_all(words: Sequence[str], again: str) -> int:
     if options.list:
         print("\n".join(missing.listing(works)))
         return cli.DONE
-    shared = Options(
-        record=options.results, concurrency=options.concurrency, data=options.data, execution=options.execution
-    )
-    failed = missing.play(works[: options.limit], shared, output, again)
+    shared = Options(concurrency=options.concurrency, data=options.data, execution=options.execution)
+    failed = missing.play(works[: options.limit], shared, options.results, output, again)
     for name, reason in failed.items():
         say(f"failed   {name}: {reason.splitlines()[0]}")
     return cli.FAILED if failed else cli.DONE

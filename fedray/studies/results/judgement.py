@@ -10,6 +10,7 @@ from fedray.compare.published import Published
 from fedray.compare.tables import style
 
 POINT = 0.01
+ROUNDING = 1e-9  # of the difference of two printed figures: 0.9516 - 0.9416 is a point
 Nearness = Literal["within ±", "within 1 point", "within twice ±", "apart"]
 
 
@@ -28,7 +29,7 @@ class Ordering(NamedTuple):
 
 def nearness(ours: float, paper: Published) -> Nearness:
     """How far a figure is from a printed one."""
-    distance = abs(ours - paper.mean)
+    distance = abs(ours - paper.mean) - ROUNDING
     if paper.sd is not None and distance <= paper.sd:
         return "within ±"
     if distance <= POINT:

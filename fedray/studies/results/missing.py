@@ -21,6 +21,10 @@ from fedray.terminal import say
 from fedray.types import FedRayError
 
 COSTS = "costs.json"  # CPU seconds of cells that were only tried, below the folder of the runs
+NO_DATA = (
+    "the store has it as finished, but it left no data: it was played elsewhere, or by code that no commit has; give "
+    "another store with --tracking.uri"
+)
 TRIED = 3  # rounds: the first is warm-up, the second has no evaluation, the third has one
 
 
@@ -45,8 +49,8 @@ def missing(folder: Path, output: Path) -> list[Work]:
         lines = data.read(folder, table.study)
         played = {line.config for line in lines}
         left: dict[str, list[PlannedRun]] = {}
-        for run in table.runs():
-            if run.fingerprint not in played:
+        for fingerprint, run in table.runs().items():
+            if fingerprint not in played:
                 left.setdefault(run.cell, []).append(run)
         for cell, runs in left.items():
             known = [line.cpu_seconds for line in lines if (line.cell, line.rounds) == (cell, table.rounds)]
@@ -61,10 +65,15 @@ def listing(works: Sequence[Work]) -> list[str]:
     for work in works:
         cost = "?" if work.cpu_seconds is None else f"{work.cpu_seconds / 60:.1f}"
         lines.append(f"{work.name:<44} {len(work.runs)} runs x {cost:>6} CPU min")
+    return [*lines, total(works)]
+
+
+def total(works: Sequence[Work]) -> str:
+    """How many runs are missing, and what they will cost."""
     runs = sum(len(work.runs) for work in works)
     known = [work.cpu_seconds * len(work.runs) for work in works if work.cpu_seconds is not None]
     unknown = f", and {len(works) - len(known)} cells of unknown cost" if len(known) < len(works) else ""
-    return [*lines, f"{runs} runs are missing: {sum(known) / 3600:.1f} CPU hours{unknown}"]
+    return f"{runs} runs are missing: {sum(known) / 3600:.1f} CPU hours{unknown}"
 
 
 def measure(works: Sequence[Work], output: Path, where: Data) -> None:
@@ -80,28 +89,46 @@ def measure(works: Sequence[Work], output: Path, where: Data) -> None:
             write_json(output / COSTS, dict(_estimates(output)) | {work.runs[0].fingerprint: round(seconds, 1)})
 
 
-def play(works: Sequence[Work], options: Options, output: Path, command: str) -> Mapping[str, str]:
-    """Play what is missing, cell after cell, its seeds side by side; the names of runs that failed, with reasons.
+def play(works: Sequence[Work], options: Options, folder: Path, output: Path, command: str) -> Mapping[str, str]:
+    """Play what is missing, cell after cell, its seeds side by side; the names of runs without data, with reasons.
 
     Everything that ends is in the data at once: an interruption costs nothing but the runs under way, and those go on
     from their checkpoints.
     """
     failed: dict[str, str] = {}
     for number, work in enumerate(works, start=1):
+        name = work.table.study
         say(f"[{number}/{len(works)}] {work.name}")
-        seeds = [run.experiment.seed for run in work.runs]
-        chosen = dataclasses.replace(
-            options,
-            only=(work.runs[0].cell,),
-            seed_start=min(seeds),
-            seeds=max(seeds) - min(seeds) + 1,
-            rounds=work.table.rounds,
-            eval_every=work.table.eval_every,
-            execution=dataclasses.replace(options.execution, output=output / work.table.study),
-        )
-        lost = study.play(work.table.study, chosen, command, table=False)
-        failed |= {f"{work.table.study}/{name}": why for name, why in lost.items()}
+        execution = dataclasses.replace(options.execution, output=output / name)
+        for seeds in _stretches([run.experiment.seed for run in work.runs]):
+            chosen = dataclasses.replace(
+                options,
+                only=(work.runs[0].cell,),
+                seed_start=seeds.start,
+                seeds=len(seeds),
+                rounds=work.table.rounds,
+                eval_every=work.table.eval_every,
+                record=folder,
+                execution=execution,
+            )
+            lost = study.play(name, chosen, command, table=False)
+            failed |= {f"{name}/{run}": why for run, why in lost.items()}
+        known = {line.config for line in data.read(folder, name)}
+        for run in work.runs:
+            if run.fingerprint not in known:
+                failed.setdefault(f"{name}/{run.name}", NO_DATA)
     return failed
+
+
+def _stretches(numbers: Sequence[int]) -> list[range]:
+    """Numbers as ranges without gaps."""
+    found: list[range] = []
+    for number in sorted(numbers):
+        if found and found[-1].stop == number:
+            found[-1] = range(found[-1].start, number + 1)
+        else:
+            found.append(range(number, number + 1))
+    return found
 
 
 def _tried(run: PlannedRun, where: Data) -> float:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from fedray.compare.groups import of_runs
 from fedray.compare.tables import style
-from fedray.studies.results import figures, judgement, printed, why
+from fedray.studies.results import figures, judgement, missing, printed, why
 from fedray.studies.results.data import WORDS
-from fedray.studies.results.rows import KINDS, Row, Verdict, rows
-from fedray.studies.results.tables import TABLES, Claim, Table
+from fedray.studies.results.rows import KINDS, Row, Verdict
+from fedray.studies.results.sections import Judged, Section, sections_of
 
 PAGE = "README.md"
 COLUMNS = (
@@ -32,7 +31,7 @@ COLUMNS = (
     "CPU min per run",
 )
 OVERVIEW = ("table", "runs in the data", "planned", "near the paper", "orderings: hold", "refuted", "open", "CPU hours")
-CLAIMS = ("claim: better", "than", "measure", "better by", "95 % interval", "seeds", "claim", "where it is claimed")
+CLAIMS = ("better", "than", "measure", "by", "95 % interval", "seeds", "answer", "by mean of last ten", "claimed in")
 HEAD = """# Results as data
 
 This page is made of the files beside it by `python -m fedray.studies page`. A test compares the two, so no figure in
@@ -40,104 +39,88 @@ its tables is typed by hand. Those in the paragraphs below the tables are: they 
 beside them. A line of a CSV file is one run: study, cell, seed, rounds, protocol, commit, command, machine, CPU
 seconds, digest of the states, and every metric.
 
+- *Model*: each client's personal model, tested on its own test data; the global one, tested on those of all clients;
+  or that of newcomers.
 - *Mean of last ten*: the mean over the last ten evaluations, at most half of them, then the mean over seeds ± their
-  sample standard deviation.
-- *Best*: the same of each run's best evaluation. It selects on test data, as the papers do; only this column is
-  compared with theirs. Where a paper takes the best of its last rounds, as of 700 to 800, so do we: *best of last
-  eighth*.
+  sample standard deviation. NLL, ECE and the like are such means, too.
+- *Best*: the same of each run's best evaluation. It selects on test data, as the papers do; so this column is compared
+  with theirs. Where a paper takes the best of its last rounds, as of 700 to 800, so do we: *best of last eighth*.
 - *Verdict*: within the paper's ±; within 1 point; within twice the ±; or apart. All but the last are *near the paper*.
-  The papers' data are split anew in each repeat, and so are ours. Each cell that is apart has a paragraph, from
-  [why.md](why.md).
-- *Better by*: the mean difference over the same seeds, hence the same partition, with Student's 95 % interval. What is
-  compared is the mean of the last ten evaluations. The difference is above zero where the first cell is better: more
-  accurate, or with a smaller NLL, ECE or deviation. A claim *holds* if the interval is above zero, is *refuted* if it
-  is below, and stays *open* otherwise. The intervals are not corrected for their number. Claims are those of the
-  papers' words, and their bold face: the best figure of a column is better than every other. Questions of our own have
-  the same columns. They are counted apart, and marked *ours*.
+  Our split of the data is new for each seed. Each cell that is apart has a paragraph, from [why.md](why.md).
+- *NLL*, *ECE*, *MCE*, *Brier*: the negative log-likelihood in nats, mean and largest calibration error in ten bins, and
+  the Brier score, 0 to 2. *Unknown AUROC*: how well the models' doubt tells classes that a client lacks; 50 is chance.
+- *By*: the mean difference over the same seeds, hence the same partition, with Student's 95 % interval. It is above
+  zero where the first cell is better: more accurate, or with a smaller NLL, ECE or deviation. A claim *holds* if the
+  interval is above zero, is *refuted* if it is below, and stays *open* otherwise. The intervals are not corrected for
+  their number. Claims are those of the papers' words, and their bold face: the best figure of a column is better than
+  every other. They are answered by what the paper prints, the best, and again by the mean of the last ten. Claims about
+  plots, and questions of our own, have the mean of the last ten alone. Ours are counted apart, and marked *ours*.
 
 `python -m fedray.studies verify STUDY/CELL --seed S` plays a line again and compares. `python -m fedray.studies all`
 plays what is missing, cheapest first.
 """
 
 
-class Section(NamedTuple):
-    """A table and its rows for which there are data."""
-
-    table: Table
-    rows: list[Row]
-
-    @property
-    def cells(self) -> dict[str, Row]:
-        """The rows by STUDY/CELL."""
-        return {f"{self.table.study}/{row.cell}": row for row in self.rows}
-
-    @property
-    def verdicts(self) -> list[Verdict]:
-        """What is said of every figure that a paper prints."""
-        return [verdict for row in self.rows for verdict in row.verdicts()]
-
-    @property
-    def claims(self) -> list[tuple[Claim, judgement.Ordering]]:
-        """The claims of which the data say something: both cells have two seeds in common."""
-        known = {row.cell: row for row in self.rows}
-        found = []
-        for claim in printed.claims(self.table) if known else ():
-            if claim.better in known and claim.worse in known:
-                better, worse = (known[name].values(claim.metric) for name in (claim.better, claim.worse))
-                if said := judgement.ordering(claim.metric, better, worse):
-                    found.append((claim, said))
-        return found
-
-
 def make(folder: Path) -> str:
     """The text of the page; raises FedRayError for damaged data."""
-    sections = _sections(folder)
+    sections = sections_of(folder)
     paragraphs = why.paragraphs(folder)
-    return "\n".join([HEAD, *_overview(sections), *(_text(each, paragraphs) for each in sections)]).rstrip() + "\n"
+    shown = [each for each in sections if each.rows or each.table.registered]
+    parts = [HEAD, *_summary(sections), missing.total(missing.missing(folder, folder)) + ".\n", *_overview(sections)]
+    return "\n".join([*parts, *(_text(each, paragraphs) for each in shown)]).rstrip() + "\n"
 
 
 def draw(folder: Path) -> None:
     """Write the figures that the page shows; raises FedRayError for damaged data."""
-    figures.draw_all(folder, [(each.table, each.rows) for each in _sections(folder)])
+    figures.draw_all(folder, [(each.table, each.rows) for each in sections_of(folder)])
 
 
 def gaps(folder: Path) -> list[str]:
     """The paragraphs that why.md lacks, or has without need; raises FedRayError for damaged data."""
-    apart = [name for each in _sections(folder) for name, row in each.cells.items() if row.apart]
+    apart = [name for each in sections_of(folder) for name, row in each.cells.items() if row.apart]
     return list(why.gaps(why.paragraphs(folder), apart))
 
 
-def _sections(folder: Path) -> list[Section]:
-    """The tables that have data, and those that were registered before their runs."""
-    found = [Section(table, rows(folder, table)) for table in TABLES]
-    return [each for each in found if each.rows or each.table.registered]
-
-
-def _overview(sections: Sequence[Section]) -> Iterator[str]:
+def _summary(sections: Sequence[Section]) -> Iterator[str]:
     """How much is played, what it cost, and how much of it agrees."""
-    lines = [line for each in sections for row in each.rows for line in row.lines]
-    hours = sum(line.cpu_seconds for line in lines) / 3600
+    lines = [line for each in sections for line in each.lines]
     filled = sum(bool(each.rows) for each in sections)
     yield (
-        f"**{len(lines)} runs** of {filled} of {len(TABLES)} tables are in the data; they took {hours:.2f} CPU "
-        "hours. `python -m fedray.studies all --list` names those that are missing.\n"
+        f"**{len(lines)} runs** of {filled} of {len(sections)} tables are in the data; they took "
+        f"{sum(line.cpu_seconds for line in lines) / 3600:.2f} CPU hours.\n"
     )
     verdicts = [verdict for each in sections for verdict in each.verdicts]
     with_sd = [each for each in verdicts if each.paper.sd is not None]
     without = [each for each in verdicts if each.paper.sd is None]
     yield _share(with_sd, "with a ±", "within the larger of 1 point and twice the ±")
     yield _share(without, "without a ±", "within 1 point")
-    found = [pair for each in sections for pair in each.claims]
-    yield _tally([said for claim, said in found if not claim.ours], "claims of papers")
-    yield _tally([said for claim, said in found if claim.ours], "questions of ours") + "\n"
+    fitted = sum(len(each.verdicts) for each in sections if each.table.fitted)
+    yield (
+        f"{fitted} of these {len(verdicts)} figures are of pFedBayes' tables: readings of their protocol were chosen "
+        "by some of the same figures, as that of MNIST small says. A figure that stands in two tables counts twice."
+    )
+    if old := sum(not row.current for each in sections for row in each.rows):
+        yield f"{old} cells were played with settings that the study no longer has (†): they count in neither share."
+    claims = [claim for each in sections for claim in printed.claims(each.table)]
+    found = [each for section in sections for each in section.claims]
+    papers = [each for each in found if not each.claim.ours]
+    yield _tally([each.said for each in papers], sum(not claim.ours for claim in claims), "claims of papers")
+    if any(each.last for each in papers):
+        yield f"By the mean of the last ten evaluations alone, {_count([each.last or each.said for each in papers])}."
+    ours = [each.said for each in found if each.claim.ours]
+    yield _tally(ours, sum(claim.ours for claim in claims), "questions of ours") + "\n"
+
+
+def _overview(sections: Sequence[Section]) -> Iterator[str]:
+    """A line for every table, those without data included."""
     yield from _header(OVERVIEW, "l" + "r" * (len(OVERVIEW) - 1))
     for each in sections:
-        played = [line for row in each.rows for line in row.lines]
-        cost = sum(line.cpu_seconds for line in played) / 3600
+        cost = sum(line.cpu_seconds for line in each.lines) / 3600
         near = f"{_near(each.verdicts)} of {len(each.verdicts)}" if each.verdicts else ""
-        count = Counter(said.answer for _, said in each.claims)
+        count = Counter(judged.said.answer for judged in each.claims)
         tally = [str(count[word]) if count else "" for word in ("holds", "refuted", "open")]
-        yield _line([each.table.title, str(len(played)), str(len(each.table.runs())), near, *tally, f"{cost:.2f}"])
+        planned = str(len(each.table.runs()))
+        yield _line([each.table.title, str(len(each.lines)), planned, near, *tally, f"{cost:.2f}"])
     yield ""
 
 
@@ -150,11 +133,14 @@ def _share(verdicts: Sequence[Verdict], which: str, near: str) -> str:
     return f"Of {len(verdicts)} figures that a paper prints {which}, {share} are {near}."
 
 
-def _tally(orderings: Sequence[judgement.Ordering], which: str) -> str:
-    """What is said of orderings of a kind."""
+def _tally(orderings: Sequence[judgement.Ordering], of: int, which: str) -> str:
+    """What is said of orderings of a kind, of which there are more in the tables than there are data for."""
+    return f"Of {of} {which}, {len(orderings)} have two seeds or more: {_count(orderings)}."
+
+
+def _count(orderings: Sequence[judgement.Ordering]) -> str:
     count = Counter(each.answer for each in orderings)
-    said = f"{count['holds']} hold, {count['refuted']} are refuted, and {count['open']} are open"
-    return f"Of {len(orderings)} {which} with two seeds or more, {said}."
+    return f"{count['holds']} hold, {count['refuted']} are refuted, and {count['open']} are open"
 
 
 def _near(verdicts: Sequence[Verdict]) -> int:
@@ -179,7 +165,7 @@ def _text(section: Section, paragraphs: Mapping[tuple[str, ...], str]) -> str:
     parts += _filled(names, [line for row in found for line in _figures(row)], left=2)
     parts += ["", figures.link(table)]
     if claims := section.claims:
-        parts += ["", *_header(CLAIMS, "lllrrrll"), *(_line(_claim(*each)) for each in claims)]
+        parts += ["", *_filled(CLAIMS, [_claim(each) for each in claims], left=3)]
     parts += _remarks(section, paragraphs)
     return "\n".join(parts) + "\n"
 
@@ -207,7 +193,7 @@ def _figures(row: Row) -> Iterator[list[str]]:
         last, best = row.values(f"{kind}/accuracy"), row.best(kind)
         if not last or best is None:
             continue
-        verdict, calibration = verdicts.get(kind), row.paper(f"{kind}/ece")
+        verdict, calibration = verdicts.get(kind), row.paper(f"{kind}/ece") if row.current else None
         printed_ece = f"; paper {100 * calibration.mean:.2f}" if calibration else ""
         yield [
             f"{row.cell}{'' if row.current else ' †'}",
@@ -227,12 +213,14 @@ def _figures(row: Row) -> Iterator[list[str]]:
         ]
 
 
-def _claim(claim: Claim, found: judgement.Ordering) -> list[str]:
+def _claim(judged: Judged) -> list[str]:
+    claim, said = judged.claim, judged.said
     shown = style(claim.metric)
-    measure = shown.label.replace("%", "points")
-    mean, low, high = (f"{shown.scale * value:+.{shown.digits}f}" for value in (found.by.mean, found.low, found.high))
-    facts = [claim.better, claim.worse, measure, mean, f"{low} to {high}", str(found.by.n), found.answer]
-    return [*facts, f"ours: {claim.source}" if claim.ours else claim.source]
+    measure = shown.label.replace("%", "points") + (f", {WORDS[claim.best]}" if claim.best else "")
+    mean, low, high = (f"{shown.scale * value:+.{shown.digits}f}" for value in (said.by.mean, said.low, said.high))
+    again = f"{judged.last.answer} ({shown.scale * judged.last.by.mean:+.{shown.digits}f})" if judged.last else ""
+    source = f"ours: {claim.source}" if claim.ours else claim.source
+    return [claim.better, claim.worse, measure, mean, f"{low} to {high}", str(said.by.n), said.answer, again, source]
 
 
 def _remarks(section: Section, paragraphs: Mapping[tuple[str, ...], str]) -> Iterator[str]:
@@ -246,9 +234,8 @@ def _remarks(section: Section, paragraphs: Mapping[tuple[str, ...], str]) -> Ite
         if row.apart and name not in named:
             yield f"\n**{row.cell}** ({' and '.join(row.apart)}) is apart; nobody has written why."
     if not all(row.current for row in section.rows):
-        yield "\n† Played with other settings than the study has today."
-    lines = [line for row in section.rows for line in row.lines]
-    machines, commits = (sorted({getattr(line, name) for line in lines}) for name in ("machine", "commit"))
+        yield "\n† Played with settings that the study no longer has; not compared. To verify it, check out its commit."
+    machines, commits = (sorted({getattr(line, name) for line in section.lines}) for name in ("machine", "commit"))
     yield f"\nPlayed on {'; and on '.join(machines)}. Commits: {', '.join(commits)}."
 
 

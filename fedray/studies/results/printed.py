@@ -32,15 +32,25 @@ def figure(table: Table, of: Mapping[str, str], metric: str) -> Published | None
 
 @functools.cache
 def claims(table: Table) -> tuple[Claim, ...]:
-    """The orderings that a paper claims: those in words, and those of its bold face, the best figure of a column."""
-    return (*table.claims, *(_bold(table) if table.bold else ()))
+    """The orderings that a paper claims: those in words, and those of its bold face, the best figure of a column.
+
+    A paper that prints figures claims an ordering of what it prints, the best evaluations. One with plots alone, and
+    questions of ours, are answered by the mean of the last ten.
+    """
+    stated = tuple(claim._replace(best=table.best) if _of_figures(table, claim) else claim for claim in table.claims)
+    return (*stated, *(_bold(table) if table.bold else ()))
+
+
+def _of_figures(table: Table, claim: Claim) -> bool:
+    """Whether a claim is about figures that its paper prints, of which the best evaluations are chosen."""
+    return bool(table.sources) and claim.metric.endswith("/accuracy") and not claim.ours
 
 
 def _bold(table: Table) -> list[Claim]:
     """In each column of the printed table, or among the cells of one method there, the best is above every other."""
     cells = {cell.name: cell for cell in STUDIES[table.study]()}
     columns: dict[tuple[str, str], dict[str, Published]] = {}
-    for name in dict.fromkeys(run.cell for run in table.runs()):
+    for name in dict.fromkeys(run.cell for run in table.runs().values()):
         cell: Cell = cells[name]
         found = settings(override(cell.experiment, {"rounds": table.rounds}))
         for metric in table.bold:
@@ -51,6 +61,8 @@ def _bold(table: Table) -> list[Claim]:
         best = max(figures, key=lambda name: figures[name].mean)
         source = f"{figures[best].source}, bold"
         claimed += [
-            Claim(metric, best, name, source) for name, result in figures.items() if result.mean < figures[best].mean
+            Claim(metric, best, name, source, best=table.best)
+            for name, result in figures.items()
+            if result.mean < figures[best].mean
         ]
     return claimed

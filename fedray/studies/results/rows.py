@@ -7,10 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedray.compare.published import Published
-from fedray.config import Experiment, fingerprint, override
 from fedray.federate import report
-from fedray.federate.plan import resolve
-from fedray.studies.named import STUDIES
 from fedray.studies.results import data, judgement, printed
 from fedray.studies.results.data import Line
 from fedray.studies.results.judgement import Nearness
@@ -34,7 +31,7 @@ class Row(NamedTuple):
     lines: tuple[Line, ...]
     table: Table
     settings: Mapping[str, str]
-    current: bool  # whether the study has the same settings today
+    current: bool  # whether the study has the same settings today; else nothing is compared with the paper
 
     def values(self, metric: str) -> dict[int, float]:
         """A metric by seed."""
@@ -50,8 +47,8 @@ class Row(NamedTuple):
         return printed.figure(self.table, self.settings, metric)
 
     def verdicts(self) -> Iterator[Verdict]:
-        """How far its accuracies are from the paper's."""
-        for kind in KINDS:
+        """How far its accuracies are from the paper's; nothing where the study has other settings today."""
+        for kind in KINDS if self.current else ():
             best, paper = self.best(kind), self.paper(f"{kind}/accuracy")
             if best is not None and paper is not None:
                 yield Verdict(kind, paper, judgement.nearness(best, paper))
@@ -63,21 +60,18 @@ class Row(NamedTuple):
 
 
 def rows(folder: Path, table: Table) -> list[Row]:
-    """The rows of a table for which there are data, in the order of the study."""
+    """The rows of a table for which there are data, in the order of the study.
+
+    A row has the runs with today's settings. Only where a cell has none of these, it has those with earlier settings:
+    the two are never pooled.
+    """
     lines = [line for line in data.read(folder, table.study) if line.rounds == table.rounds]
     if not lines:  # planning takes time
         return []
-    cells = {cell.name: cell for cell in STUDIES[table.study]()}
-    found = []
-    for name in dict.fromkeys(run.cell for run in table.runs()):
-        own = tuple(line for line in lines if line.cell == name)
-        if own:
-            cfg = override(cells[name].experiment, {"rounds": table.rounds})
-            current = all(_fingerprint(cfg, line) == line.config for line in own)
-            found.append(Row(name, own, table, printed.settings(cfg), current))
+    found, today = [], table.runs()
+    for name, run in {run.cell: run for run in today.values()}.items():
+        earlier = tuple(line for line in lines if line.cell == name)
+        own = tuple(line for line in earlier if line.config in today)
+        if earlier:
+            found.append(Row(name, own or earlier, table, printed.settings(run.experiment), bool(own)))
     return found
-
-
-def _fingerprint(cfg: Experiment, line: Line) -> str:
-    changes = {"rounds": line.rounds, "eval_every": line.eval_every, "seed": line.seed}
-    return fingerprint(resolve(override(cfg, changes)))

@@ -1,0 +1,63 @@
+"""A section of the page: a table, its rows for which there are data, and what is said of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from fedray.studies.results import judgement, printed
+from fedray.studies.results.data import Line
+from fedray.studies.results.rows import Row, Verdict, rows
+from fedray.studies.results.tables import TABLES, Claim, Table
+
+
+class Judged(NamedTuple):
+    """A claim of which the data say something."""
+
+    claim: Claim
+    said: judgement.Ordering
+    last: judgement.Ordering | None  # the same by the mean of the last ten, where the claim is about the best
+
+
+class Section(NamedTuple):
+    """A table and its rows for which there are data."""
+
+    table: Table
+    rows: list[Row]
+
+    @property
+    def cells(self) -> dict[str, Row]:
+        """The rows by STUDY/CELL."""
+        return {f"{self.table.study}/{row.cell}": row for row in self.rows}
+
+    @property
+    def lines(self) -> list[Line]:
+        """The runs of all rows."""
+        return [line for row in self.rows for line in row.lines]
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """What is said of every figure that a paper prints."""
+        return [verdict for row in self.rows for verdict in row.verdicts()]
+
+    @property
+    def claims(self) -> list[Judged]:
+        """The claims of which the data say something: both cells have two seeds in common, with today's settings."""
+        known = {row.cell: row for row in self.rows if row.current}
+        found = []
+        for claim in printed.claims(self.table) if known else ():
+            if claim.better in known and claim.worse in known:
+                better, worse = known[claim.better], known[claim.worse]
+                if said := _ordering(claim, claim.best, better, worse):
+                    found.append(Judged(claim, said, _ordering(claim, "", better, worse) if claim.best else None))
+        return found
+
+
+def _ordering(claim: Claim, best: str, better: Row, worse: Row) -> judgement.Ordering | None:
+    name = f"{best}{claim.metric}"
+    return judgement.ordering(claim.metric, better.values(name), worse.values(name))
+
+
+def sections_of(folder: Path) -> list[Section]:
+    """All tables, those without data included; raises FedRayError for damaged data."""
+    return [Section(table, rows(folder, table)) for table in TABLES]

@@ -1,0 +1,177 @@
+"""The page of published results, made of data and of paragraphs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+
+from fedray.studies.__main__ import main
+from fedray.studies.results import (
+    data,
+    figures,
+    page,
+    rows,
+    tables,
+    why,
+)
+from fedray.studies.results.data import BEST, LATE
+from fedray.studies.results.tables import Claim, Table
+from tests.studies.published import played, publish
+
+pytestmark = pytest.mark.usefixtures("unpainted")
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs" / "results"
+
+
+def test_the_page_is_what_the_generator_makes_of_the_data() -> None:
+    assert (RESULTS / page.PAGE).read_text(encoding="utf-8") == page.make(RESULTS)
+
+
+def test_every_figure_that_is_apart_from_its_paper_has_a_paragraph_and_no_other_has_one() -> None:
+    assert page.gaps(RESULTS) == []
+
+
+def test_the_page_shows_the_figure_of_every_table_with_data_and_no_other_is_there() -> None:
+    shown = re.findall(r"\]\(figures/(.*?)\)", (RESULTS / page.PAGE).read_text(encoding="utf-8"))
+    assert sorted(shown) == sorted(path.name for path in (RESULTS / "figures").iterdir())
+    assert len({table.slug for table in tables.TABLES}) == len(tables.TABLES)
+
+
+def test_a_figure_has_the_best_of_every_seed_beside_the_papers_where_it_prints_one(tmp_path: Path) -> None:
+    """87.38 ± 0.27 is FedAvg's figure on MNIST small in pFedBayes' Table 1; selection has only plots in its paper."""
+    table = tables.Table("table1-mnist", "T", "P.", 2, 1, 2, sources=("pFedBayes, Table 1",), only=("fedavg-small",))
+    runs = [{"global/accuracy": 0.6, f"{BEST}global/accuracy": best} for best in (0.84, 0.88)]
+    data.add(tmp_path, [played(table, "fedavg-small", seed, **run) for seed, run in enumerate(runs)])
+    assert points(figures.accuracies(rows.rows(tmp_path, table))) == {(86.0, 2.83), (84.0, 0), (88.0, 0), (87.38, 0.27)}
+    plots = tables.Table("selection", "S", "P.", 100, 2, 1)
+    data.add(tmp_path, [played(plots, "hip", **runs[0])])
+    assert points(figures.accuracies(rows.rows(tmp_path, plots))) == {(60.0, 0)}
+
+
+def test_a_table_that_takes_the_best_of_the_last_rounds_is_compared_by_them(tmp_path: Path) -> None:
+    table = tables.Table("table1-mnist", "T", "P.", 2, 1, 1, sources=("pFedBayes, Table 1",), best=LATE)
+    run = {"global/accuracy": 0.6, f"{BEST}global/accuracy": 0.95, f"{LATE}global/accuracy": 0.874}
+    data.add(tmp_path, [played(table, "fedavg-small", **run)])
+    [row] = rows.rows(tmp_path, table)
+    assert [verdict.nearness for verdict in row.verdicts()] == ["within ±"]
+    assert points(figures.accuracies([row])) == {(87.4, 0), (87.38, 0.27)}
+    text = page._text(page.Section(table, [row]), {})
+    assert "| best of last eighth (%) | paper (%) | best of last eighth - paper |" in text
+    assert "| 60.00 | 87.40 | 87.38 ± 0.27 | +0.02 | within ± |" in text
+
+
+def points(figure: Figure | None) -> set[tuple[float, float]]:
+    """Every point of a figure with one panel, with the half length of its error bar."""
+    assert figure is not None
+    (ax,) = figure.axes
+    bars = {}
+    for collection in ax.collections:
+        assert isinstance(collection, LineCollection)
+        ((low, _), (high, _)) = collection.get_segments()[0]
+        bars[round((low + high) / 2, 2)] = round((high - low) / 2, 2)
+    single = [drawn for drawn in ax.lines if drawn.get_marker() not in ("|", "None")]
+    found = {round(float(x), 2) for drawn in single for x in np.atleast_1d(np.asarray(drawn.get_xdata()))}
+    return {(x, bars.get(x, 0)) for x in found}
+
+
+def test_paragraphs_that_are_missing_or_too_many_are_named(tmp_path: Path) -> None:
+    assert why.paragraphs(tmp_path) == {}
+    (tmp_path / why.WHY).write_text("# Why\n\n## a/x,lr=1, a/y\n\nTwo\nlines.\n\n## a/z\n\n## a/y\n\nAgain.\n")
+    written = why.paragraphs(tmp_path)
+    assert written == {("a/x,lr=1", "a/y"): "Two lines.", ("a/z",): "", ("a/y",): "Again."}
+    found = list(why.gaps(written, ["a/x,lr=1", "a/y", "a/w"]))
+    assert [line.split("`")[1] for line in found] == ["## a/w", "## a/z", "## a/y", "## a/z"]
+    assert ["write a paragraph" in found[0], "no text" in found[1], "more than once" in found[2]] == [True] * 3
+    assert "no cell that is apart" in found[3]
+    assert list(why.gaps({("a/x",): "Text."}, ["a/x"])) == []
+
+
+def test_the_page_shows_a_registered_table_before_its_first_run_and_fails_without_a_paragraph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A run of FedAvg that is 20 points below pFedBayes' Table 1."""
+    lowest = tables.Table("table1-mnist", "T", "P.", 2, 1, 1, sources=("pFedBayes, Table 1",), only=("fedavg-small",))
+    registered = tables.Table("selection-rare", "R", "P.", 30, 1, 2, registered="*Hypothesis*: hip.")
+    publish(monkeypatch, lowest, registered)
+    bad = {"global/accuracy": 0.6, f"{BEST}global/accuracy": 0.674}
+    data.add(tmp_path, [played(lowest, "fedavg-small", **bad)])
+    assert main(["page", "--results", str(tmp_path)]) == 1
+    assert "## table1-mnist/fedavg-small" in capfd.readouterr().err
+    text = (tmp_path / page.PAGE).read_text(encoding="utf-8")
+    assert "**Registered.** *Hypothesis*: hip.\n\nNo run is in the data yet." in text
+    assert "Of 1 figures that a paper prints with a ±, 0 (0 %) are within" in text
+    assert "8 runs are missing: 0.0 CPU hours, and 4 cells of unknown cost." in text
+    assert "| 87.38 ± 0.27 | -19.98 | apart |" in text
+    assert "| T | 1 | 1 | 0 of 1 |  |  |  | 0.00 |\n| R | 0 | 8 |  |  |  |  | 0.00 |\n" in text
+    (tmp_path / why.WHY).write_text("## table1-mnist/fedavg-small\n\nTwo rounds only.\n")
+    assert main(["page", "--results", str(tmp_path)]) == 0
+    assert "**fedavg-small**: Two rounds only." in (tmp_path / page.PAGE).read_text(encoding="utf-8")
+
+
+def test_questions_of_ours_are_counted_apart_from_the_claims_of_papers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pFedBayes is more accurate by 0.1 ± 0.014: at two seeds the interval is 0.1 ± 0.127, and open."""
+    asked = (
+        Claim("global/accuracy", "pfedbayes", "fedavg", "Table 9"),
+        Claim("global/nll", "pfedbayes", "fedavg", "are they calibrated?", ours=True),
+    )
+    table = Table("quick", "Quick", "None.", 5, 1, 2, asked)
+    publish(monkeypatch, table)
+    for seed in range(2):
+        found = {"global/accuracy": 0.89 + 0.02 * seed, "global/nll": 0.5 + 0.002 * seed}
+        worse = played(table, "fedavg", seed, **{"global/accuracy": 0.8, "global/nll": 1.0})
+        data.add(tmp_path, [worse, played(table, "pfedbayes", seed, **found)])
+    text = page.make(tmp_path)
+    assert "Of 1 claims of papers, 1 have two seeds or more: 0 hold, 0 are refuted, and 1 are open." in text
+    assert "Of 1 questions of ours, 1 have two seeds or more: 1 hold, 0 are refuted, and 0 are open." in text
+    assert "By the mean of the last ten evaluations alone" not in text
+    assert "| +10.00 | -2.71 to +22.71 | 2 | open | Table 9 |" in text
+    assert "| +0.499 | +0.486 to +0.512 | 2 | holds | ours: are they calibrated? |" in text
+
+
+def test_the_claim_of_a_paper_is_answered_by_what_it_prints_and_again_by_the_mean_of_the_last_ten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best are 0.05 apart in both seeds, the means 0.1 ± 0.14. Table 1 prints 90.44 in bold, and FedAvg's 87.38."""
+    names = ("fedavg-small", "pfedbayes-small")
+    settings = {"sources": ("pFedBayes, Table 1",), "bold": ("global/accuracy",), "best": LATE, "only": names}
+    table = Table("table1-mnist", "T", "P.", 2, 1, 2, **settings)
+    publish(monkeypatch, table)
+    for seed, mean in enumerate((0.8, 1.0)):
+        fedavg = {"global/accuracy": 0.8, f"{LATE}global/accuracy": 0.86 + 0.01 * seed}
+        pfedbayes = {"global/accuracy": mean, f"{LATE}global/accuracy": 0.91 + 0.01 * seed}
+        data.add(
+            tmp_path, [played(table, name, seed, **each) for name, each in zip(names, (fedavg, pfedbayes), strict=True)]
+        )
+    text = page.make(tmp_path)
+    assert "Of 1 claims of papers, 1 have two seeds or more: 1 hold, 0 are refuted, and 0 are open." in text
+    assert "By the mean of the last ten evaluations alone, 0 hold, 0 are refuted, and 1 are open." in text
+    assert (
+        "| global accuracy (points), best of last eighth | +5.00 | +5.00 to +5.00 | 2 | holds | open (+10.00) |" in text
+    )
+
+
+def test_runs_with_settings_of_the_past_are_shown_but_neither_pooled_nor_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"sources": ("pFedBayes, Table 1",), "bold": ("global/accuracy",), "only": ("fedavg-small",)}
+    table = Table("table1-mnist", "T", "P.", 2, 1, 2, **settings)
+    publish(monkeypatch, table)
+    figures = {"global/accuracy": 0.6, f"{BEST}global/accuracy": 0.8738}
+    past = [played(table, "fedavg-small", seed, **figures)._replace(config=f"past{seed}") for seed in range(2)]
+    data.add(tmp_path, past)
+    text = page.make(tmp_path)
+    assert "| fedavg-small † | global | 2 | 60.00 ± 0.00 | 87.38 ± 0.00 |" in text
+    assert "No figure that a paper prints with a ± is in the data." in text
+    assert "1 cells were played with settings that the study no longer has (†)" in text
+    assert page.gaps(tmp_path) == []
+    data.add(tmp_path, [played(table, "fedavg-small", 1, **figures)])
+    text = page.make(tmp_path)
+    assert "| fedavg-small | global | 1 | 60.00 | 87.38 | 87.38 ± 0.27 | +0.00 | within ± |" in text
+    assert "†" not in text
