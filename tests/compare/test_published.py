@@ -169,13 +169,12 @@ def test_table_3_of_pfedbayes_gives_learning_rates():
         assert printed(published.find(run, f"{model}/accuracy"))[0] == (figure, None, "pFedBayes, Table 3")
 
 
-# Columns of docs/results.md that quote a paper: heading -> column, the metric and what the row's run is.
-RESULTS = Path(published.__file__).parents[2] / "docs" / "results.md"
+METHODS = Path(published.__file__).parents[2] / "docs" / "methods"
 
 
-def table(title, header):
-    """The rows of a table of docs/results.md: the first after the heading whose first column is so called."""
-    lines = RESULTS.read_text().split(title, 1)[1].splitlines()
+def table(page, header):
+    """The rows of a table of a method's page: the first whose first column is so called."""
+    lines = (METHODS / page).read_text().split("## Figures", 1)[1].splitlines()
     start = next(k for k, line in enumerate(lines) if line.startswith(f"| {header}"))
     cells = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in itertools.takewhile(str.strip, lines[start:])
@@ -183,8 +182,8 @@ def table(title, header):
     return [dict(zip(cells[0], row, strict=True)) if len(set(cells[0])) == len(row) else row for row in cells[2:]]
 
 
-def test_the_figures_that_the_results_quote_are_published():
-    """Every cell of a column "paper" or "logs" in docs/results.md that a line of published.csv should have."""
+def test_the_figures_that_the_pages_of_methods_quote_are_published():
+    """Every cell of a column "paper" or "published" that a line of published.csv should have."""
     checked = []
 
     def agree(quoted, run, metric):
@@ -192,22 +191,15 @@ def test_the_figures_that_the_results_quote_are_published():
             assert float(quoted) in [figure for figure, *_ in printed(published.find(run, metric))], (quoted, metric)
             checked.append(quoted)
 
-    for row in table("## pFedBayes on MNIST medium", "ζ"):
-        run = settings("pfedbayes", {"algorithm.zeta": float(row["ζ"])})
-        agree(row["paper, personal"], run, "personal/accuracy")
-        agree(row["paper, global"], run, "global/accuracy")
-    for row in table("## MNIST small: methods that keep layers", "command"):
-        (command,) = (text for name, text in row.items() if name.startswith("command"))
-        agree(
-            row["logs"],
-            settings(command.strip("`").split()[0].strip("`"), {"data.size": "small"}),
-            "personal/accuracy",
-        )
+    for page in ("bpfed.md", "personal-layers.md"):
+        for row in table(page, "command"):
+            method = row["command"].split()[0].strip("`,")
+            agree(row["published"], settings(method, {"data.size": "small"}), "personal/accuracy")
     columns = {"MNIST": "pfedbred-mnist-dnn", "FMNIST": "pfedbred-fmnist-dnn"}
-    names = {"`pfedbred` (mh": "mh", "`pfedbred --strategy mfo`": "mfo", "`pfedme`": "pfedme"}
-    for run, _, _, _, personal, _, _, global_ in table("## pFedBreD's protocol", "run"):
-        cells = {cell.name: recorded(cell) for cell in STUDIES[columns[run.split(",")[0]]]()}
-        (name,) = (name for start, name in names.items() if run.split(", ")[1].startswith(start))
-        agree(personal, cells[name], "personal/accuracy")
-        agree(global_, cells[name], "global/accuracy")
-    assert len(checked) == 21
+    names = {"`mh`": "mh", "`--strategy mfo`": "mfo"}
+    for run, _, _, personal, _, global_ in table("pfedbred.md", "run"):
+        dataset, name = run.split(", ")
+        cells = {cell.name: recorded(cell) for cell in STUDIES[columns[dataset]]()}
+        agree(personal, cells[names[name]], "personal/accuracy")
+        agree(global_, cells[names[name]], "global/accuracy")
+    assert len(checked) == 13

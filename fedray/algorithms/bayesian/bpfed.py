@@ -32,7 +32,7 @@ class BPFed(pfedbayes.PFedBayes):
     """Weight ζ of the divergence between q_i and p_i against the data term; 1 is the evidence lower bound."""
     personal: tuple[str, ...] = ("head",)
     """Layers that stay with their client: head, body, or single ones: layer1, layer1.bias, ...; with few examples
-    head.bias did better than head on test data (docs/results.md)."""
+    head.bias did better than head on test data (docs/methods/bpfed.md)."""
     sync: bool = True
     """Overwrite the shared layers of q_i by the average at the start of a round; its optimizer then starts anew."""
     prior: Literal["moving", "carried", "fixed"] = "moving"

@@ -87,8 +87,8 @@ SECONDARY = (
 EXCERPT = "Covertype is an excerpt: 92,962 of 581,012 rows (16 %)."
 PLOTS = "The paper prints plots without numbers; its claims are those of its text."
 COVERTYPE = (
-    f"{PLOTS} {EXCERPT} Ten seeds left 14 of the 20 claims of this table and its neighbour open. So thirty more are "
-    "planned, all at once. They were planned after a look at ten, which makes the intervals a little too narrow."
+    f"{PLOTS} {EXCERPT} Ten seeds left 14 of the 20 claims of this table and its neighbour open. So thirty more were "
+    "added, all at once. They were planned after a look at ten, which makes the intervals a little too narrow."
 )
 RULE = (
     "The statistic is the accuracy of the global model, the mean of the last ten evaluations (rounds 21 to 30), HIP "
@@ -134,7 +134,7 @@ TABLE1 = (
     "or that of the method. So a round has 20 minibatches, of 100 examples for every method. On each, pFedBayes takes "
     "one step of its posterior and one of its copy of the global distribution, pFedMe five, Per-FedAvg two, and the "
     "others one. Methods that the paper lacks have our defaults; those of FedAMP, FedEM and FedPop were first chosen "
-    "by accuracies on test data of MNIST small, then checked on validation examples ([results.md](../results.md))."
+    "by accuracies on test data of MNIST small, then checked on validation examples ([methods](../methods/README.md))."
     f"{READINGS}"
 )
 AS_TABLE1 = "The protocol is that of [Table 1, MNIST small](#pfedbayes-table-1-mnist-small)."
