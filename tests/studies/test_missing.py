@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from fedray.config import override
+from fedray.config import Execution, Experiment, override
+from fedray.federate.compiled import choice
 from fedray.studies import agenda
 from fedray.studies.__main__ import main
 from fedray.studies.cell import Cell
 from fedray.studies.named.quick import quick
-from fedray.studies.results import data, missing
+from fedray.studies.results import data, missing, record
 from fedray.studies.results.tables import Table
 from tests.studies.published import played
 
@@ -48,8 +50,29 @@ def test_costs_are_those_of_other_seeds_or_of_a_few_rounds_and_the_cheapest_come
     lines = capfd.readouterr().out.splitlines()
     assert [each.split("/")[1].split()[0] for each in lines[:2]] == ["pfedbayes", "fedavg"]
     assert "unknown" not in lines[2]
-    [seconds] = missing._estimates(Path("runs")).values()
+    [seconds] = missing._estimates(Path("data")).values()
     assert 0 < seconds < 60
+
+
+@pytest.mark.parametrize("long", [True, False])
+def test_a_run_is_tried_as_the_whole_of_it_would_be_played(long: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three rounds by themselves are too short to compile their step; a run of eight is not where it pays from them on.
+
+    FedAvg has ten clients with two minibatches each: 60 steps in three rounds, and 160 in eight.
+    """
+    monkeypatch.setattr(choice, "unit", lambda plan: SimpleNamespace(operations=1))
+    monkeypatch.setattr(choice, "WORTH", 100 if long else 200)
+    monkeypatch.setattr(choice, "obtain_unit", lambda *_: SimpleNamespace(key="package"))
+    asked = []
+
+    def play(cfg: Experiment, execution: Execution) -> None:
+        asked.append((cfg.rounds, execution.backend))
+
+    monkeypatch.setattr(missing.session, "run_experiment", play)
+    monkeypatch.setattr(missing.record, "history", lambda _: [{record.CPU: 1.0}] * 3)
+    run = agenda.plan_runs("quick", agenda.Options(only=("fedavg",), rounds=8, eval_every=4)).runs[0]
+    assert missing._tried(run, agenda.Data()) == 8.0
+    assert asked == [(3, "compiled" if long else "auto")]
 
 
 def test_all_plays_what_is_missing_and_nothing_twice(

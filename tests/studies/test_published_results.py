@@ -103,6 +103,9 @@ def test_the_paired_interval_is_students_and_takes_the_partitions_out() -> None:
     other = judgement.ordering("global/accuracy", b, a)
     assert other is not None
     assert other.answer == "refuted"
+    same = judgement.ordering("global/accuracy", a, a)
+    assert same is not None
+    assert same.answer == "refuted"  # as of fine-tuning, which cannot change a global model
     assert judgement.ordering("global/accuracy", {0: 1.0}, {0: 2.0}) is None
     assert judgement.ordering("global/accuracy", {0: 1.0}, {1: 2.0}) is None
 
@@ -170,7 +173,7 @@ def test_record_then_verify_and_what_is_missing(
     assert asked.command == f"{found.command} --uncertainty"
     assert 0 < asked.metrics["global/unknown_auroc"] < 1
     assert main(["verify", "quick/fedavg", "--results", "asked"]) == 0
-    works = missing.missing(tmp_path / "data", tmp_path)
+    works = missing.missing(tmp_path / "data")
     assert [(work.name, [run.experiment.seed for run in work.runs]) for work in works] == [("quick/fedavg", [1])]
     assert works[0].cpu_seconds == found.cpu_seconds
     text = page.make(tmp_path / "data")

@@ -52,7 +52,7 @@ class AllOptions:
     list: bool = False
     """List the missing runs and what they will cost, without playing any."""
     measure: bool = False
-    """First play three rounds of every cell of unknown cost; the estimates are kept beside the runs."""
+    """First play three rounds of every cell of unknown cost; the estimates are kept beside the data."""
     limit: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Play at most N of the cells that are missing."""
     concurrency: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
@@ -106,10 +106,10 @@ def play_all(words: Sequence[str], again: str) -> int:
     """``all``: exit code 1 where some run failed."""
     options = cli.read_options(AllOptions, words, f"{PROG} all", AllOptions.__doc__ or "")
     output = Path(options.execution.output or "runs/results")
-    works = missing.missing(_known(options.results), output)
+    works = missing.missing(_known(options.results))
     if options.measure:
-        missing.measure(works[: options.limit], output, options.data)
-        works = missing.missing(options.results, output)
+        missing.measure(works[: options.limit], options.results, options.data)
+        works = missing.missing(options.results)
     if options.list:
         print("\n".join(missing.listing(works)))
         return cli.DONE

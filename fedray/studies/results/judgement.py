@@ -23,8 +23,8 @@ class Ordering(NamedTuple):
 
     @property
     def answer(self) -> Literal["holds", "refuted", "open"]:
-        """What the interval says of a claim that the difference is positive."""
-        return "holds" if self.low > 0 else "refuted" if self.high < 0 else "open"
+        """What the interval says of a claim that the difference is positive; no difference in any seed refutes it."""
+        return "holds" if self.low > 0 else "refuted" if self.high <= 0 else "open"
 
 
 def nearness(ours: float, paper: Published) -> Nearness:

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from fedray.config import Execution, TrackingConfig, override
 from fedray.config.decode import decode, refuse_damage
+from fedray.federate.compiled.choice import choose
+from fedray.federate.plan import make_plan
 from fedray.running import session
 from fedray.running.files import write_json
 from fedray.studies import study
@@ -20,7 +22,7 @@ from fedray.studies.results.tables import TABLES, Table
 from fedray.terminal import say
 from fedray.types import FedRayError
 
-COSTS = "costs.json"  # CPU seconds of cells that were only tried, below the folder of the runs
+COSTS = "costs.json"  # CPU seconds of cells that were only tried, beside the data
 NO_DATA = (
     "the store has it as finished, but it left no data: it was played elsewhere, or by code that no commit has; give "
     "another store with --tracking.uri"
@@ -41,9 +43,9 @@ class Work(NamedTuple):
         return f"{self.table.study}/{self.runs[0].cell}"
 
 
-def missing(folder: Path, output: Path) -> list[Work]:
+def missing(folder: Path) -> list[Work]:
     """What is missing in the data, in order of cost; cells of which no cost is known come last."""
-    estimates = _estimates(output)
+    estimates = _estimates(folder)
     found = []
     for table in TABLES:
         lines = data.read(folder, table.study)
@@ -76,7 +78,7 @@ def total(works: Sequence[Work]) -> str:
     return f"{runs} runs are missing: {sum(known) / 3600:.1f} CPU hours{unknown}"
 
 
-def measure(works: Sequence[Work], output: Path, where: Data) -> None:
+def measure(works: Sequence[Work], folder: Path, where: Data) -> None:
     """Play a few rounds of every cell of unknown cost, and keep the estimates; what was measured is not again."""
     for work in works:
         if work.cpu_seconds is None:
@@ -86,7 +88,7 @@ def measure(works: Sequence[Work], output: Path, where: Data) -> None:
                 say(f"{work.name}: {str(error).splitlines()[0]}")
                 continue
             say(f"{work.name}: {seconds / 60:.1f} CPU minutes per run")
-            write_json(output / COSTS, dict(_estimates(output)) | {work.runs[0].fingerprint: round(seconds, 1)})
+            write_json(folder / COSTS, dict(_estimates(folder)) | {work.runs[0].fingerprint: round(seconds, 1)})
 
 
 def play(works: Sequence[Work], options: Options, folder: Path, output: Path, command: str) -> Mapping[str, str]:
@@ -132,11 +134,17 @@ def _stretches(numbers: Sequence[int]) -> list[range]:
 
 
 def _tried(run: PlannedRun, where: Data) -> float:
-    """CPU seconds that a run will take, from three of its rounds."""
-    data_of = {f"data.{name}": value for name, value in vars(where).items()}
-    cfg = override(run.experiment, {**data_of, "rounds": TRIED, "eval_every": TRIED})
+    """CPU seconds that a run will take, from three of its rounds; those of compiling its step are not counted."""
+    whole = override(run.experiment, {f"data.{name}": value for name, value in vars(where).items()})
+    compiled = choose(make_plan(whole), "auto", None, say) is not None  # so short a run would not be, by itself
+    cfg = override(whole, {"rounds": TRIED, "eval_every": TRIED})
     with tempfile.TemporaryDirectory() as place:
-        execution = Execution(runtime="local", output=Path(place) / "run", tracking=TrackingConfig(uri="none"))
+        execution = Execution(
+            runtime="local",
+            backend="compiled" if compiled else "auto",
+            output=Path(place) / "run",
+            tracking=TrackingConfig(uri="none"),
+        )
         session.run_experiment(cfg, execution)
         rows = record.history(Path(place) / "run")
     train, both = (row[record.CPU] for row in rows[1:TRIED])
@@ -145,8 +153,8 @@ def _tried(run: PlannedRun, where: Data) -> float:
     return run.experiment.rounds * train + evaluations * max(0.0, both - train) + adapting
 
 
-def _estimates(output: Path) -> Mapping[str, float]:
-    path = output / COSTS
+def _estimates(folder: Path) -> Mapping[str, float]:
+    path = folder / COSTS
     if not path.exists():
         return {}
     with refuse_damage(f"{path}: not a file of costs", "delete it"):

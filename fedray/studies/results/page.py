@@ -51,10 +51,11 @@ seconds, digest of the states, and every metric.
   the Brier score, 0 to 2. *Unknown AUROC*: how well the models' doubt tells classes that a client lacks; 50 is chance.
 - *By*: the mean difference over the same seeds, hence the same partition, with Student's 95 % interval. It is above
   zero where the first cell is better: more accurate, or with a smaller NLL, ECE or deviation. A claim *holds* if the
-  interval is above zero, is *refuted* if it is below, and stays *open* otherwise. The intervals are not corrected for
-  their number. Claims are those of the papers' words, and their bold face: the best figure of a column is better than
-  every other. They are answered by what the paper prints, the best, and again by the mean of the last ten. Claims about
-  plots, and questions of our own, have the mean of the last ten alone. Ours are counted apart, and marked *ours*.
+  interval is above zero, is *refuted* if it is below or no seed differs, and stays *open* otherwise. The intervals are
+  not corrected for their number. Claims are those of the papers' words, and their bold face: the best figure of a
+  column is better than every other. They are answered by what the paper prints, the best, and again by the mean of the
+  last ten. Claims about plots, and questions of our own, have the mean of the last ten alone. Ours are counted apart,
+  and marked *ours*.
 
 `python -m fedray.studies verify STUDY/CELL --seed S` plays a line again and compares. `python -m fedray.studies all`
 plays what is missing, cheapest first.
@@ -66,7 +67,7 @@ def make(folder: Path) -> str:
     sections = sections_of(folder)
     paragraphs = why.paragraphs(folder)
     shown = [each for each in sections if each.rows or each.table.registered]
-    parts = [HEAD, *_summary(sections), missing.total(missing.missing(folder, folder)) + ".\n", *_overview(sections)]
+    parts = [HEAD, *_summary(sections), missing.total(missing.missing(folder)) + ".\n", *_overview(sections)]
     return "\n".join([*parts, *(_text(each, paragraphs) for each in shown)]).rstrip() + "\n"
 
 
