@@ -286,7 +286,7 @@ TABLES: tuple[Table, ...] = (
         COLUMN,
         200,
         1,
-        1,
+        2,
         tuple(
             claim
             for column in ("fmnist-mclr", "fmnist-dnn")
