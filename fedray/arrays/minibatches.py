@@ -51,6 +51,14 @@ def fine_tune(
     return theta
 
 
+def filled(data: Batch) -> int:
+    """How many rows of a padded shard hold examples; all rows of it in a stack of clients, where the number differs."""
+    try:
+        return int(data.total)
+    except RuntimeError:  # of torch.vmap: a stacked tensor has no single value
+        return len(data.y)
+
+
 def spaced(data: Batch, count: int) -> Batch:
     """Examples at equal distances in a padded shard, again and again where it has fewer; 0, or too many: all."""
     if not 0 < count < len(data.weight):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedray.algorithms.averaging.fedavg import Info
 from fedray.arrays.averages import average
+from fedray.arrays.minibatches import filled
 from fedray.arrays.rng import Stream
 from fedray.nets.likelihood import log_probs, nll_and_grad
 from fedray.nets.model import Model
@@ -80,10 +81,14 @@ def broadcast(ctx: Context[FedEM], server: Components, ids: Sequence[int]) -> Co
 
 
 def expect(ctx: Context[FedEM], theta: Tensor, pi: Tensor, data: Batch) -> tuple[Tensor, Tensor]:
-    """The E-step on a shard: q_mj ∝ π_m p(y_j | x_j; θ_m), [M, n]; and the new π_m = Σ_j q_mj / n, [M]."""
-    starts = range(0, len(data.y), ROWS)
+    """The E-step on a shard: q_mj ∝ π_m p(y_j | x_j; θ_m), [M, n]; and the new π_m = Σ_j q_mj / n, [M].
+
+    Pieces of the shard that are known to be padding are left out: there q is 0.
+    """
+    starts = range(0, filled(data), ROWS)
     log_p = [log_likelihood(ctx.model, theta, data.x[at : at + ROWS], data.y[at : at + ROWS]) for at in starts]
     q = (pi.log()[:, None] + torch.cat(log_p, -1)).softmax(0)
+    q = torch.nn.functional.pad(q, (0, len(data.y) - q.shape[-1]))
     return q, (q * data.weight).sum(-1) / data.weight.sum()
 
 

@@ -28,6 +28,13 @@ def components(count=3, model=MODEL):
     return torch.stack([3 * model.init(Stream(k, "server")) for k in range(count)]).double()
 
 
+def shards_of(*sizes, length):
+    """Padded shards of so many examples, stacked."""
+    data = examples(length)
+    rows = [(torch.arange(length) < n).float() for n in sizes]
+    return trees.stack([Batch(data.x.float(), data.y, w, data.place, w.sum()) for w in rows])
+
+
 def likelihoods(theta, data=DATA):
     """p(y_j | x_j; θ_m) [M, n]."""
     rows = [torch.log_softmax(MODEL.apply(each, data.x), -1).exp() for each in theta]
@@ -54,6 +61,24 @@ def test_padding_has_no_influence_on_the_weights():
     ctx, theta = context(FedEM(), MODEL), components()
     longer = Batch(torch.cat([DATA.x, 9 * DATA.x]), DATA.y.repeat(2), (torch.arange(80) < 40).double(), *DATA[3:])
     assert_close(fedem.expect(ctx, theta, PI, longer)[1], fedem.expect(ctx, theta, PI, DATA)[1])
+
+
+def test_a_client_alone_computes_no_piece_of_padding_and_has_the_bits_that_it_has_in_a_stack(monkeypatch):
+    monkeypatch.setattr(fedem, "ROWS", 16)
+    ctx, theta = context(FedEM(), MODEL), components().float()
+    padded = shards_of(40, 7, length=80)
+    alone = [fedem.expect(ctx, theta, PI.float(), trees.row(padded, k)) for k in range(2)]
+    stacked = torch.vmap(lambda data: fedem.expect(ctx, theta, PI.float(), data))(padded)
+    for k, rows in enumerate((48, 16)):
+        assert torch.equal(alone[k][1], stacked[1][k])
+        assert torch.equal(alone[k][0][:, :rows], stacked[0][k, :, :rows])
+        assert alone[k][0].shape == (3, 80)
+        assert not alone[k][0][:, rows:].any()
+    seen = []
+    compute = fedem.log_likelihood
+    monkeypatch.setattr(fedem, "log_likelihood", lambda *args: seen.append(len(args[-1])) or compute(*args))
+    fedem.expect(ctx, theta, PI.float(), trees.row(padded, 1))
+    assert seen == [16]
 
 
 def test_repeated_e_steps_never_lower_the_likelihood():
