@@ -45,6 +45,7 @@ def accuracies(rows: Sequence[Row]) -> Figure | None:
     for ax, kind in zip(axes, kinds, strict=True):
         _draw(ax, rows, kind, prefix)
         ax.set_xlabel(f"{kind} accuracy (%), {WORDS[prefix]}")
+        ax.locator_params(axis="x", nbins=6)  # more would touch where accuracies differ in the third decimal
     axes[0].set_yticks(range(len(rows)), [row.cell for row in rows])
     axes[0].set_ylim(len(rows) - 0.4, -0.6)
     add_legend(figure, axes, ncols=4)
