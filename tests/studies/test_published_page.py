@@ -152,9 +152,43 @@ def test_the_claim_of_a_paper_is_answered_by_what_it_prints_and_again_by_the_mea
     text = page.make(tmp_path)
     assert "Of 1 claims of papers, 1 have two seeds or more: 1 hold, 0 are refuted, and 0 are open." in text
     assert "By the mean of the last ten evaluations alone, 0 hold, 0 are refuted, and 1 are open." in text
-    assert (
-        "| global accuracy (points), best of last eighth | +5.00 | +5.00 to +5.00 | 2 | holds | open (+10.00) |" in text
-    )
+    best = "| global accuracy (points), best of last eighth | +5.00 | +5.00 to +5.00 | +3.06 | 2 |"
+    assert f"{best} holds; more than printed | open (+10.00) |" in text
+    assert "Their difference is in our interval for 0, above it for 0, and below it for 1." in text
+
+
+def test_an_interval_says_whether_an_advantage_is_as_large_as_the_printed_one(tmp_path: Path) -> None:
+    """Table 1 prints 90.44 for pFedBayes and 87.38 for FedAvg: 3.06 points more. Ours differ by 1 in two seeds.
+
+    The interval is 12.71 spreads long to each side; the figure shows it, with logarithms if it is long.
+    """
+    names = ("fedavg-small", "pfedbayes-small")
+    claim = Claim("global/accuracy", "pfedbayes-small", "fedavg-small", "Table 1")
+    table = Table("table1-mnist", "T", "P.", 2, 1, 2, (claim,), ("pFedBayes, Table 1",), only=names)
+    for spread, answer, size, scale in (
+        (0.0, "holds", "less than printed", "linear"),
+        (0.001, "open", "less than printed", "linear"),
+        (0.002, "open", "", "linear"),
+        (0.02, "open", "", "symlog"),
+    ):
+        folder = tmp_path / str(spread)
+        for seed, sign in enumerate((-1, 1)):
+            found = (0.8, 0.81 + sign * spread)
+            data.add(
+                folder,
+                [
+                    played(table, name, seed, **{f"{BEST}global/accuracy": value})
+                    for name, value in zip(names, found, strict=True)
+                ],
+            )
+        [judged] = page.Section(table, rows.rows(folder, table)).claims
+        assert (judged.said.answer, judged.size) == (answer, size)
+        assert judged.printed == pytest.approx(0.0306)
+        figure = figures.advantages([judged])
+        assert points(figure) == {(1.0, round(1270.62 * spread, 2)), (3.06, 0)}
+        assert figure is not None
+        assert figure.axes[0].get_xscale() == scale
+    assert figures.advantages([]) is None
 
 
 def test_runs_with_settings_of_the_past_are_shown_but_neither_pooled_nor_compared(

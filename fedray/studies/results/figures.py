@@ -1,4 +1,4 @@
-"""A figure for each table of the page: what a cell reaches, beside what its paper prints."""
+"""Figures for each table of the page: what cells reach, and by how much one is better, beside what its paper prints."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedray.compare.groups import of_runs
-from fedray.running.drawing.figure_style import COLOURS, LINES, add_legend, canvas, jitter, save_all
+from fedray.compare.tables import style
+from fedray.running.drawing.figure_style import COLOURS, GREY, LINES, PALETTE, add_legend, canvas, jitter, save_all
 from fedray.studies.results.data import WORDS
 from fedray.studies.results.rows import KINDS, Row
+from fedray.studies.results.sections import Judged, Section
 from fedray.studies.results.tables import Table
 
 if TYPE_CHECKING:
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ROW = 0.27  # inches
+LETTER = 0.075  # inches
+LINEAR = 20  # points: a wider range is drawn with logarithms
+ANSWERS = {"holds": (PALETTE[2], "o"), "refuted": (PALETTE[1], "v"), "open": (GREY, "s")}  # colour and marker
 
 
 def link(table: Table) -> str:
@@ -25,9 +30,16 @@ def link(table: Table) -> str:
     return f"![{table.title}: accuracy of every cell](figures/{table.slug}.png)"
 
 
-def draw_all(folder: Path, tables: Sequence[tuple[Table, Sequence[Row]]]) -> None:
-    """Write the figure of every table that has rows to figures/ below a folder."""
-    save_all(folder, {table.slug: partial(accuracies, rows) for table, rows in tables if rows})
+def link_claims(table: Table) -> str:
+    """The line of the page that shows the figure of a table's claims."""
+    return f"![{table.title}: by how much one cell is better](figures/{table.slug}-claims.png)"
+
+
+def draw_all(folder: Path, sections: Sequence[Section]) -> None:
+    """Write the figures of every table that has rows to figures/ below a folder."""
+    filled = [each for each in sections if each.rows]
+    save_all(folder, {each.table.slug: partial(accuracies, each.rows) for each in filled})
+    save_all(folder, {f"{each.table.slug}-claims": partial(advantages, each.claims) for each in filled})
 
 
 def accuracies(rows: Sequence[Row]) -> Figure | None:
@@ -67,3 +79,47 @@ def _draw(ax: Axes, rows: Sequence[Row], kind: str, prefix: str) -> None:
             look = {"color": "black", "fmt": "D", "mfc": "white", "capsize": 2, "markersize": 5}
             sd = 100 * (paper.sd or 0.0)
             ax.errorbar(100 * paper.mean, place + 0.2, xerr=sd, label="paper (± where printed)", **look)
+
+
+def advantages(claims: Sequence[Judged]) -> Figure | None:
+    """A forest plot of claims: mean difference over seeds, 95 % interval, and the printed difference.
+
+    A panel for each measure. Where differences are large, its scale is logarithmic beyond one point.
+    """
+    panels: dict[str, list[Judged]] = {}
+    for judged in claims:
+        panels.setdefault(judged.measure, []).append(judged)
+    if not panels:
+        return None
+    letters = max(len(_ordering(judged)) for judged in claims)
+    figure = canvas(5.2 + LETTER * letters, 0.8 + sum(0.7 + ROW * len(panel) for panel in panels.values()))
+    heights = [len(panel) + 1 for panel in panels.values()]
+    axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for ax, (measure, panel) in zip(axes, panels.items(), strict=True):
+        _draw_claims(ax, panel)
+        ax.set_xlabel(f"better by: {measure}")
+    add_legend(figure, axes, ncols=4)
+    return figure
+
+
+def _draw_claims(ax: Axes, claims: Sequence[Judged]) -> None:
+    """A panel: a claim is a line, ours above the paper's."""
+    shown = style(claims[0].claim.metric)
+    ax.axvline(0, color="black", linewidth=0.8)
+    for place, judged in enumerate(claims):
+        colour, marker = ANSWERS[judged.said.answer]
+        low, mean, high = (shown.scale * value for value in (judged.said.low, judged.said.by.mean, judged.said.high))
+        look = {"color": colour, "fmt": marker, "capsize": 2, "markersize": 5, "label": f"FedRay: {judged.said.answer}"}
+        ax.errorbar(mean, place - 0.1, xerr=[[mean - low], [high - mean]], **look)
+        if judged.printed is not None:
+            ax.plot(shown.scale * judged.printed, place + 0.2, "D", color="black", mfc="white", ms=5, label="paper")
+    ax.set_yticks(range(len(claims)), [_ordering(judged) for judged in claims])
+    ax.set_ylim(len(claims) - 0.4, -0.6)
+    if max(map(abs, ax.get_xlim())) > LINEAR:
+        ax.set_xscale("symlog", linthresh=1)
+        ax.autoscale(axis="x")
+        ax.xaxis.set_major_formatter("{x:g}")
+
+
+def _ordering(judged: Judged) -> str:
+    return f"{judged.claim.better} > {judged.claim.worse}"

@@ -42,9 +42,14 @@ def ordering(metric: str, better: Mapping[int, float], worse: Mapping[int, float
 
     Raises ValueError for a metric of which neither more nor less is better.
     """
+    seeds = sorted(better.keys() & worse.keys())
+    by = of_runs([advantage(metric, better[seed], worse[seed]) for seed in seeds]) if seeds else None
+    return Ordering(by, by.mean - by.half, by.mean + by.half) if by and by.half is not None else None
+
+
+def advantage(metric: str, better: float, worse: float) -> float:
+    """By how much the first value of a metric is better; raises ValueError where neither more nor less is."""
     sign = style(metric).better
     if not sign:
         raise ValueError(f"{metric}: neither more nor less of it is better")
-    seeds = sorted(better.keys() & worse.keys())
-    by = of_runs([sign * (better[seed] - worse[seed]) for seed in seeds]) if seeds else None
-    return Ordering(by, by.mean - by.half, by.mean + by.half) if by and by.half is not None else None
+    return sign * (better - worse)

@@ -31,7 +31,18 @@ COLUMNS = (
     "CPU min per run",
 )
 OVERVIEW = ("table", "runs in the data", "planned", "near the paper", "orderings: hold", "refuted", "open", "CPU hours")
-CLAIMS = ("better", "than", "measure", "by", "95 % interval", "seeds", "answer", "by mean of last ten", "claimed in")
+CLAIMS = (
+    "better",
+    "than",
+    "measure",
+    "by",
+    "95 % interval",
+    "paper",
+    "seeds",
+    "answer",
+    "by mean of last ten",
+    "claimed in",
+)
 HEAD = """# Results as data
 
 This page is made of the files beside it by `python -m fedray.studies page`. A test compares the two, so no figure in
@@ -49,13 +60,16 @@ seconds, digest of the states, and every metric.
   Our split of the data is new for each seed. Each cell that is apart has a paragraph, from [why.md](why.md).
 - *NLL*, *ECE*, *MCE*, *Brier*: the negative log-likelihood in nats, mean and largest calibration error in ten bins, and
   the Brier score, 0 to 2. *Unknown AUROC*: how well the models' doubt tells classes that a client lacks; 50 is chance.
+- *Claims* are those of the papers' words, and their bold face: the best figure of a column is better than every other.
+  They are answered by what the paper prints, the best, and again by the mean of the last ten. Claims about plots, and
+  questions of our own, have the mean of the last ten alone. Ours are counted apart, and marked *ours*.
 - *By*: the mean difference over the same seeds, hence the same partition, with Student's 95 % interval. It is above
   zero where the first cell is better: more accurate, or with a smaller NLL, ECE or deviation. A claim *holds* if the
   interval is above zero, is *refuted* if it is below or no seed differs, and stays *open* otherwise. The intervals are
-  not corrected for their number. Claims are those of the papers' words, and their bold face: the best figure of a
-  column is better than every other. They are answered by what the paper prints, the best, and again by the mean of the
-  last ten. Claims about plots, and questions of our own, have the mean of the last ten alone. Ours are counted apart,
-  and marked *ours*.
+  not corrected for their number.
+- *Paper*, beside the interval: the difference of the two figures that the paper prints. Where the whole interval is
+  below it, the first cell is better by *less than printed*, if at all; where it is above, by *more than printed*.
+  The figure below a table's claims has all of this.
 
 `python -m fedray.studies verify STUDY/CELL --seed S` plays a line again and compares. `python -m fedray.studies all`
 plays what is missing, cheapest first.
@@ -73,7 +87,7 @@ def make(folder: Path) -> str:
 
 def draw(folder: Path) -> None:
     """Write the figures that the page shows; raises FedRayError for damaged data."""
-    figures.draw_all(folder, [(each.table, each.rows) for each in sections_of(folder)])
+    figures.draw_all(folder, sections_of(folder))
 
 
 def gaps(folder: Path) -> list[str]:
@@ -106,6 +120,8 @@ def _summary(sections: Sequence[Section]) -> Iterator[str]:
     found = [each for section in sections for each in section.claims]
     papers = [each for each in found if not each.claim.ours]
     yield _tally([each.said for each in papers], sum(not claim.ours for claim in claims), "claims of papers")
+    if with_size := [each for each in papers if each.printed is not None]:
+        yield _sizes(with_size)
     if any(each.last for each in papers):
         yield f"By the mean of the last ten evaluations alone, {_count([each.last or each.said for each in papers])}."
     ours = [each.said for each in found if each.claim.ours]
@@ -144,6 +160,18 @@ def _count(orderings: Sequence[judgement.Ordering]) -> str:
     return f"{count['holds']} hold, {count['refuted']} are refuted, and {count['open']} are open"
 
 
+def _sizes(judged: Sequence[Judged]) -> str:
+    """What is said of the size of the advantages that papers print, and what it adds to the claims that are open."""
+    count = Counter(each.size for each in judged)
+    too_large = sum(each.said.answer == "open" and each.size == "less than printed" for each in judged)
+    return (
+        f"For {len(judged)} of them a paper prints both figures. Their difference is in our interval for {count['']}, "
+        f"above it for {count['less than printed']}, and below it for {count['more than printed']}. It is above the "
+        f"interval of {too_large} of the open claims: whether the first cell is better is open there, but it is not "
+        "better by as much as printed."
+    )
+
+
 def _near(verdicts: Sequence[Verdict]) -> int:
     """How many figures are not apart from their papers'."""
     return sum(each.nearness != "apart" for each in verdicts)
@@ -166,7 +194,7 @@ def _text(section: Section, paragraphs: Mapping[tuple[str, ...], str]) -> str:
     parts += _filled(names, [line for row in found for line in _figures(row)], left=2)
     parts += ["", figures.link(table)]
     if claims := section.claims:
-        parts += ["", *_filled(CLAIMS, [_claim(each) for each in claims], left=3)]
+        parts += ["", *_filled(CLAIMS, [_claim(each) for each in claims], left=3), "", figures.link_claims(table)]
     parts += _remarks(section, paragraphs)
     return "\n".join(parts) + "\n"
 
@@ -217,11 +245,23 @@ def _figures(row: Row) -> Iterator[list[str]]:
 def _claim(judged: Judged) -> list[str]:
     claim, said = judged.claim, judged.said
     shown = style(claim.metric)
-    measure = shown.label.replace("%", "points") + (f", {WORDS[claim.best]}" if claim.best else "")
     mean, low, high = (f"{shown.scale * value:+.{shown.digits}f}" for value in (said.by.mean, said.low, said.high))
+    paper = "" if judged.printed is None else f"{shown.scale * judged.printed:+.{shown.digits}f}"
+    answer = said.answer + (f"; {judged.size}" if judged.size and said.answer != "refuted" else "")
     again = f"{judged.last.answer} ({shown.scale * judged.last.by.mean:+.{shown.digits}f})" if judged.last else ""
     source = f"ours: {claim.source}" if claim.ours else claim.source
-    return [claim.better, claim.worse, measure, mean, f"{low} to {high}", str(said.by.n), said.answer, again, source]
+    return [
+        claim.better,
+        claim.worse,
+        judged.measure,
+        mean,
+        f"{low} to {high}",
+        paper,
+        str(said.by.n),
+        answer,
+        again,
+        source,
+    ]
 
 
 def _remarks(section: Section, paragraphs: Mapping[tuple[str, ...], str]) -> Iterator[str]:

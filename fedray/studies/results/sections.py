@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+from fedray.compare.tables import style
 from fedray.studies.results import judgement, printed
-from fedray.studies.results.data import Line
+from fedray.studies.results.data import WORDS, Line
 from fedray.studies.results.rows import Row, Verdict, rows
 from fedray.studies.results.tables import TABLES, Claim, Table
 
@@ -17,6 +18,22 @@ class Judged(NamedTuple):
     claim: Claim
     said: judgement.Ordering
     last: judgement.Ordering | None  # the same by the mean of the last ten, where the claim is about the best
+    printed: float | None  # the advantage that the paper prints, where it prints both figures
+
+    @property
+    def measure(self) -> str:
+        """What differs, with its unit, and in which evaluations."""
+        label = style(self.claim.metric).label.replace("%", "points")
+        return label + (f", {WORDS[self.claim.best]}" if self.claim.best else "")
+
+    @property
+    def size(self) -> Literal["", "less than printed", "more than printed"]:
+        """What the interval says of the printed advantage: empty where it contains it, or where the paper has none."""
+        if self.printed is None:
+            return ""
+        if self.said.high < self.printed - judgement.ROUNDING:
+            return "less than printed"
+        return "more than printed" if self.said.low > self.printed + judgement.ROUNDING else ""
 
 
 class Section(NamedTuple):
@@ -49,13 +66,19 @@ class Section(NamedTuple):
             if claim.better in known and claim.worse in known:
                 better, worse = known[claim.better], known[claim.worse]
                 if said := _ordering(claim, claim.best, better, worse):
-                    found.append(Judged(claim, said, _ordering(claim, "", better, worse) if claim.best else None))
+                    last = _ordering(claim, "", better, worse) if claim.best else None
+                    found.append(Judged(claim, said, last, _printed(claim, better, worse)))
         return found
 
 
 def _ordering(claim: Claim, best: str, better: Row, worse: Row) -> judgement.Ordering | None:
     name = f"{best}{claim.metric}"
     return judgement.ordering(claim.metric, better.values(name), worse.values(name))
+
+
+def _printed(claim: Claim, better: Row, worse: Row) -> float | None:
+    one, other = better.paper(claim.metric), worse.paper(claim.metric)
+    return judgement.advantage(claim.metric, one.mean, other.mean) if one and other else None
 
 
 def sections_of(folder: Path) -> list[Section]:
