@@ -278,8 +278,8 @@ TABLES: tuple[Table, ...] = (
     Table("selection-mnist", "Client selection: MNIST 0-8, 27 clients", PLOTS, 100, 4, 10, SELECTION),
     _column("MNIST", "MCLR", 3),
     _column("FMNIST", "MCLR", 3),
-    _column("MNIST", "DNN", 2),
-    _column("FMNIST", "DNN", 2),
+    _column("MNIST", "DNN", 3),
+    _column("FMNIST", "DNN", 3),
     Table(
         "pfedbred-c5",
         "pFedBreD, Appendix C.5: averaged clients",
