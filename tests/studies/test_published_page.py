@@ -183,7 +183,7 @@ def test_an_interval_says_whether_an_advantage_is_as_large_as_the_printed_one(tm
             )
         [judged] = page.Section(table, rows.rows(folder, table)).claims
         assert (judged.said.answer, judged.size) == (answer, size)
-        assert judged.printed == pytest.approx(0.0306)
+        assert judged.paper == pytest.approx(0.0306)
         figure = figures.advantages([judged])
         assert points(figure) == {(1.0, round(1270.62 * spread, 2)), (3.06, 0)}
         assert figure is not None

@@ -37,9 +37,11 @@ def link_claims(table: Table) -> str:
 
 def draw_all(folder: Path, sections: Sequence[Section]) -> None:
     """Write the figures of every table that has rows to figures/ below a folder."""
-    filled = [each for each in sections if each.rows]
-    save_all(folder, {each.table.slug: partial(accuracies, each.rows) for each in filled})
-    save_all(folder, {f"{each.table.slug}-claims": partial(advantages, each.claims) for each in filled})
+    for each in sections:
+        if each.rows:
+            slug = each.table.slug
+            builders = {slug: partial(accuracies, each.rows), f"{slug}-claims": partial(advantages, each.claims)}
+            save_all(folder, builders)
 
 
 def accuracies(rows: Sequence[Row]) -> Figure | None:
@@ -111,8 +113,8 @@ def _draw_claims(ax: Axes, claims: Sequence[Judged]) -> None:
         low, mean, high = (shown.scale * value for value in (judged.said.low, judged.said.by.mean, judged.said.high))
         look = {"color": colour, "fmt": marker, "capsize": 2, "markersize": 5, "label": f"FedRay: {judged.said.answer}"}
         ax.errorbar(mean, place - 0.1, xerr=[[mean - low], [high - mean]], **look)
-        if judged.printed is not None:
-            ax.plot(shown.scale * judged.printed, place + 0.2, "D", color="black", mfc="white", ms=5, label="paper")
+        if judged.paper is not None:
+            ax.plot(shown.scale * judged.paper, place + 0.2, "D", color="black", mfc="white", ms=5, label="paper")
     ax.set_yticks(range(len(claims)), [_ordering(judged) for judged in claims])
     ax.set_ylim(len(claims) - 0.4, -0.6)
     if max(map(abs, ax.get_xlim())) > LINEAR:

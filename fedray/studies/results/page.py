@@ -120,7 +120,7 @@ def _summary(sections: Sequence[Section]) -> Iterator[str]:
     found = [each for section in sections for each in section.claims]
     papers = [each for each in found if not each.claim.ours]
     yield _tally([each.said for each in papers], sum(not claim.ours for claim in claims), "claims of papers")
-    if with_size := [each for each in papers if each.printed is not None]:
+    if with_size := [each for each in papers if each.paper is not None]:
         yield _sizes(with_size)
     if any(each.last for each in papers):
         yield f"By the mean of the last ten evaluations alone, {_count([each.last or each.said for each in papers])}."
@@ -246,7 +246,7 @@ def _claim(judged: Judged) -> list[str]:
     claim, said = judged.claim, judged.said
     shown = style(claim.metric)
     mean, low, high = (f"{shown.scale * value:+.{shown.digits}f}" for value in (said.by.mean, said.low, said.high))
-    paper = "" if judged.printed is None else f"{shown.scale * judged.printed:+.{shown.digits}f}"
+    paper = "" if judged.paper is None else f"{shown.scale * judged.paper:+.{shown.digits}f}"
     answer = said.answer + (f"; {judged.size}" if judged.size and said.answer != "refuted" else "")
     again = f"{judged.last.answer} ({shown.scale * judged.last.by.mean:+.{shown.digits}f})" if judged.last else ""
     source = f"ours: {claim.source}" if claim.ours else claim.source

@@ -18,7 +18,7 @@ class Judged(NamedTuple):
     claim: Claim
     said: judgement.Ordering
     last: judgement.Ordering | None  # the same by the mean of the last ten, where the claim is about the best
-    printed: float | None  # the advantage that the paper prints, where it prints both figures
+    paper: float | None  # the advantage that the paper prints, where it prints both figures
 
     @property
     def measure(self) -> str:
@@ -29,11 +29,11 @@ class Judged(NamedTuple):
     @property
     def size(self) -> Literal["", "less than printed", "more than printed"]:
         """What the interval says of the printed advantage: empty where it contains it, or where the paper has none."""
-        if self.printed is None:
+        if self.paper is None:
             return ""
-        if self.said.high < self.printed - judgement.ROUNDING:
+        if self.said.high < self.paper - judgement.ROUNDING:
             return "less than printed"
-        return "more than printed" if self.said.low > self.printed + judgement.ROUNDING else ""
+        return "more than printed" if self.said.low > self.paper + judgement.ROUNDING else ""
 
 
 class Section(NamedTuple):
@@ -67,7 +67,7 @@ class Section(NamedTuple):
                 better, worse = known[claim.better], known[claim.worse]
                 if said := _ordering(claim, claim.best, better, worse):
                     last = _ordering(claim, "", better, worse) if claim.best else None
-                    found.append(Judged(claim, said, last, _printed(claim, better, worse)))
+                    found.append(Judged(claim, said, last, _paper(claim, better, worse)))
         return found
 
 
@@ -76,7 +76,7 @@ def _ordering(claim: Claim, best: str, better: Row, worse: Row) -> judgement.Ord
     return judgement.ordering(claim.metric, better.values(name), worse.values(name))
 
 
-def _printed(claim: Claim, better: Row, worse: Row) -> float | None:
+def _paper(claim: Claim, better: Row, worse: Row) -> float | None:
     one, other = better.paper(claim.metric), worse.paper(claim.metric)
     return judgement.advantage(claim.metric, one.mean, other.mean) if one and other else None
 
