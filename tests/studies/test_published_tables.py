@@ -22,6 +22,20 @@ def test_every_published_table_is_of_a_study_and_has_claims_of_its_cells() -> No
     assert {(run.experiment.rounds, run.experiment.eval_every) for run in runs} == {(100, 2)}
 
 
+def test_only_rows_of_claims_have_more_seeds_and_they_have_all_of_them() -> None:
+    """A row outside every claim would have its figures sharpened for nothing; one seed alone could be chosen."""
+    extended = [table for table in tables.TABLES if table.more]
+    assert extended
+    for table in extended:
+        seeds: dict[str, set[int]] = {}
+        for run in table.runs().values():
+            seeds.setdefault(run.cell, set()).add(run.experiment.seed)
+        more = {cell for cell, found in seeds.items() if found == set(range(tables.MORE))}
+        assert all(seeds[cell] == set(range(table.seeds)) for cell in seeds.keys() - more), table.title
+        assert more <= {name for claim in printed.claims(table) for name in (claim.better, claim.worse)}, table.title
+        assert len(more) >= len(table.more), table.title
+
+
 def bold(title: str) -> set[tuple[str, str]]:
     """The best cells by metric that a table's bold face claims."""
     [table] = [table for table in tables.TABLES if table.title == title]
