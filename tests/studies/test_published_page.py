@@ -20,7 +20,7 @@ from fedray.studies.results import (
     why,
 )
 from fedray.studies.results.data import BEST, LATE
-from fedray.studies.results.table import Claim, Table
+from fedray.studies.results.tables import Claim, Table
 from tests.studies.published import played, publish
 
 pytestmark = pytest.mark.usefixtures("unpainted")
@@ -44,17 +44,17 @@ def test_the_page_shows_the_figure_of_every_table_with_data_and_no_other_is_ther
 
 def test_a_figure_has_the_best_of_every_seed_beside_the_papers_where_it_prints_one(tmp_path: Path) -> None:
     """87.38 ± 0.27 is FedAvg's figure on MNIST small in pFedBayes' Table 1; selection has only plots in its paper."""
-    table = Table("table1-mnist", "T", "P.", 2, 1, 2, sources=("pFedBayes, Table 1",), only=("fedavg-small",))
+    table = tables.Table("table1-mnist", "T", "P.", 2, 1, 2, sources=("pFedBayes, Table 1",), only=("fedavg-small",))
     runs = [{"global/accuracy": 0.6, f"{BEST}global/accuracy": best} for best in (0.84, 0.88)]
     data.add(tmp_path, [played(table, "fedavg-small", seed, **run) for seed, run in enumerate(runs)])
     assert points(figures.accuracies(rows.rows(tmp_path, table))) == {(86.0, 2.83), (84.0, 0), (88.0, 0), (87.38, 0.27)}
-    plots = Table("selection", "S", "P.", 100, 2, 1)
+    plots = tables.Table("selection", "S", "P.", 100, 2, 1)
     data.add(tmp_path, [played(plots, "hip", **runs[0])])
     assert points(figures.accuracies(rows.rows(tmp_path, plots))) == {(60.0, 0)}
 
 
 def test_a_table_that_takes_the_best_of_the_last_rounds_is_compared_by_them(tmp_path: Path) -> None:
-    table = Table("table1-mnist", "T", "P.", 2, 1, 1, sources=("pFedBayes, Table 1",), best=LATE)
+    table = tables.Table("table1-mnist", "T", "P.", 2, 1, 1, sources=("pFedBayes, Table 1",), best=LATE)
     run = {"global/accuracy": 0.6, f"{BEST}global/accuracy": 0.95, f"{LATE}global/accuracy": 0.874}
     data.add(tmp_path, [played(table, "fedavg-small", **run)])
     [row] = rows.rows(tmp_path, table)
@@ -95,8 +95,8 @@ def test_the_page_shows_a_registered_table_before_its_first_run_and_fails_withou
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A run of FedAvg that is 20 points below pFedBayes' Table 1."""
-    lowest = Table("table1-mnist", "T", "P.", 2, 1, 1, sources=("pFedBayes, Table 1",), only=("fedavg-small",))
-    registered = Table("selection-rare", "R", "P.", 30, 1, 2, registered="*Hypothesis*: hip.")
+    lowest = tables.Table("table1-mnist", "T", "P.", 2, 1, 1, sources=("pFedBayes, Table 1",), only=("fedavg-small",))
+    registered = tables.Table("selection-rare", "R", "P.", 30, 1, 2, registered="*Hypothesis*: hip.")
     publish(monkeypatch, lowest, registered)
     bad = {"global/accuracy": 0.6, f"{BEST}global/accuracy": 0.674}
     data.add(tmp_path, [played(lowest, "fedavg-small", **bad)])
