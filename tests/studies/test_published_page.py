@@ -65,6 +65,27 @@ def test_a_table_that_takes_the_best_of_the_last_rounds_is_compared_by_them(tmp_
     assert "| 60.00 | 87.40 | 87.38 ± 0.27 | +0.02 | within ± |" in text
 
 
+def test_one_figure_has_every_printed_accuracy_and_what_is_apart_is_hollow(tmp_path: Path) -> None:
+    """87.38 ± 0.27 and 87.65 ± 0.30 are FedAvg's and FedProx's figures on MNIST small in pFedBayes' Table 1."""
+    cells = ("fedavg-small", "fedprox-small")
+    table = tables.Table("table1-mnist", "T", "P.", 2, 1, 1, sources=("pFedBayes, Table 1",), only=cells)
+    plots = tables.Table("selection", "S", "P.", 100, 2, 1)
+    for cell, best in zip(cells, (0.8688, 0.7765), strict=True):
+        data.add(tmp_path, [played(table, cell, **{"global/accuracy": 0.6, f"{BEST}global/accuracy": best})])
+    data.add(tmp_path, [played(plots, "hip", **{"global/accuracy": 0.6})])
+    sections = [page.Section(each, rows.rows(tmp_path, each)) for each in (table, plots)]
+    figure = figures.agreement(sections)
+    assert figure is not None
+    [panel] = figure.axes
+    assert panel.get_title() == "pFedBayes"
+    drawn = {(round(line.get_xdata()[0], 2), round(line.get_ydata()[0], 2)): line for line in panel.lines}
+    assert set(drawn) == {(87.38, -0.5), (87.65, -10.0)}
+    assert [line.get_markerfacecolor() == "white" for _, line in sorted(drawn.items())] == [False, True]
+    bars = [bar.get_segments()[0][:, 1] for bar in panel.collections if isinstance(bar, LineCollection)]
+    assert sorted(round((high - low) / 2, 2) for low, high in bars) == [0.27, 0.3]
+    assert figures.agreement(sections[1:]) is None
+
+
 def points(figure: Figure | None) -> set[tuple[float, float]]:
     """Every point of a figure with one panel, with the half length of its error bar."""
     assert figure is not None

@@ -11,7 +11,7 @@ from fedray.compare.groups import of_runs
 from fedray.compare.tables import style
 from fedray.running.drawing.figure_style import COLOURS, GREY, LINES, PALETTE, add_legend, canvas, jitter, save_all
 from fedray.studies.results.data import WORDS
-from fedray.studies.results.rows import KINDS, Row
+from fedray.studies.results.rows import KINDS, Row, Verdict
 from fedray.studies.results.sections import Judged, Section
 from fedray.studies.results.tables import Table
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 ROW = 0.27  # inches
 LETTER = 0.075  # inches
 LINEAR = 20  # points: a wider range is drawn with logarithms
+SIDE = 3.3  # inches, of a panel
+LINK_AGREEMENT = "![Our accuracies minus those that the papers print](figures/agreement.png)"
 ANSWERS = {"holds": (PALETTE[2], "o"), "refuted": (PALETTE[1], "v"), "open": (GREY, "s")}  # colour and marker
 
 
@@ -36,12 +38,51 @@ def link_claims(table: Table) -> str:
 
 
 def draw_all(folder: Path, sections: Sequence[Section]) -> None:
-    """Write the figures of every table that has rows to figures/ below a folder."""
+    """Write the figures of every table that has rows, and the one of all, to figures/ below a folder."""
+    save_all(folder, {"agreement": partial(agreement, sections)})
     for each in sections:
         if each.rows:
             slug = each.table.slug
             builders = {slug: partial(accuracies, each.rows), f"{slug}-claims": partial(advantages, each.claims)}
             save_all(folder, builders)
+
+
+def agreement(sections: Sequence[Section]) -> Figure | None:
+    """Our accuracy minus the printed one, in points, over the printed one in %: a panel for each paper.
+
+    Differences beyond one point are on a logarithmic scale. Bars are the printed ±; what is apart is hollow.
+    """
+    papers: dict[str, list[Verdict]] = {}
+    for each in sections:
+        for verdict in each.verdicts:
+            papers.setdefault(each.table.sources[0].partition(",")[0], []).append(verdict)
+    if not papers:
+        return None
+    figure = canvas(0.9 + SIDE * len(papers), SIDE + 0.6)
+    axes = figure.subplots(1, len(papers), sharey=True, squeeze=False)[0]
+    for ax, (paper, verdicts) in zip(axes, papers.items(), strict=True):
+        ax.axhspan(-1, 1, color=GREY, alpha=0.2, linewidth=0, label="within 1 point")
+        for verdict in verdicts:
+            apart = verdict.nearness == "apart"
+            colour, printed = COLOURS[verdict.kind], verdict.paper
+            ax.errorbar(
+                100 * printed.mean,
+                100 * (verdict.ours - printed.mean),
+                yerr=100 * (printed.sd or 0.0),
+                fmt=LINES[verdict.kind][1],
+                color=colour,
+                mfc="white" if apart else colour,
+                elinewidth=0.6,
+                markersize=4.5,
+                label=f"{verdict.kind}, apart" if apart else verdict.kind,
+            )
+        ax.set_title(paper)
+        ax.set_xlabel("accuracy in the paper (%)")
+    axes[0].set_yscale("symlog", linthresh=1)
+    axes[0].yaxis.set_major_formatter("{x:g}")
+    axes[0].set_ylabel("ours - paper (points)")
+    add_legend(figure, axes, ncols=5)
+    return figure
 
 
 def accuracies(rows: Sequence[Row]) -> Figure | None:

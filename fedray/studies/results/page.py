@@ -79,6 +79,9 @@ seconds, digest of the states, and every metric.
 `python -m fedray.studies verify STUDY/CELL --seed S` plays a line again and compares. `python -m fedray.studies all`
 plays what is missing, cheapest first.
 """
+AGREEMENT = """Every accuracy that a paper prints and that we have played: ours minus the paper's. Bars are the printed
+±. Beyond one point the scale is logarithmic.
+"""
 
 
 def make(folder: Path) -> str:
@@ -87,6 +90,8 @@ def make(folder: Path) -> str:
     paragraphs = why.paragraphs(folder)
     shown = [each for each in sections if each.rows or each.table.registered]
     parts = [HEAD, *_summary(sections), missing.total(missing.missing(folder)) + ".\n", *_overview(sections)]
+    if any(each.verdicts for each in sections):
+        parts += [AGREEMENT, figures.LINK_AGREEMENT, ""]
     return "\n".join([*parts, *(_text(each, paragraphs) for each in shown)]).rstrip() + "\n"
 
 

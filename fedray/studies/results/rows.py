@@ -20,6 +20,7 @@ class Verdict(NamedTuple):
     """What came of a figure that a paper prints."""
 
     kind: str
+    ours: float  # the mean over seeds, chosen among evaluations as the paper does
     paper: Published
     nearness: Nearness
 
@@ -51,7 +52,7 @@ class Row(NamedTuple):
         for kind in KINDS if self.current else ():
             best, paper = self.best(kind), self.paper(f"{kind}/accuracy")
             if best is not None and paper is not None:
-                yield Verdict(kind, paper, judgement.nearness(best, paper))
+                yield Verdict(kind, best, paper, judgement.nearness(best, paper))
 
     @property
     def apart(self) -> list[str]:
