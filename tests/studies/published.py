@@ -6,7 +6,7 @@ import pytest
 
 from fedray.studies.results import missing, sections
 from fedray.studies.results.data import Line
-from fedray.studies.results.tables import Table
+from fedray.studies.results.table import Table
 
 
 def line(seed: int = 0, cell: str = "fedavg", **metrics: float) -> Line:

@@ -14,7 +14,7 @@ from fedray.studies.__main__ import main
 from fedray.studies.cell import Cell
 from fedray.studies.named.quick import quick
 from fedray.studies.results import data, missing, record
-from fedray.studies.results.tables import Table
+from fedray.studies.results.table import Table
 from tests.studies.published import played
 
 pytestmark = pytest.mark.usefixtures("unpainted")

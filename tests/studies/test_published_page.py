@@ -20,7 +20,7 @@ from fedray.studies.results import (
     why,
 )
 from fedray.studies.results.data import BEST, LATE
-from fedray.studies.results.tables import Claim, Table
+from fedray.studies.results.table import Claim, Table
 from tests.studies.published import played, publish
 
 pytestmark = pytest.mark.usefixtures("unpainted")

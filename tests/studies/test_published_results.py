@@ -29,7 +29,7 @@ from fedray.studies.results import (
     verify,
 )
 from fedray.studies.results.data import BEST, LATE
-from fedray.studies.results.tables import Claim, Table
+from fedray.studies.results.table import Claim, Table
 from fedray.types import FedRayError
 from tests.studies.published import line, publish
 

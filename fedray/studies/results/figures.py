@@ -13,7 +13,7 @@ from fedray.running.drawing.figure_style import COLOURS, GREY, LINES, PALETTE, a
 from fedray.studies.results.data import WORDS
 from fedray.studies.results.rows import KINDS, Row, Verdict
 from fedray.studies.results.sections import Judged, Section
-from fedray.studies.results.tables import Table
+from fedray.studies.results.table import Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

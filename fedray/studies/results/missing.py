@@ -18,7 +18,8 @@ from fedray.running.files import write_json
 from fedray.studies import study
 from fedray.studies.agenda import Data, Options, PlannedRun
 from fedray.studies.results import data, record
-from fedray.studies.results.tables import TABLES, Table
+from fedray.studies.results.table import Table
+from fedray.studies.results.tables import TABLES
 from fedray.terminal import say
 from fedray.types import FedRayError
 

@@ -12,7 +12,7 @@ from fedray.studies.results import figures, judgement, missing, printed, why
 from fedray.studies.results.data import WORDS
 from fedray.studies.results.rows import KINDS, Row, Verdict
 from fedray.studies.results.sections import Judged, Section, sections_of
-from fedray.studies.results.tables import MORE, Table
+from fedray.studies.results.table import MORE, Table
 
 PAGE = "README.md"
 COLUMNS = (

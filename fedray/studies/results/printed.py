@@ -12,7 +12,7 @@ from fedray.config import Experiment, flatten, override, to_dict
 from fedray.federate.plan import resolve
 from fedray.studies.cell import Cell
 from fedray.studies.named import STUDIES
-from fedray.studies.results.tables import Claim, Table
+from fedray.studies.results.table import Claim, Table
 
 
 def settings(cfg: Experiment) -> Mapping[str, str]:

@@ -11,7 +11,7 @@ from fedray.federate import report
 from fedray.studies.results import data, judgement, printed
 from fedray.studies.results.data import Line
 from fedray.studies.results.judgement import Nearness
-from fedray.studies.results.tables import Table
+from fedray.studies.results.table import Table
 
 KINDS = (*report.KINDS, report.NOVEL)
 

@@ -9,7 +9,8 @@ from fedray.compare.tables import style
 from fedray.studies.results import judgement, printed
 from fedray.studies.results.data import WORDS, Line
 from fedray.studies.results.rows import Row, Verdict, rows
-from fedray.studies.results.tables import TABLES, Claim, Table
+from fedray.studies.results.table import Claim, Table
+from fedray.studies.results.tables import TABLES
 
 
 class Judged(NamedTuple):

@@ -1,0 +1,76 @@
+"""A table of docs/results: cells of a study with rounds and seeds of their own, and what their paper claims."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+from fedray.studies.agenda import Options, PlannedRun, plan_runs
+from fedray.studies.results.data import BEST
+
+MORE = 6  # seeds of the rows of claims that a table's first seeds left open
+
+
+class Claim(NamedTuple):
+    """An ordering that a paper claims, or a question of ours: one cell is better than another in a metric."""
+
+    metric: str
+    better: str
+    worse: str
+    source: str  # where it is claimed, or what we ask
+    ours: bool = False
+    best: str = ""  # which evaluations it is about: the mean of the last ten, or the best, as the paper prints
+
+
+class Table(NamedTuple):
+    """A table of the page: cells of a study with rounds and seeds of their own."""
+
+    study: str
+    title: str
+    protocol: str  # how ours differs from the paper's
+    rounds: int
+    eval_every: int
+    seeds: int
+    claims: tuple[Claim, ...] = ()  # in words
+    sources: tuple[str, ...] = ()  # of the figures to compare with, as in published.csv, the first that has one
+    best: str = BEST  # which evaluations the paper takes the best of
+    bold: tuple[str, ...] = ()  # metrics of which the paper prints the best in bold
+    within_rows: bool = False  # whether bold is the best of each method, and not of the column
+    only: tuple[str, ...] = ()
+    size: Literal["small", "medium", "large", "all"] = "all"
+    more: tuple[str, ...] = ()  # cells and tags with MORE seeds, for their claims were open with those of the table
+    registered: str = ""  # hypothesis, statistic and decision, written down before the first run
+    fitted: bool = False  # whether readings of its protocol were chosen by the figures that it is compared with
+
+    def options(self) -> Options:
+        """The options that play it."""
+        return Options(seeds=self.seeds, rounds=self.rounds, eval_every=self.eval_every, only=self.only, size=self.size)
+
+    @property
+    def slug(self) -> str:
+        """A name for its files, which no other table has."""
+        return "-".join([self.study, *([] if self.size == "all" else [self.size]), str(self.rounds)])
+
+    def runs(self) -> Mapping[str, PlannedRun]:
+        """Every run of it that can be played, by the fingerprint of its settings."""
+        return _planned(self)
+
+
+@functools.cache
+def _planned(table: Table) -> Mapping[str, PlannedRun]:
+    planned = plan_runs(table.study, table.options()).runs
+    if table.more:
+        planned += plan_runs(table.study, dataclasses.replace(table.options(), seeds=MORE, only=table.more)).runs
+    return {run.fingerprint: run for run in planned}
+
+
+def claimed(source: str, metric: str, better: str, *worse: str) -> tuple[Claim, ...]:
+    """A paper's claim that one cell is better than each of the others."""
+    return tuple(Claim(metric, better, each, source) for each in worse)
+
+
+def asked(question: str, metric: str, better: str, *worse: str) -> tuple[Claim, ...]:
+    """A question of ours: is one cell better than each of the others?"""
+    return tuple(each._replace(ours=True) for each in claimed(question, metric, better, *worse))
