@@ -44,17 +44,41 @@ def test_the_page_shows_the_figure_of_every_table_with_data_and_no_other_is_ther
 
 def test_a_figure_has_the_best_of_every_seed_beside_the_papers_where_it_prints_one(tmp_path: Path) -> None:
     """87.38 ± 0.27 is FedAvg's figure on MNIST small in pFedBayes' Table 1; selection has only plots in its paper."""
-    table = tables.Table("table1-mnist", "T", "P.", 2, 1, 2, sources=("pFedBayes, Table 1",), only=("fedavg-small",))
+    table = Table("table1-mnist", "T", "P.", 2, 1, 2, sources=("pFedBayes, Table 1",), only=("fedavg-small",))
     runs = [{"global/accuracy": 0.6, f"{BEST}global/accuracy": best} for best in (0.84, 0.88)]
     data.add(tmp_path, [played(table, "fedavg-small", seed, **run) for seed, run in enumerate(runs)])
     assert points(figures.accuracies(rows.rows(tmp_path, table))) == {(86.0, 2.83), (84.0, 0), (88.0, 0), (87.38, 0.27)}
-    plots = tables.Table("selection", "S", "P.", 100, 2, 1)
+    plots = Table("selection", "S", "P.", 100, 2, 1)
     data.add(tmp_path, [played(plots, "hip", **runs[0])])
     assert points(figures.accuracies(rows.rows(tmp_path, plots))) == {(60.0, 0)}
 
 
+def test_a_cell_that_learns_nothing_does_not_push_the_others_together(tmp_path: Path) -> None:
+    """On the scale of errors, 98 and 96 % are as far apart as 96 and 92 %, however low another cell is."""
+    cells = ("fedavg-small", "fedprox-small", "bnfed-small", "pfedme-small")
+    table = Table("table1-mnist", "T", "P.", 2, 1, 1, only=cells)
+
+    def places(*accuracies: float) -> list[float]:
+        """Where the accuracies of the cells lie, as shares of the panel."""
+        for cell, accuracy in zip(cells, accuracies, strict=True):
+            data.add(tmp_path, [played(table, cell, **{"global/accuracy": accuracy})])
+        figure = figures.accuracies(rows.rows(tmp_path, table))
+        assert figure is not None
+        [ax] = figure.axes
+        drawn = ax.transData.transform([(100 * each, 0) for each in accuracies])
+        return [float(x) for x in ax.transAxes.inverted().transform(drawn)[:, 0]]
+
+    worst, low, middle, high = places(0.1, 0.92, 0.96, 0.98)
+    assert high - middle == pytest.approx(middle - low)
+    assert high - middle > 0.1
+    assert 0 < worst < low
+    assert high < 1
+    near = places(0.90, 0.92, 0.96, 0.98)
+    assert near[2] - near[1] == pytest.approx(2 * (near[3] - near[2]))
+
+
 def test_a_table_that_takes_the_best_of_the_last_rounds_is_compared_by_them(tmp_path: Path) -> None:
-    table = tables.Table("table1-mnist", "T", "P.", 2, 1, 1, sources=("pFedBayes, Table 1",), best=LATE)
+    table = Table("table1-mnist", "T", "P.", 2, 1, 1, sources=("pFedBayes, Table 1",), best=LATE)
     run = {"global/accuracy": 0.6, f"{BEST}global/accuracy": 0.95, f"{LATE}global/accuracy": 0.874}
     data.add(tmp_path, [played(table, "fedavg-small", **run)])
     [row] = rows.rows(tmp_path, table)
@@ -68,8 +92,8 @@ def test_a_table_that_takes_the_best_of_the_last_rounds_is_compared_by_them(tmp_
 def test_one_figure_has_every_printed_accuracy_and_what_is_apart_is_hollow(tmp_path: Path) -> None:
     """87.38 ± 0.27 and 87.65 ± 0.30 are FedAvg's and FedProx's figures on MNIST small in pFedBayes' Table 1."""
     cells = ("fedavg-small", "fedprox-small")
-    table = tables.Table("table1-mnist", "T", "P.", 2, 1, 1, sources=("pFedBayes, Table 1",), only=cells)
-    plots = tables.Table("selection", "S", "P.", 100, 2, 1)
+    table = Table("table1-mnist", "T", "P.", 2, 1, 1, sources=("pFedBayes, Table 1",), only=cells)
+    plots = Table("selection", "S", "P.", 100, 2, 1)
     for cell, best in zip(cells, (0.8688, 0.7765), strict=True):
         data.add(tmp_path, [played(table, cell, **{"global/accuracy": 0.6, f"{BEST}global/accuracy": best})])
     data.add(tmp_path, [played(plots, "hip", **{"global/accuracy": 0.6})])
@@ -116,8 +140,8 @@ def test_the_page_shows_a_registered_table_before_its_first_run_and_fails_withou
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A run of FedAvg that is 20 points below pFedBayes' Table 1."""
-    lowest = tables.Table("table1-mnist", "T", "P.", 2, 1, 1, sources=("pFedBayes, Table 1",), only=("fedavg-small",))
-    registered = tables.Table("selection-rare", "R", "P.", 30, 1, 2, registered="*Hypothesis*: hip.")
+    lowest = Table("table1-mnist", "T", "P.", 2, 1, 1, sources=("pFedBayes, Table 1",), only=("fedavg-small",))
+    registered = Table("selection-rare", "R", "P.", 30, 1, 2, registered="*Hypothesis*: hip.")
     publish(monkeypatch, lowest, registered)
     bad = {"global/accuracy": 0.6, f"{BEST}global/accuracy": 0.674}
     data.add(tmp_path, [played(lowest, "fedavg-small", **bad)])

@@ -23,6 +23,7 @@ ROW = 0.27  # inches
 LETTER = 0.075  # inches
 LINEAR = 20  # points: a wider range is drawn with logarithms
 SIDE = 3.3  # inches, of a panel
+TICKS = (10, 50, 80, 90, 95, 98, 99)  # accuracies, on a scale of logarithms of errors
 LINK_AGREEMENT = "![Our accuracies minus those that the papers print](figures/agreement.png)"
 ANSWERS = {"holds": (PALETTE[2], "o"), "refuted": (PALETTE[1], "v"), "open": (GREY, "s")}  # colour and marker
 
@@ -89,6 +90,8 @@ def accuracies(rows: Sequence[Row]) -> Figure | None:
     """Accuracies by cell, in %: mean and standard deviation over seeds, every seed, and the paper's figure.
 
     As in the table, the best evaluations where the paper has a figure for some cell; else the means of the last ten.
+    Where accuracies differ much, so that a cell that learns nothing would push the others together, the scale is that
+    of the logarithm of the error.
     """
     printed = any(row.paper(f"{kind}/accuracy") for row in rows for kind in KINDS)
     prefix = rows[0].table.best if printed else ""
@@ -99,8 +102,8 @@ def accuracies(rows: Sequence[Row]) -> Figure | None:
     axes = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
     for ax, kind in zip(axes, kinds, strict=True):
         _draw(ax, rows, kind, prefix)
-        ax.set_xlabel(f"{kind} accuracy (%), {WORDS[prefix]}")
-        ax.locator_params(axis="x", nbins=6)  # more would touch where accuracies differ in the third decimal
+        ax.set_xlabel(f"{kind} accuracy (%)\n{WORDS[prefix]}")
+        _scale(ax)
     axes[0].set_yticks(range(len(rows)), [row.cell for row in rows])
     axes[0].set_ylim(len(rows) - 0.4, -0.6)
     add_legend(figure, axes, ncols=4)
@@ -122,6 +125,22 @@ def _draw(ax: Axes, rows: Sequence[Row], kind: str, prefix: str) -> None:
             look = {"color": "black", "fmt": "D", "mfc": "white", "capsize": 2, "markersize": 5}
             sd = 100 * (paper.sd or 0.0)
             ax.errorbar(100 * paper.mean, place + 0.2, xerr=sd, label="paper (± where printed)", **look)
+
+
+def _scale(ax: Axes) -> None:
+    """Lay out an axis of accuracies."""
+    import numpy as np
+
+    low, high = ax.get_xlim()
+    if high - low <= LINEAR:
+        ax.locator_params(axis="x", nbins=6)  # more would touch where accuracies differ in the third decimal
+        return
+
+    # Errors below 0.1 % are drawn as 0.1 %: the whiskers of a mean near 100 % may reach beyond.
+    ax.set_xscale("function", functions=(lambda x: -np.log10(np.maximum(100 - x, 0.1)), lambda y: 100 - 10**-y))
+    ax.autoscale(axis="x")
+    low, high = ax.get_xlim()
+    ax.set_xticks([tick for tick in TICKS if low < tick < high])
 
 
 def advantages(claims: Sequence[Judged]) -> Figure | None:
