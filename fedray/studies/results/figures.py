@@ -23,7 +23,7 @@ ROW = 0.27  # inches
 LETTER = 0.075  # inches
 LINEAR = 20  # points: a wider range is drawn with logarithms
 SIDE = 3.3  # inches, of a panel
-TICKS = (10, 50, 80, 90, 95, 98, 99)  # accuracies, on a scale of logarithms of errors
+TICKS = (10, 40, 60, 70, 80, 85, 90, 93, 95, 97, 98, 99)  # accuracies, on a scale of logarithms of errors
 LINK_AGREEMENT = "![Our accuracies minus those that the papers print](figures/agreement.png)"
 ANSWERS = {"holds": (PALETTE[2], "o"), "refuted": (PALETTE[1], "v"), "open": (GREY, "s")}  # colour and marker
 
