@@ -65,6 +65,7 @@ def test_a_cell_that_learns_nothing_does_not_push_the_others_together(tmp_path: 
         figure = figures.accuracies(rows.rows(tmp_path, table))
         assert figure is not None
         [ax] = figure.axes
+        assert ("logarithmic" in ax.get_xlabel()) == (min(accuracies) < 0.5)
         drawn = ax.transData.transform([(100 * each, 0) for each in accuracies])
         return [float(x) for x in ax.transAxes.inverted().transform(drawn)[:, 0]]
 

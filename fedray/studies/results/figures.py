@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 ROW = 0.27  # inches
 LETTER = 0.075  # inches
-LINEAR = 20  # points: a wider range is drawn with logarithms
+LINEAR = 20  # points: a wider range of differences is drawn with logarithms
+COLLAPSE = 25  # points: in a wider range of accuracies some cell learns little
 SIDE = 3.3  # inches, of a panel
 TICKS = (10, 40, 60, 70, 80, 85, 90, 93, 95, 97, 98, 99)  # accuracies, on a scale of logarithms of errors
 LINK_AGREEMENT = "![Our accuracies minus those that the papers print](figures/agreement.png)"
@@ -128,11 +129,11 @@ def _draw(ax: Axes, rows: Sequence[Row], kind: str, prefix: str) -> None:
 
 
 def _scale(ax: Axes) -> None:
-    """Lay out an axis of accuracies."""
+    """Lay out an axis of accuracies, and have its label say where the scale is not linear."""
     import numpy as np
 
     low, high = ax.get_xlim()
-    if high - low <= LINEAR:
+    if high - low <= COLLAPSE:
         ax.locator_params(axis="x", nbins=6)  # more would touch where accuracies differ in the third decimal
         return
 
@@ -141,6 +142,7 @@ def _scale(ax: Axes) -> None:
     ax.autoscale(axis="x")
     low, high = ax.get_xlim()
     ax.set_xticks([tick for tick in TICKS if low < tick < high])
+    ax.set_xlabel(f"{ax.get_xlabel()}, logarithmic in the error")
 
 
 def advantages(claims: Sequence[Judged]) -> Figure | None:
