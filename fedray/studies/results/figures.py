@@ -142,7 +142,7 @@ def _scale(ax: Axes) -> None:
     ax.autoscale(axis="x")
     low, high = ax.get_xlim()
     ax.set_xticks([tick for tick in TICKS if low < tick < high])
-    ax.set_xlabel(f"{ax.get_xlabel()}, logarithmic in the error")
+    ax.set_xlabel(f"{ax.get_xlabel()}\nlogarithmic in the error")
 
 
 def advantages(claims: Sequence[Judged]) -> Figure | None:
