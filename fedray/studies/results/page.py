@@ -33,8 +33,8 @@ COLUMNS = (
 )
 OVERVIEW = ("table", "runs in the data", "planned", "near the paper", "orderings: hold", "refuted", "open", "CPU hours")
 MORE_SEEDS = (
-    "the first seeds left claims about these rows open. So they have more, planned after a look at the first, and all "
-    "at once. This look makes their intervals a little too narrow."
+    "the first seeds left claims about these rows open. So more are planned, after a look at the first, which makes "
+    "their intervals a little too narrow."
 )
 CLAIMS = (
     "better",
@@ -74,10 +74,15 @@ seconds, digest of the states, and every metric.
   not corrected for their number.
 - *Paper*, beside the interval: the difference of the two figures that the paper prints. Where the whole interval is
   below it, the first cell is better by *less than printed*, if at all; where it is above, by *more than printed*.
-  The figure below a table's claims has all of this.
+  Printed deviations are left out of this.
+  The figure below a table's claims has all of it.
+- Methods, policies and symbols are those of the pages of [methods](../methods/README.md) and the
+  [glossary](../glossary.md). MCLR is logistic regression, DNN a network with a hidden layer of 100.
 
-`python -m fedray.studies verify STUDY/CELL --seed S` plays a line again and compares. `python -m fedray.studies all`
-plays what is missing, cheapest first.
+`python -m fedray.studies verify STUDY/CELL --seed S` plays a line again and compares; `--rounds R` where the study has
+tables of several lengths. `python -m fedray.studies all` plays what is missing, cheapest first. Both, and the commands
+below, find the data by `$FEDRAY_DATA_ROOT` or `--data.root`. A study writes its lines here with `--runtime local
+--record docs/results`. FOLDER in a paragraph is the result folder of the run that it is about.
 """
 AGREEMENT = """Every accuracy that a paper prints and that we have played: ours minus the paper's. Bars are the printed
 ±. Beyond one point the scale is logarithmic.
@@ -130,6 +135,11 @@ def _summary(sections: Sequence[Section]) -> Iterator[str]:
     found = [each for section in sections for each in section.claims]
     papers = [each for each in found if not each.claim.ours]
     yield _tally([each.said for each in papers], sum(not claim.ours for claim in claims), "claims of papers")
+    if inferred := [each.said for each in papers if each.claim.inferred]:
+        yield (
+            f"{len(inferred)} of these order figures that have no mark in our copy of the paper (*largest*): "
+            f"{_count(inferred)}."
+        )
     if with_size := [each for each in papers if each.paper is not None]:
         yield _sizes(with_size)
     if any(each.last for each in papers):
@@ -194,7 +204,7 @@ def _text(section: Section, paragraphs: Mapping[tuple[str, ...], str]) -> str:
     played = f"{table.rounds} rounds, evaluated every {every}"
     parts.append(f"`{_command(table, table.seeds, table.only)}`: {played}. {table.protocol}\n")
     if table.more:
-        parts.append(f"`{_command(table, MORE, table.more)}`: {MORE_SEEDS}\n")
+        parts.append(f"`{_command(table, MORE, table.more)}`: {_more(section)}\n")
     if table.registered:
         parts.append(f"**Registered.** {table.registered}\n")
     if not found:
@@ -207,6 +217,14 @@ def _text(section: Section, paragraphs: Mapping[tuple[str, ...], str]) -> str:
         parts += ["", *_filled(CLAIMS, [_claim(each) for each in claims], left=3), "", figures.link_claims(table)]
     parts += _remarks(section, paragraphs)
     return "\n".join(parts) + "\n"
+
+
+def _more(section: Section) -> str:
+    """What is said of the rows that have more seeds than their table."""
+    further = section.table.further()
+    played = sum(line.config in further for line in section.lines)
+    interim = " Until all are, answers about these rows are interim." if played < len(further) else ""
+    return f"{MORE_SEEDS} {played} of these {len(further)} runs are in the data.{interim}"
 
 
 def _header(names: Sequence[str], sides: str) -> list[str]:

@@ -53,15 +53,17 @@ def _bold(table: Table) -> list[Claim]:
     for name in dict.fromkeys(run.cell for run in table.runs().values()):
         cell: Cell = cells[name]
         found = settings(override(cell.experiment, {"rounds": table.rounds}))
-        for metric in table.bold:
-            if result := figure(table, found, metric):
+        for metric in (*table.bold, *table.largest):
+            result = figure(table, found, metric)
+            if result and result.source.startswith(table.marked):
                 columns.setdefault((metric, cell.tags[0] if table.within_rows else ""), {})[name] = result
     claimed = []
     for (metric, _), figures in columns.items():
         best = max(figures, key=lambda name: figures[name].mean)
-        source = f"{figures[best].source}, bold"
+        inferred = metric in table.largest
+        source = f"{figures[best].source}, {'largest' if inferred else 'bold'}"
         claimed += [
-            Claim(metric, best, name, source, best=table.best)
+            Claim(metric, best, name, source, best=table.best, inferred=inferred)
             for name, result in figures.items()
             if result.mean < figures[best].mean
         ]

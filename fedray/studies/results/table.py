@@ -22,6 +22,7 @@ class Claim(NamedTuple):
     source: str  # where it is claimed, or what we ask
     ours: bool = False
     best: str = ""  # which evaluations it is about: the mean of the last ten, or the best, as the paper prints
+    inferred: bool = False  # whether our copy of the paper shows no mark at the figure that we take for the best
 
 
 class Table(NamedTuple):
@@ -37,6 +38,8 @@ class Table(NamedTuple):
     sources: tuple[str, ...] = ()  # of the figures to compare with, as in published.csv, the first that has one
     best: str = BEST  # which evaluations the paper takes the best of
     bold: tuple[str, ...] = ()  # metrics of which the paper prints the best in bold
+    largest: tuple[str, ...] = ()  # metrics of which it should, but our copy of the paper shows no mark
+    marked: str = ""  # what the sources of the figures begin with among which the best is marked: all of the table's
     within_rows: bool = False  # whether bold is the best of each method, and not of the column
     only: tuple[str, ...] = ()
     size: Literal["small", "medium", "large", "all"] = "all"
@@ -56,6 +59,11 @@ class Table(NamedTuple):
     def runs(self) -> Mapping[str, PlannedRun]:
         """Every run of it that can be played, by the fingerprint of its settings."""
         return _planned(self)
+
+    def further(self) -> Mapping[str, PlannedRun]:
+        """Those that only the rows with MORE seeds have."""
+        first = self._replace(more=()).runs()
+        return {fingerprint: run for fingerprint, run in self.runs().items() if fingerprint not in first}
 
 
 @functools.cache
