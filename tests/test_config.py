@@ -128,6 +128,7 @@ REFUSED = [
     (Experiment, "batch_size", (0,)),
     (Experiment, "local_steps", (0,)),
     (Experiment, "eval_every", (0,)),
+    (Experiment, "eval_last", (-1,)),
     (Experiment, "predict_samples", (-1,)),
     (Experiment, "seed", (-1, 2**63)),
     (Execution, "clients_per_actor", (0,)),

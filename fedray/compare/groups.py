@@ -18,7 +18,7 @@ from fedray.types import Algorithm, FedRayError
 ALIASES = {"algorithm": "algorithm.name", "dataset": "data.name"}
 DATA = ("data.name", "data.size")
 SIZES = ("small", "medium", "large")
-PROTOCOL = ("rounds", "eval_every", "eval_clients", "clients", "novel_clients", "adapt_rounds")
+PROTOCOL = ("rounds", "eval_every", "eval_last", "eval_clients", "clients", "novel_clients", "adapt_rounds")
 PER_ROUND = "clients_per_round"
 STABILITY = "stability"  # computed here from the accuracies of a model; runs do not log it
 # The seed is averaged over. The others say where a run was executed, which does not change its results.

@@ -45,6 +45,8 @@ class Experiment:
     """Minibatches per client and round."""
     eval_every: int = 1
     """Evaluate after every k-th round (and after the last)."""
+    eval_last: int = added(0)
+    """Evaluate after each of the last so many rounds, too: papers that report the best of them looked at every one."""
     eval_clients: int | None = added(None)
     """Clients that an evaluation draws anew, without replacement; by default all of them are evaluated."""
     predict_samples: int = 10
@@ -74,6 +76,8 @@ class Experiment:
             value = getattr(self, name)
             ok = value is None or (isinstance(value, int) and value >= 1)
             require(ok, name, value, "at least one is needed", "give a positive whole number")
+        reason, remedy = "a number of rounds is not negative", "use 0 for none"
+        require(self.eval_last >= 0, "eval_last", self.eval_last, reason, remedy)
         reason, remedy = "newcomers take a round or more to adapt", "give a positive whole number"
         require(self.adapt_rounds >= 1, "adapt_rounds", self.adapt_rounds, reason, remedy)
         require(self.novel_clients >= 0, "novel_clients", self.novel_clients, "a number of clients", "use 0 for none")
@@ -82,3 +86,7 @@ class Experiment:
         draws = self.predict_samples
         require(draws >= 0, "predict_samples", draws, "a number of draws is not negative", "use 0 for the mean weights")
         require(0 <= self.seed < 2**63, "seed", self.seed, "a seed lies in [0, 2^63)", "use 0")
+
+    def evaluates(self, round_number: int) -> bool:
+        """Whether a round of the federation ends with an evaluation, apart from those that a figure asks for."""
+        return round_number % self.eval_every == 0 or round_number > self.rounds - self.eval_last

@@ -119,9 +119,7 @@ def _federate(plan: Plan, state: State, cohort: Cohort, policy: FailurePolicy) -
     server = aggregate(plan, state.server, chosen, cohort.add)
     clock.end("aggregate")
     shown = round_number in SPOTLIGHT_ROUNDS or round_number == cfg.rounds
-    evals = (
-        cohort.evaluate(round_number, plan.view(server), shown) if shown or round_number % cfg.eval_every == 0 else []
-    )
+    evals = cohort.evaluate(round_number, plan.view(server), shown) if shown or cfg.evaluates(round_number) else []
     spotlights += _gather_spotlights(evals)
     clock.end("evaluate")
     metrics = RoundMetrics(

@@ -115,7 +115,7 @@ def _rows(folder: Path, plan: Plan) -> Iterator[Mapping[str, float]]:
     for number, row in enumerate(table, 1):
         if int(row["round"]) != number:
             raise ValueError(f"metrics.csv: row {number} is of round {row['round']}")
-        usual = number % plan.cfg.eval_every == 0 or number in SPOTLIGHT_ROUNDS
+        usual = plan.cfg.evaluates(number) or number in SPOTLIGHT_ROUNDS
         values = {name: float(value) for name, value in row.items() if value and (usual or not is_measured(name))}
         yield values | {"round": number}
 

@@ -39,6 +39,8 @@ class Options:
     """Communication rounds; by default those of the study (800 for the paper's tables)."""
     eval_every: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """Evaluate after every k-th round and after the last; by default as the study does."""
+    eval_last: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Evaluate after each of the last so many rounds, too; by default as the study does."""
     only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="CELL|TAG ...")] = ()
     """Only these cells, or all with these tags, such as zeta, rho_init or lr of table2, or an algorithm of
     table1-mnist."""
@@ -124,6 +126,8 @@ def plan_runs(study: str, options: Options) -> Agenda:
         settings["rounds"] = options.rounds
     if options.eval_every is not None:
         settings["eval_every"] = options.eval_every
+    if options.eval_last is not None:
+        settings["eval_last"] = options.eval_last
     selected = [each._replace(experiment=override(each.experiment, settings)) for each in _select(study, options)]
     reasons = {cell.name: refusal(cell.experiment) for cell in selected}
     left_out = {name: reason for name, reason in reasons.items() if reason is not None}

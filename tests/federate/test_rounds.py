@@ -230,6 +230,8 @@ def test_evaluation_follows_the_schedule_and_the_spotlights_theirs():
     assert [(r.round, [s.round for s in r.spotlights]) for r in found if r.spotlights] == [
         (1, [0, 1]), (10, [10]), (14, [14])
     ]  # fmt: skip
+    each = plan._replace(cfg=override(plan.cfg, {"eval_last": 3}))
+    assert [r.round for r in LocalFederation(each) if r.personal is not None] == [1, 4, 8, 10, 12, 13, 14]
     assert {tuple(r.seconds) for r in found} == {("train", "aggregate", "evaluate", "round", "cpu")}
     assert len({r.participants for r in found}) > 5
 

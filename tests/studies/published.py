@@ -11,7 +11,7 @@ from fedray.studies.results.table import Table
 
 def line(seed: int = 0, cell: str = "fedavg", **metrics: float) -> Line:
     found = metrics or {"global/accuracy": 0.9}
-    return Line("quick", cell, seed, 5, 1, f"f{seed}", "all", "abc", "python", "x86", 1.5, "d", found)
+    return Line("quick", cell, seed, 5, 1, 0, f"f{seed}", "all", "abc", "python", "x86", 1.5, "d", found)
 
 
 def played(table: Table, cell: str, seed: int = 0, **metrics: float) -> Line:

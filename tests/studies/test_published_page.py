@@ -14,12 +14,13 @@ from fedray.studies.__main__ import main
 from fedray.studies.results import (
     data,
     figures,
+    missing,
     page,
     rows,
     tables,
     why,
 )
-from fedray.studies.results.data import BEST, LATE
+from fedray.studies.results.data import BEST, EVERY, LATE
 from fedray.studies.results.table import Claim, Table
 from tests.studies.published import played, publish
 
@@ -88,6 +89,41 @@ def test_a_table_that_takes_the_best_of_the_last_rounds_is_compared_by_them(tmp_
     text = page._text(page.Section(table, [row]), {})
     assert "| best of last eighth (%) | paper (%) | best of last eighth - paper |" in text
     assert "| 60.00 | 87.40 | 87.38 ± 0.27 | +0.02 | within ± |" in text
+
+
+def test_a_table_that_looks_at_every_one_of_the_last_rounds_says_which_runs_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FedAvg has the best of 101 rounds in both seeds, FedProx in one: they are compared by what both have."""
+    cells = ("fedavg-small", "fedprox-small")
+    claim = Claim("global/accuracy", *cells, "Table 1", best=LATE)
+    settings = {"sources": ("pFedBayes, Table 1",), "best": LATE, "only": cells, "eval_last": 100}
+    table = Table("table1-mnist", "T", "P.", 800, 20, 2, (claim,), **settings)
+    publish(monkeypatch, table)
+    sparse, few, many = table._replace(eval_last=0), f"{LATE}global/accuracy", f"{EVERY}global/accuracy"
+    for seed in (0, 1):
+        data.add(tmp_path, [played(table, cells[0], seed, **{"global/accuracy": 0.6, few: 0.86, many: 0.88})])
+        data.add(tmp_path, [played(sparse, cells[1], seed, **{"global/accuracy": 0.6, few: 0.85})])
+    data.add(tmp_path, [played(table, cells[1], 0, **{"global/accuracy": 0.6, few: 0.85, many: 0.89})])
+
+    def shown() -> tuple[list[float], float, str]:
+        section = page.Section(table, rows.rows(tmp_path, table))
+        [judged] = section.claims
+        return [row.best("global") or 0 for row in section.rows], judged.said.by.mean, page._text(section, {})
+
+    best, by, text = shown()
+    assert best == pytest.approx([0.88, 0.85])
+    assert by == pytest.approx(0.01)
+    assert "evaluated every 20th round and in each of the last 100" in text
+    assert "| fedavg-small | global" in text
+    assert "| fedprox-small ‡ | global" in text
+    assert "the best of every 20th" in text
+    assert [len(work.runs) for work in missing.missing(tmp_path)] == [1]
+    data.add(tmp_path, [played(table, cells[1], 1, **{"global/accuracy": 0.6, few: 0.85, many: 0.89})])
+    best, by, text = shown()
+    assert best == pytest.approx([0.88, 0.89])
+    assert by == pytest.approx(-0.01)
+    assert "‡" not in text
 
 
 def test_one_figure_has_every_printed_accuracy_and_what_is_apart_is_hollow(tmp_path: Path) -> None:

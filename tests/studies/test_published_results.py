@@ -12,10 +12,13 @@ import pytest
 
 from fedray.compare.published import Published
 from fedray.compare.tables import style
-from fedray.config import override
+from fedray.config import Experiment, override
+from fedray.federate import report
+from fedray.federate.in_process import LocalFederation
+from fedray.federate.plan import make_plan
 from fedray.studies import agenda, study
 from fedray.studies.__main__ import main
-from fedray.studies.cell import Cell
+from fedray.studies.cell import Cell, experiment
 from fedray.studies.named import STUDIES
 from fedray.studies.named.quick import quick
 from fedray.studies.results import (
@@ -28,12 +31,13 @@ from fedray.studies.results import (
     tables,
     verify,
 )
-from fedray.studies.results.data import BEST, LATE
+from fedray.studies.results.data import BEST, EVERY, LATE
 from fedray.studies.results.table import Claim, Table
 from fedray.types import FedRayError
 from tests.studies.published import line, publish
 
 pytestmark = pytest.mark.usefixtures("unpainted")
+RUN = experiment("fedavg", {})
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
 
@@ -54,19 +58,53 @@ def test_a_figure_is_the_mean_of_the_last_ten_evaluations_and_the_best_of_all() 
     accuracies = np.linspace(0.9, 0.2, 30)  # falls: the best is the first
     rows = [{"round": 1.0, "comm/bytes_up": 7.0}]
     rows += [{"round": 2.0 + i, "global/accuracy": float(a), "comm/bytes_up": 7.0} for i, a in enumerate(accuracies)]
-    found = record.measured(rows)
+    found = record.measured(rows, RUN)
     assert found["global/accuracy"] == pytest.approx(accuracies[-10:].mean())
     assert found[f"{BEST}global/accuracy"] == 0.9
     assert found["comm/bytes_up"] == 217
     assert found[f"{LATE}global/accuracy"] == accuracies[-4]  # rounds 28 to 31 of 31
     rows = [{"round": 1.0, "personal/accuracy": 0.8}]
     rows += [{"round": 2.0 + i, "novel/accuracy": 0.5 + i / 100} for i in range(11)]  # while newcomers adapt
-    adapted = record.measured(rows)
+    adapted = record.measured(rows, RUN)
     assert adapted["personal/accuracy"] == 0.8
     assert adapted["novel/accuracy"] == pytest.approx(0.575)  # six of eleven: not more than half
     assert adapted[f"{BEST}novel/accuracy"] == 0.6
-    rmse = record.measured([{"round": 1.0, "personal/rmse": 3.0}, {"round": 2.0, "personal/rmse": 4.0}])
+    rmse = record.measured([{"round": 1.0, "personal/rmse": 3.0}, {"round": 2.0, "personal/rmse": 4.0}], RUN)
     assert rmse[f"{BEST}personal/rmse"] == 3.0
+
+
+def test_evaluations_of_each_of_the_last_rounds_add_a_measure_and_change_no_other() -> None:
+    """One run of 40 rounds, evaluated every fifth, with and without each of the last five: an eighth."""
+    settings = {"rounds": 40, "eval_every": 5, "local_steps": 1, "algorithm.personal_steps": 1, "predict_samples": 1}
+    usual = experiment("pfedbayes", settings)
+    dense = override(usual, {"eval_last": 5})
+    (few, first), (many, second) = (_rows(cfg) for cfg in (usual, dense))
+    assert few == [1, 5, 10, 15, 20, 25, 30, 35, 40]  # 1 and 10 are for a figure
+    assert many == [1, 5, 10, 15, 20, 25, 30, 35, 36, 37, 38, 39, 40]
+    without, found = record.measured(first, usual), record.measured(second, dense)
+    every = {name: found.pop(name) for name in list(found) if name.startswith(EVERY)}
+    assert found == without
+    accuracies = [row["global/accuracy"] for row in second if row["round"] >= 35]
+    assert every[f"{EVERY}global/accuracy"] == max(accuracies) > found[f"{LATE}global/accuracy"]
+    assert not any(name.startswith(EVERY) for name in record.measured(second, override(dense, {"eval_last": 4})))
+
+
+def _rows(cfg: Experiment) -> tuple[list[int], list[dict[str, float]]]:
+    """The evaluated rounds of a run, and the measures of all rounds but their times."""
+    plan = make_plan(cfg)
+    rows = [{"round": float(played.round), **report.measures(played)} for played in LocalFederation(plan)]
+    rows = [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
+    return [int(row["round"]) for row in rows if "global/accuracy" in row], rows
+
+
+def test_a_file_of_an_earlier_version_has_no_evaluations_of_the_last_rounds(tmp_path: Path) -> None:
+    data.add(tmp_path, [line(0)])
+    path = tmp_path / "quick.csv"
+    names, first = path.read_text().splitlines()
+    place = names.split(",").index("eval_last")
+    older = [",".join(cell for k, cell in enumerate(row.split(",")) if k != place) for row in (names, first)]
+    path.write_text("\n".join(older) + "\n")
+    assert data.read(tmp_path, "quick") == [line(0)]
 
 
 @pytest.mark.parametrize(

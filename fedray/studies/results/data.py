@@ -13,8 +13,14 @@ from fedray.config.decode import refuse_damage
 from fedray.running.files import write_whole
 
 # Before a metric: the best evaluation of a run, or of the last eighth of its rounds; else the last ten's mean.
-BEST, LATE = "best:", "late:"
-WORDS: Mapping[str, str] = {"": "mean of last ten", BEST: "best", LATE: "best of last eighth"}
+# Runs with `eval_last` have the last eighth twice: by the rounds that others evaluate, too, and by every round.
+BEST, LATE, EVERY = "best:", "late:", "every:"
+WORDS: Mapping[str, str] = {
+    "": "mean of last ten",
+    BEST: "best",
+    LATE: "best of last eighth",
+    EVERY: "best of last eighth, every round",
+}
 
 
 class Line(NamedTuple):
@@ -25,6 +31,7 @@ class Line(NamedTuple):
     seed: int
     rounds: int
     eval_every: int
+    eval_last: int
     config: str  # fingerprint of all settings
     protocol: str
     commit: str
@@ -84,7 +91,8 @@ def text(lines: Sequence[Line]) -> str:
 
 
 def _line(row: Mapping[str, str]) -> Line:
+    row = {"eval_last": "0", **row}  # files of earlier versions lack it
     values: dict[str, Any] = {name: row[name] for name in NAMES}
-    values |= {name: int(row[name]) for name in ("seed", "rounds", "eval_every")}
+    values |= {name: int(row[name]) for name in ("seed", "rounds", "eval_every", "eval_last")}
     metrics = {name: float(value) for name, value in row.items() if name not in NAMES and value}
     return Line(**values | {"cpu_seconds": float(row["cpu_seconds"]), "metrics": metrics})

@@ -95,15 +95,14 @@ def accuracies(rows: Sequence[Row]) -> Figure | None:
     of the logarithm of the error.
     """
     printed = any(row.paper(f"{kind}/accuracy") for row in rows for kind in KINDS)
-    prefix = rows[0].table.best if printed else ""
-    kinds = [kind for kind in KINDS if any(row.values(f"{prefix}{kind}/accuracy") for row in rows)]
+    kinds = [kind for kind in KINDS if any(row.values(f"{kind}/accuracy") for row in rows)]
     if not kinds:
         return None
     figure = canvas(2.0 + 3.6 * len(kinds), 1.3 + ROW * len(rows))
     axes = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
     for ax, kind in zip(axes, kinds, strict=True):
-        _draw(ax, rows, kind, prefix)
-        ax.set_xlabel(f"{kind} accuracy (%)\n{WORDS[prefix]}")
+        _draw(ax, rows, kind, printed)
+        ax.set_xlabel(f"{kind} accuracy (%)\n{WORDS[rows[0].table.best if printed else '']}")
         _scale(ax)
     axes[0].set_yticks(range(len(rows)), [row.cell for row in rows])
     axes[0].set_ylim(len(rows) - 0.4, -0.6)
@@ -111,11 +110,11 @@ def accuracies(rows: Sequence[Row]) -> Figure | None:
     return figure
 
 
-def _draw(ax: Axes, rows: Sequence[Row], kind: str, prefix: str) -> None:
+def _draw(ax: Axes, rows: Sequence[Row], kind: str, printed: bool) -> None:
     """A panel: ours on the line of a cell, or above it, where the paper's lies below it."""
-    up = 0.14 if prefix else 0.0
+    up = 0.14 if printed else 0.0
     for place, row in enumerate(rows):
-        found = [100 * value for value in row.values(f"{prefix}{kind}/accuracy").values()]
+        found = [100 * value for value in row.values(f"{row.chosen if printed else ''}{kind}/accuracy").values()]
         if found:
             ours = of_runs(found)
             label = f"FedRay, {kind}, mean ± sd over seeds"

@@ -111,6 +111,7 @@ def play(works: Sequence[Work], options: Options, folder: Path, output: Path, co
                 seeds=len(seeds),
                 rounds=work.table.rounds,
                 eval_every=work.table.eval_every,
+                eval_last=work.table.eval_last,
                 record=folder,
                 execution=execution,
             )

@@ -202,6 +202,7 @@ def _text(section: Section, paragraphs: Mapping[tuple[str, ...], str]) -> str:
     every = {1: "round", 2: "second round"}.get(table.eval_every, f"{table.eval_every}th round")
     parts = [f"## {table.title}\n"]
     played = f"{table.rounds} rounds, evaluated every {every}"
+    played += f" and in each of the last {table.eval_last}" if table.eval_last else ""
     parts.append(f"`{_command(table, table.seeds, table.only)}`: {played}. {table.protocol}\n")
     if table.more:
         parts.append(f"`{_command(table, MORE, table.more)}`: {_more(section)}\n")
@@ -221,8 +222,8 @@ def _text(section: Section, paragraphs: Mapping[tuple[str, ...], str]) -> str:
 
 def _more(section: Section) -> str:
     """What is said of the rows that have more seeds than their table."""
-    further = section.table.further()
-    played = sum(line.config in further for line in section.lines)
+    further = {(run.cell, run.experiment.seed) for run in section.table.further().values()}
+    played = sum((line.cell, line.seed) in further for line in section.lines)
     interim = " Until all are, answers about these rows are interim." if played < len(further) else ""
     return f"{MORE_SEEDS} {played} of these {len(further)} runs are in the data.{interim}"
 
@@ -253,11 +254,11 @@ def _figures(row: Row) -> Iterator[list[str]]:
         verdict, calibration = verdicts.get(kind), row.paper(f"{kind}/ece") if row.current else None
         printed_ece = f"; paper {100 * calibration.mean:.2f}" if calibration else ""
         yield [
-            f"{row.cell}{'' if row.current else ' †'}",
+            f"{row.cell}{' †' if not row.current else ' ‡' if row.sparse else ''}",
             kind,
             str(len(last)),
             _estimate(last, 100, 2),
-            _estimate(row.values(f"{row.table.best}{kind}/accuracy"), 100, 2),
+            _estimate(row.values(f"{row.chosen}{kind}/accuracy"), 100, 2),
             _number(verdict.paper.mean, verdict.paper.sd) if verdict else "",
             f"{100 * (best - verdict.paper.mean):+.2f}" if verdict else "",
             verdict.nearness if verdict else "",
@@ -274,6 +275,7 @@ def _command(table: Table, seeds: int, only: Sequence[str]) -> str:
     """What plays some cells of a table, all where none is named."""
     chosen = [f"--only {' '.join(only)}"] * bool(only) + [f"--size {table.size}"] * (table.size != "all")
     words = [table.study, *chosen, f"--seeds {seeds} --rounds {table.rounds} --eval-every {table.eval_every}"]
+    words += [f"--eval-last {table.eval_last}"] * bool(table.eval_last)
     return f"python -m fedray.studies {' '.join(words)}"
 
 
@@ -311,6 +313,12 @@ def _remarks(section: Section, paragraphs: Mapping[tuple[str, ...], str]) -> Ite
             yield f"\n**{row.cell}** ({' and '.join(row.apart)}) is apart; nobody has written why."
     if not all(row.current for row in section.rows):
         yield "\n† Played with settings that the study no longer has; not compared. To verify it, check out its commit."
+    if any(row.sparse for row in section.rows):
+        yield (
+            "\n‡ Played before each of the last rounds was evaluated: the best of every "
+            f"{section.table.eval_every}th. Claims about these rows compare the best of the same rounds on both sides. "
+            "They will be played again."
+        )
     machines, commits = (sorted({getattr(line, name) for line in section.lines}) for name in ("machine", "commit"))
     yield f"\nPlayed on {'; and on '.join(machines)}. Commits: {', '.join(commits)}."
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedray.config import Experiment
 from fedray.config.decode import decode, refuse_damage
 from fedray.federate import report
 from fedray.federate.measures.tasks import TASKS
@@ -17,7 +18,7 @@ from fedray.federate.uncertainty import summary as uncertain
 from fedray.running import runfolder
 from fedray.studies.agenda import PlannedRun
 from fedray.studies.results import machine
-from fedray.studies.results.data import BEST, LATE, Line
+from fedray.studies.results.data import BEST, EVERY, LATE, Line
 
 LAST = 10  # evaluations that a figure averages, but at most half of them: the first are of a model that knows little
 EIGHTH = 1 / 8  # of the rounds: 700 to 800 of 800
@@ -42,6 +43,7 @@ def line(study: str, planned: PlannedRun, folder: Path, commit: str) -> Line | N
             seed=cfg.seed,
             rounds=cfg.rounds,
             eval_every=cfg.eval_every,
+            eval_last=cfg.eval_last,
             config=planned.fingerprint,
             protocol=_protocol(summary["protocol"]),
             commit=commit,
@@ -49,7 +51,7 @@ def line(study: str, planned: PlannedRun, folder: Path, commit: str) -> Line | N
             machine=machine.kind(),
             cpu_seconds=round(sum(row.get(CPU, 0.0) for row in played), 1),
             digest=digest(folder),
-            metrics=measured(played) | uncertain.tracked(summary),
+            metrics=measured(played, cfg) | uncertain.tracked(summary),
         )
 
 
@@ -64,15 +66,19 @@ def command(study: str, planned: PlannedRun, uncertainty: bool) -> str:
     cfg = planned.experiment
     words = ["python", "-m", "fedray.studies", study, "--only", planned.cell, "--size", "all"]
     words += ["--seeds", "1", "--seed-start", str(cfg.seed), "--rounds", str(cfg.rounds)]
-    words += ["--eval-every", str(cfg.eval_every), "--runtime", "local"]
+    words += ["--eval-every", str(cfg.eval_every), *(["--eval-last", str(cfg.eval_last)] if cfg.eval_last else [])]
+    words += ["--runtime", "local"]
     return shlex.join([*words, *(["--uncertainty"] if uncertainty and not planned.uncertainty else [])])
 
 
-def measured(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def measured(rows: Sequence[Mapping[str, float]], cfg: Experiment) -> dict[str, float]:
     """Of every measure of the models the mean over the last ten evaluations, and of accuracies and errors the best.
 
-    Bytes are those of the whole run, measures of training and selection the mean over all rounds.
+    Evaluations that only ``eval_last`` asks for count in none of these, so that a run has the same with it and without.
+    The best with them are a measure of their own. Bytes are those of the whole run, measures of training and selection
+    the mean over all rounds.
     """
+    every, rows = rows, _usual(rows, cfg)
     found: dict[str, float] = {}
     for name in sorted({name for row in rows for name in row}):
         if name.startswith("comm/"):
@@ -82,7 +88,10 @@ def measured(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
         elif report.is_measured(name):
             found[name] = _mean(_latest([row[name] for row in rows if name in row]))
     late = (1 - EIGHTH) * rows[-1]["round"]
-    for prefix, chosen in ((BEST, rows), (LATE, [row for row in rows if row["round"] >= late])):
+    choices = {BEST: rows, LATE: [row for row in rows if row["round"] >= late]}
+    if cfg.eval_last >= cfg.rounds - late:
+        choices[EVERY] = [row for row in every if row["round"] >= late]
+    for prefix, chosen in choices.items():
         for name, best in _headlines():
             values = [row[name] for row in chosen if name in row]
             found |= {f"{prefix}{name}": best(values)} if values else {}
@@ -90,6 +99,16 @@ def measured(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
         if (spread := report.stability(rows, kind)) is not None:
             found[f"{kind}/stability"] = spread
     return found
+
+
+def _usual(rows: Sequence[Mapping[str, float]], cfg: Experiment) -> list[Mapping[str, float]]:
+    """The rows without evaluations that only ``eval_last`` asks for; the last round has one anyway."""
+    dense = range(cfg.rounds - cfg.eval_last + 1, cfg.rounds)
+    added = {number for number in dense if number % cfg.eval_every}
+    return [
+        {name: value for name, value in row.items() if not (row["round"] in added and report.is_measured(name))}
+        for row in rows
+    ]
 
 
 def _latest(values: Sequence[float]) -> Sequence[float]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from fedray.compare.published import Published
 from fedray.federate import report
 from fedray.studies.results import data, judgement, printed
-from fedray.studies.results.data import Line
+from fedray.studies.results.data import EVERY, Line
 from fedray.studies.results.judgement import Nearness
 from fedray.studies.results.table import Table
 
@@ -38,9 +38,20 @@ class Row(NamedTuple):
         """A metric by seed."""
         return {line.seed: line.metrics[metric] for line in self.lines if metric in line.metrics}
 
+    @property
+    def chosen(self) -> str:
+        """Among which evaluations the best is chosen: every round's, where all its runs have them."""
+        complete = all(any(name.startswith(EVERY) for name in line.metrics) for line in self.lines)
+        return EVERY if self.table.eval_last and complete else self.table.best
+
+    @property
+    def sparse(self) -> bool:
+        """Whether its table looks at every one of the last rounds, and not all of its runs do."""
+        return bool(self.table.eval_last) and self.chosen != EVERY
+
     def best(self, kind: str) -> float | None:
         """The mean over seeds of a run's accuracy as the paper chooses it; None of a model that it lacks."""
-        found = self.values(f"{self.table.best}{kind}/accuracy")
+        found = self.values(f"{self.chosen}{kind}/accuracy")
         return sum(found.values()) / len(found) if found else None
 
     def paper(self, metric: str) -> Published | None:
@@ -69,10 +80,10 @@ def rows(folder: Path, table: Table) -> list[Row]:
     lines = [line for line in data.read(folder, table.study) if line.rounds == table.rounds]
     if not lines:  # planning takes time
         return []
-    found, today = [], table.runs()
+    found, today, comparable = [], table.runs(), table.comparable()
     for name, run in {run.cell: run for run in today.values()}.items():
         earlier = tuple(line for line in lines if line.cell == name)
-        own = tuple(line for line in earlier if line.config in today)
+        own = tuple(line for line in earlier if line.config in comparable)
         if earlier:
             found.append(Row(name, own or earlier, table, printed.settings(run.experiment), bool(own)))
     return found

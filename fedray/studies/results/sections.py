@@ -66,6 +66,8 @@ class Section(NamedTuple):
         for claim in printed.claims(self.table) if known else ():
             if claim.better in known and claim.worse in known:
                 better, worse = known[claim.better], known[claim.worse]
+                if claim.best and better.chosen == worse.chosen:  # else what both have
+                    claim = claim._replace(best=better.chosen)
                 if said := _ordering(claim, claim.best, better, worse):
                     last = _ordering(claim, "", better, worse) if claim.best else None
                     found.append(Judged(claim, said, last, _paper(claim, better, worse)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Literal, NamedTuple
 
 from fedray.studies.agenda import Options, PlannedRun, plan_runs
@@ -44,12 +44,20 @@ class Table(NamedTuple):
     only: tuple[str, ...] = ()
     size: Literal["small", "medium", "large", "all"] = "all"
     more: tuple[str, ...] = ()  # cells and tags with MORE seeds, for their claims were open with those of the table
+    eval_last: int = 0  # how many of the last rounds are all evaluated
     registered: str = ""  # hypothesis, statistic and decision, written down before the first run
     fitted: bool = False  # whether readings of its protocol were chosen by the figures that it is compared with
 
     def options(self) -> Options:
         """The options that play it."""
-        return Options(seeds=self.seeds, rounds=self.rounds, eval_every=self.eval_every, only=self.only, size=self.size)
+        return Options(
+            seeds=self.seeds,
+            rounds=self.rounds,
+            eval_every=self.eval_every,
+            eval_last=self.eval_last,
+            only=self.only,
+            size=self.size,
+        )
 
     @property
     def slug(self) -> str:
@@ -59,6 +67,10 @@ class Table(NamedTuple):
     def runs(self) -> Mapping[str, PlannedRun]:
         """Every run of it that can be played, by the fingerprint of its settings."""
         return _planned(self)
+
+    def comparable(self) -> Set[str]:
+        """Fingerprints of runs that its rows may have: its own, and the same without ``eval_last``."""
+        return self.runs().keys() | self._replace(eval_last=0).runs().keys()
 
     def further(self) -> Mapping[str, PlannedRun]:
         """Those that only the rows with MORE seeds have."""

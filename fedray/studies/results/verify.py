@@ -57,7 +57,13 @@ def find(folder: Path, name: str, rounds: int | None = None) -> list[Line]:
 def again(line: Line, where: Data) -> Line:
     """The line that the same run makes here and now."""
     options = Options(
-        only=(line.cell,), seeds=1, seed_start=line.seed, rounds=line.rounds, eval_every=line.eval_every, data=where
+        only=(line.cell,),
+        seeds=1,
+        seed_start=line.seed,
+        rounds=line.rounds,
+        eval_every=line.eval_every,
+        eval_last=line.eval_last,
+        data=where,
     )
     [planned] = [run for run in plan_runs(line.study, options).runs if run.cell == line.cell]
     if planned.fingerprint != line.config:
