@@ -110,18 +110,26 @@ def begin(ctx: Context[BPFed], client: Client, down: Gaussian, data: Batch) -> L
 def step(ctx: Context[BPFed], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
     """pFedBayes's step of all layers."""
     moving = pfedbayes.Local(local.client, local.w)
-    prior = local.prior if ctx.cfg.prior == "fixed" else local.w
-    (client, w), info = pfedbayes.train(ctx, moving, prior, batch, noise)
+    (client, w), info = pfedbayes.train(ctx, moving, _prior(ctx, local), batch, noise)
     return local._replace(client=client, w=w), info
 
 
+def _prior(ctx: Context[BPFed], local: Local) -> Gaussian:
+    """What q_i is held to."""
+    return local.prior if ctx.cfg.prior == "fixed" else local.w
+
+
 def adapt(ctx: Context[BPFed], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
-    """A step of the personal layers alone: q.s stays, and w.s with it."""
-    shared = ctx.model.rest(ctx.cfg.personal, local.w.mu.device)
-    q, w = take(local.client.q, shared), take(local.w, shared)
-    local, info = step(ctx, local, batch, noise)
-    client = local.client._replace(q=put(local.client.q, shared, q))
-    return local._replace(client=client, w=put(local.w, shared, w)), info
+    """A step of the personal layers alone: q.s stays, so that each step of q.z is one under the same body, and w.s."""
+    client, w, shared = local.client, local.w, ctx.model.rest(ctx.cfg.personal, local.w.mu.device)
+    q_s, w_s, prior = take(client.q, shared), take(w, shared), _prior(ctx, local)
+    prior_sd, _ = pfedbayes.prior_sigma(prior)
+    nll = noise.new_zeros(())
+    for eps in noise:
+        client, nll = pfedbayes.personal_steps(ctx, client, (prior.mu, prior_sd), batch, eps[None])
+        client = client._replace(q=put(client.q, shared, q_s))
+    kl, t = pfedbayes.global_step_(ctx.cfg, client, w, pfedbayes.prior_sigma(w))
+    return local._replace(client=client._replace(w_t=t), w=put(w, shared, w_s)), Info(nll, kl)
 
 
 def finish(ctx: Context[BPFed], local: Local, data: Batch) -> tuple[Client, Gaussian]:

@@ -9,7 +9,7 @@ from fedray.algorithms.bayesian import bpfed, pfedbayes
 from fedray.arrays import trees
 from fedray.arrays.rng import Stream
 from fedray.bayes import variational
-from fedray.bayes.gaussian import kl, kl_and_grad_prior, sigma_and_slope
+from fedray.bayes.gaussian import Gaussian, kl, kl_and_grad_prior, sigma_and_slope
 from fedray.config import override
 from fedray.federate import evaluation
 from fedray.federate.measures import metrics
@@ -213,6 +213,32 @@ def test_a_newcomer_moves_personal_layers_alone():
     for after, before in zip((*local.client.q, *local.w), (*start.client.q, *start.w), strict=True):
         assert torch.equal(after[shared], before[shared])
         assert not torch.equal(after[own], before[own])
+
+
+def test_a_newcomers_head_learns_under_the_body_that_it_was_given(monkeypatch):
+    """In each of several inner steps: as where the gradients of shared layers are zero, and so their Adam steps."""
+    plan = small_plan("bpfed", {"algorithm.personal_steps": 4})
+    shared, seen, plain = plan.model.rest(("head",)), [], pfedbayes.objective_grad
+    local, batch, _, _ = first_client(plan)
+    noise = Stream(0, "inner").normal(plan.algorithm.noise_shape(plan.context))
+    zero = torch.zeros(len(shared))
+
+    def watched(cfg, model, q, *rest):
+        seen.append(bpfed.take(trees.tree_map(torch.clone, q), shared))
+        return plain(cfg, model, q, *rest)
+
+    def without_shared(*given):
+        nll, grad = plain(*given)
+        return nll, bpfed.put(Gaussian(*grad), shared, Gaussian(zero, zero))
+
+    ends = []
+    for train, grad in ((bpfed.adapt, watched), (bpfed.step, without_shared)):
+        monkeypatch.setattr(pfedbayes, "objective_grad", grad)
+        ends.append(train(plan.context, trees.tree_map(torch.clone, local), batch, noise))
+    (end, info), (frozen, other) = ends
+    assert len(seen) == 4
+    assert all(differing(q, bpfed.take(local.client.q, shared)) == [] for q in seen)
+    assert differing((end.client.q, end.w, info), (frozen.client.q, frozen.w, other)) == []
 
 
 def test_an_upload_holds_the_shared_layers_alone():
