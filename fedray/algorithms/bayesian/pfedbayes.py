@@ -202,18 +202,23 @@ def terms(ctx: Context[PFedBayes], up: Gaussian) -> Averaged:
     if ctx.cfg.average == "rho":
         return Averaged(up.mu, up.rho)
     sd = sigma(up.rho.double())
-    return Averaged(up.mu, sd if ctx.cfg.average == "sigma" else sd.square() + up.mu.double().square())
+    if ctx.cfg.average == "sigma":
+        return Averaged(up.mu, sd)
+    mu = up.mu.double()
+    return Averaged(mu, sd.square() + mu.square())
 
 
 def absorb(ctx: Context[PFedBayes], server: Gaussian, sums: Averaged, n: Tensor) -> Gaussian:
-    """w ← (1-β) w + (β/S) Σ_i w_i in (μ, ρ), in (μ, σ), or by the moments of the mixture (Lemma A.2)."""
+    """w ← (1-β) w + (β/S) Σ_i w_i in (μ, ρ), in (μ, σ), or in the moments of the mixture (Lemma A.2)."""
     cfg = ctx.cfg
-    mu, spread = sums.mu / len(n), sums.spread / len(n)
+    mu, spread = (
+        damped(old, (total / len(n)).to(old.dtype), cfg.beta)
+        for old, total in zip(terms(ctx, server), sums, strict=True)
+    )
     if cfg.average == "moments":
         spread = (spread - mu.square()).clamp_min(0).sqrt()
     rho = spread if cfg.average == "rho" else inverse_sigma(spread)
-    mu, rho = mu.to(server.mu.dtype), rho.to(server.rho.dtype)
-    return Gaussian(damped(server.mu, mu, cfg.beta), damped(server.rho, rho, cfg.beta))
+    return Gaussian(mu.to(server.mu.dtype), rho.to(server.rho.dtype))
 
 
 def predict_noise(ctx: Context[PFedBayes], samples: int) -> tuple[int, ...]:

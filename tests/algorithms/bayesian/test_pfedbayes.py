@@ -153,6 +153,20 @@ def test_rules_differ_in_the_deviation_only_and_are_ordered():
     assert_close(damped.rho, 0.75 * gaussian(9).rho + 0.25 * w.rho.mean(0))
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_the_server_is_damped_in_what_it_averages(rule):
+    """One upload at β = 1/4: the result is that of three uploads of the server's own distribution and this one."""
+    w, up = gaussian(9), gaussian(1)._replace(rho=torch.full_like(gaussian(1).rho, -4.0))
+    after, plain = (
+        aggregated(pfedbayes.ALGORITHM, context(cfg, MODEL), w, range(len(ups)), trees.stack(ups), torch.ones(len(ups)))
+        for cfg, ups in (
+            (PFedBayes(average=rule, beta=0.25), [up]),
+            (PFedBayes(average=rule), [w, w, w, up]),
+        )
+    )
+    assert_close(tuple(after), tuple(plain))
+
+
 def test_the_average_of_moments_minimizes_the_mean_divergence():
     """Lemma A.2: the Gaussian w closest to all q_k in mean_k KL(q_k‖w)."""
     ups = trees.stack([gaussian(seed) for seed in range(5)])
