@@ -206,9 +206,10 @@ def keep(client: Client, z: Tensor) -> Client:
 
 
 def absorb(ctx: Context[FedPop], server: Server, sums: Up, n: Tensor) -> Server:
-    """φ ← φ + lr Σ_i J_i / Σ_i n_i, by the optimizer; β ← β + lr_prior F⁻¹ mean_i I_i, F⁻¹ = diag(v, 2 v²).
+    """φ ← φ + lr Σ_i J_i / Σ_i n_i, by the optimizer; (μ, μ² + v) ← that + lr_prior (mean of (z, z²) - that).
 
-    F is the Fisher information of β. The plain gradient overshoots: that in v grows like 1/v² where v is too small.
+    In β this is lr_prior F⁻¹ mean_i I_i, with the inverse diag(v, 2 v²) of its Fisher information, less in v the square
+    of the step of μ. The plain gradient overshoots: that in v grows like 1/v² where v is too small.
     """
     cfg = ctx.cfg
     phi, memory = trees.tree_map(torch.clone, (server.phi, server.memory))
@@ -218,8 +219,10 @@ def absorb(ctx: Context[FedPop], server: Server, sums: Up, n: Tensor) -> Server:
         return Server(phi, server.beta, memory)
     mu, var = server.beta
     by_mu, by_var = (average(total, len(n), mu) for total in sums.i)
-    moved = Prior(mu + cfg.lr_prior * var * by_mu, var + cfg.lr_prior * 2 * var.square() * by_var)
-    return Server(phi, moved, memory)
+    moved = mu + cfg.lr_prior * var * by_mu
+    spread = var + cfg.lr_prior * 2 * var.square() * by_var - (moved - mu).square()
+    least = max(1 - cfg.lr_prior, torch.finfo(var.dtype).eps) * var  # rounding turns no variance negative
+    return Server(phi, Prior(moved, spread.maximum(least)), memory)
 
 
 def personalize(ctx: Context[FedPop], client: Client, view: Down, data: Batch, noise: Tensor) -> Networks:

@@ -183,19 +183,39 @@ def test_the_server_climbs_the_mean_log_likelihood():
     assert differing(after.beta, server.beta) == []
 
 
+def moved_prior(z, rate, mu=0.0, sd=0.05):
+    """β after one round at the learning rate ``rate``, from N(mu, sd²) and heads [N, k], with I_i by autograd."""
+    plan = small_plan("fedpop", {"algorithm.lr_prior": rate})
+    server = plan.initial_server()
+    start = Prior(torch.full_like(server.beta.mu, mu), torch.full_like(server.beta.var, sd**2))
+    at = tuple(leaf.expand_as(z).clone().requires_grad_() for leaf in start)
+    torch.distributions.Normal(at[0], at[1].sqrt()).log_prob(z).sum().backward()
+    ups = fedpop.Up(Prior(*(leaf.grad for leaf in at)), torch.zeros(len(z), len(server.phi)))
+    after = aggregated(
+        plan.algorithm, plan.context, server._replace(beta=start), range(len(z)), ups, torch.arange(1, len(z) + 1)
+    )
+    return after.beta
+
+
 @pytest.mark.parametrize("rate", [1.0, 0.25])
 def test_the_prior_moves_to_the_moments_of_the_heads(rate):
-    """The natural gradient of Σ_i log p(z_i|β), with I_i by autograd: at rate 1 an EM step, else a part of the way."""
-    plan = small_plan("fedpop", {"algorithm.lr_prior": rate, "algorithm.prior_sd": 0.05})
-    server = plan.initial_server()
-    z = 0.4 + 1.5 * Stream(0, "z").normal([3, len(server.beta.mu)])
-    mu, var = (leaf.expand_as(z).clone().requires_grad_() for leaf in server.beta)
-    torch.distributions.Normal(mu, var.sqrt()).log_prob(z).sum().backward()
-    ups = fedpop.Up(Prior(mu.grad, var.grad), torch.zeros(3, len(server.phi)))
-    after = aggregated(plan.algorithm, plan.context, server, (0, 1, 2), ups, torch.tensor([10, 30, 20])).beta
-    assert_close(after.mu, torch.lerp(server.beta.mu, z.mean(0), rate))
-    moment = (z - server.beta.mu).square().mean(0)
-    assert_close(after.var, torch.lerp(server.beta.var, moment, rate))
+    """At rate 1 an EM step, whose variance is about the heads' own mean; else a part of the way in E z and E z²."""
+    z = 0.4 + 1.5 * Stream(0, "z").normal([3, 90])
+    mu, var = moved_prior(z, rate, mu=-0.3)
+    assert_close(mu, torch.lerp(torch.full([90], -0.3), z.mean(0), rate))
+    second = torch.lerp(torch.full([90], 0.3**2 + 0.05**2), z.square().mean(0), rate)
+    assert_close(var, second - mu.square(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_prior_that_must_go_far_keeps_the_spread_of_the_heads():
+    z = torch.tensor([5.0, 5.2, 4.8])[:, None].expand(3, 90)
+    assert_close(moved_prior(z, 1.0, sd=1.0).var, torch.full([90], 0.08 / 3), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.25])
+def test_heads_that_agree_leave_a_variance_whatever_the_rounding(rate):
+    z = torch.linspace(-40, 40, 90).expand(3, 90)
+    assert (moved_prior(z, rate, sd=0.1).var > 0).all()
 
 
 def test_a_fixed_prior_stays():
