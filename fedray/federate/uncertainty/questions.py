@@ -28,7 +28,7 @@ class Questions(NamedTuple):
     calibration: Examples
     scored: Examples
     known: Tensor  # [n] of the scored examples, which are of a class that the client trains on
-    unknown: Tensor  # x [m, ...] of classes that it does not train on; m may be 0
+    unknown: Tensor  # x [m, ...] of other clients, of classes that it does not train on; m may be 0
 
 
 def check(plan: Plan, execution: Execution) -> None:
@@ -80,7 +80,8 @@ def questions(block: Block, k: int, dataset: Dataset) -> Questions:
     if plan.algorithm.pools:
         trained[:] = True  # its one model has seen them all
     everyone = np.concatenate(plan.partition.test)
-    strange = everyone[~trained[dataset.y[everyone]]]
+    others = everyone[~np.isin(everyone, plan.partition.test[client])]  # its own may be of a class it does not train on
+    strange = others[~trained[dataset.y[others]]]
     unknown, _ = shards.examples(dataset, _drawn(plan, "unknown", client, strange))
     known = torch.from_numpy(trained).to(y.device)[scored[1]]
     return Questions(calibration, scored, known, unknown.to(x.device))

@@ -96,6 +96,16 @@ def test_examples_of_a_class_that_is_only_in_a_clients_test_shard_are_not_known(
     )
 
 
+def test_unknown_examples_are_of_other_clients():
+    """Also where a client tests on classes that it does not train on, as it may where all hold few examples."""
+    plan = small_plan("fedavg", {"data.partition": "iid", "clients": 60, "clients_per_round": 60})
+    host, found = asked(plan)
+    own = [int((~np.isin(host.shards.test(k)[1].numpy(), host.shards[k].train_y.numpy())).sum()) for k in range(60)]
+    assert sum(own) > 20
+    for k, each in enumerate(found):
+        assert rows_in(each.unknown, host.shards.test(k)[0]) == 0
+
+
 def test_at_temperature_one_it_is_the_last_evaluation():
     """With examples held out for calibration, all test examples score; the draws are those of the evaluation."""
     plan = small_plan("pfedbayes", LABELS | {"data.validation": 0.2})
