@@ -4,7 +4,7 @@ categorical  labels: p(y = c) = softmax(f)_c.
 gaussian     real targets: y ~ N(f, 1/γ). log γ, the log-precision of the noise, is the last parameter of the network.
 known noise  real targets: the same, with a γ that is given.
 one-hot      labels as vectors e_y ~ N(f, I/γ), as "Client Selection for Federated Bayesian Learning" trains classifiers
-             (section V). Of all one-hot vectors e_y then has the probability softmax(γ f)_y.
+             (section IV-A). Of all one-hot vectors e_y then has the probability softmax(γ f)_y.
 """
 
 from __future__ import annotations

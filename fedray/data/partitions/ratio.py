@@ -1,7 +1,7 @@
 """Two classes 1:r at every client, and which of them is the frequent one changes from client to client.
 
-Source: Yang, Liu and Kassab, "Client Selection for Federated Bayesian Learning", section V. Which class is rare at a
-client, and how many examples it has, is left open there and decided here.
+Source: Yang, Liu and Kassab, "Client Selection for Federated Bayesian Learning", section IV-A. Which class is rare at
+a client, and how many examples it has, is left open there and decided here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every class is cut into equal shards, and every client gets shards of distinct classes at random.
 
-Source: Yang, Liu and Kassab, "Client Selection for Federated Bayesian Learning", section V. How many examples a client
-has, and who holds which classes, is left open there and decided here.
+Source: Yang, Liu and Kassab, "Client Selection for Federated Bayesian Learning", section IV-A. How many examples a
+client has, and who holds which classes, is left open there and decided here.
 """
 
 from __future__ import annotations
