@@ -43,7 +43,7 @@ def draw(q: Gaussian, noise: Tensor) -> Tensor:
 
 
 def kl(q: Gaussian, w: Gaussian) -> Tensor:
-    """KL(q‖w) in nats: ½ Σ [log(σ_w²/σ_q²) + (σ_q² + (μ_q - μ_w)²)/σ_w² - 1] (pFedBayes, Section 3)."""
+    """KL(q‖w) in nats: ½ Σ [log(σ_w²/σ_q²) + (σ_q² + (μ_q - μ_w)²)/σ_w² - 1] (pFedBayes, eq. 8)."""
     sq, sw = sigma(q.rho), sigma(w.rho)
     return (torch.log(sw / sq) + (sq.square() + (q.mu - w.mu).square()) / (2 * sw.square()) - 0.5).sum(-1)
 
