@@ -4,7 +4,7 @@ Nothing is sent in either direction. A client keeps its model, and what its opti
 so that a run of T rounds of R steps is one training of T·R steps. The model is a weight vector θ or, with
 ``posterior=gaussian``, a mean-field Gaussian q under the fixed prior N(0, s²I), which descends
 Ω(q) = -E_q[log p(D_i|θ)] + ζ KL(q‖N(0, s²I)), the negative evidence lower bound at ζ = 1 (Blundell et al., "Weight
-Uncertainty in Neural Networks", ICML 2015, eqs. 2 and 3).
+Uncertainty in Neural Networks", ICML 2015, section 3).
 """
 
 from __future__ import annotations
