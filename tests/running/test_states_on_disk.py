@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -56,6 +57,23 @@ def test_an_interrupted_run_goes_on_with_its_states_on_disk_or_in_memory(
     assert launch.main(["--resume", "runs/cut", *after]) == 0
     same("runs/whole", "runs/cut")
     assert not Path("runs/cut/checkpoints").exists()
+
+
+@pytest.mark.parametrize("name", ["../../../../../../victim", "{here}/victim", "..", ""])
+def test_a_list_that_names_a_file_outside_of_its_folder_is_refused(
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("the user's")
+    assert launch.main([*FAST, *DISK, "--name", "crafted"]) == 0
+    listed = Path("runs/crafted/personal/files.json")
+    first, *others = json.loads(listed.read_text())
+    listed.write_text(json.dumps([first | {"name": name.format(here=tmp_path)}, *others]))
+    assert launch.main(["--resume", "runs/crafted", "--rounds", "6"]) == 2
+    assert victim.read_text() == "the user's"
+    assert "is no plain name of a file" in capfd.readouterr().err
+    with pytest.raises(FedRayError, match=r"runs/crafted.*is no plain name of a file.*run it again"):
+        fedray.load("runs/crafted")
 
 
 def test_beside_a_remote_store_states_lie_on_this_machine() -> None:

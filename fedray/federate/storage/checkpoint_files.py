@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -158,7 +159,9 @@ def _identity(cfg: Experiment) -> str:
 
 
 def as_file(entry: Any) -> File:
-    """A file as a manifest lists it; raises what damage leads to."""
+    """A file as a manifest lists it; raises what damage leads to, and ValueError for a path."""
+    if not re.fullmatch(r"\w[\w.-]*", entry["name"]):
+        raise ValueError(f"{entry['name']!r} is no plain name of a file")
     return File(entry["name"], entry["size"], entry["crc32"], tuple(entry["clients"]))
 
 
