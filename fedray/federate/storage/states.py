@@ -160,14 +160,18 @@ class OnDisk:
 
     def take(self, pieces: Iterable[Piece]) -> None:
         pieces = list(pieces)
-        self._files = {i: file for piece in pieces for i, file in zip(piece.ids, piece.files, strict=False)}
+        last = {i: piece for piece in pieces for i in piece.ids}
+        listed = [(i, file, piece) for piece in pieces for i, file in zip(piece.ids, piece.files, strict=False)]
+        self._files = {i: file for i, file, piece in listed if last[i] is piece}
         self._replaced = []
         for number, file in self._files.values():
             self._path(number, file).stat()  # on another machine it is not there
         self._sweep()
         for piece in pieces:  # in numbers are those that this machine could not read
-            if piece.states is not None:
-                self.replace(0, piece.ids, trees.to_torch(piece.states))
+            own = [k for k, i in enumerate(piece.ids) if last[i] is piece]
+            if own and piece.states is not None:
+                states = trees.to_torch(trees.rows(piece.states, own))
+                self.replace(0, [piece.ids[k] for k in own], states)
 
     def save(self, folder: str) -> list[File]:
         fs, path = fsspec.url_to_fs(folder)

@@ -13,7 +13,7 @@ from fedray.federate.in_process import LocalFederation
 from fedray.federate.messages import Saved
 from fedray.federate.storage import checkpoint
 from fedray.federate.storage.checkpoint import CheckpointStore
-from fedray.federate.storage.states import InMemory, OnDisk, rows
+from fedray.federate.storage.states import InMemory, OnDisk, Piece, rows
 from tests.helpers import block, differing, play, shard, small_plan, whole_and_resumed
 
 CPU = torch.device("cpu")
@@ -132,6 +132,23 @@ def test_a_successor_starts_before_the_round_in_which_its_predecessor_died(tmp_p
     for number in range(2, 6):
         states.replace(number, [3, 5], fresh(2, number))
     assert len(files(tmp_path)) == 3 + 2  # three clients, and the last files of the two that trained
+
+
+@pytest.mark.parametrize("order", ["numbers first", "files first"])
+def test_a_successor_takes_later_pieces_over_earlier_ones_be_they_numbers_or_files(order, tmp_path):
+    """An actor that did not see the checkpoint's folder got numbers, and commits files of the rounds after it."""
+    predecessor, last, old = stored("disk", tmp_path), fresh(1, 7), fresh(2, 1)
+    numbers = Piece((3, 4), trees.to_numpy(old))
+    predecessor.take([numbers])
+    predecessor.replace(7, [3], last)
+    pieces = [numbers, predecessor.piece([3])()]
+    successor = stored("disk", tmp_path)
+    successor.take(pieces if order == "numbers first" else pieces[::-1])
+    wanted = trees.concatenate([last, trees.rows(old, [1])]) if order == "numbers first" else old
+    for number in (8, 9):
+        assert differing(rows(successor, [3, 4]), wanted) == []
+        successor.replace(number, [5], fresh(1, number))
+    assert successor.trained == [3, 4, 5]
 
 
 def test_of_a_predecessors_clients_only_those_that_are_hosted_are_taken():
