@@ -16,7 +16,7 @@ class Failure(NamedTuple):
 
     round: int
     who: str  # 'client 3', 'actor of clients 0-4', 'server', 'checkpoint'
-    kind: str  # 'exception', 'not finite', 'lost', 'late', 'checkpoint', 'memory', 'graph'
+    kind: str  # 'exception', 'not finite', 'lost', 'late', 'checkpoint', 'pruning', 'memory', 'graph'
     reason: str  # in one line
     action: str = ""  # 'left out', 'asked again', 'rebuilt from round 5'
     traceback: str = ""

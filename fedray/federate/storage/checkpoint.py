@@ -44,8 +44,6 @@ def keep(store: CheckpointStore, plan: Plan, state: State, cohort: Cohort) -> tu
         fs, path = fsspec.url_to_fs(folder)
         fs.makedirs(path, exist_ok=True)
         write(folder, plan, state, cohort.save(folder))
-        for number in rounds(store)[: -store.kept]:
-            _remove(_folder(store, number))
     except Exception as error:  # any of a storage library's
         reason = f"{first_line(error)}, while writing {folder}"
         with contextlib.suppress(Exception):  # a part of one only takes room
@@ -53,6 +51,17 @@ def keep(store: CheckpointStore, plan: Plan, state: State, cohort: Cohort) -> tu
         if store.stop:
             raise CheckpointError(f"round {state.round}: {reason}; free space or give --checkpoint.url") from None
         return (Failure(state.round, "checkpoint", KIND, reason, "went on without it", stage="save"),)
+    return _prune(store, state.round)
+
+
+def _prune(store: CheckpointStore, round_number: int) -> tuple[Failure, ...]:
+    """Remove all but the last few checkpoints; one that cannot be removed only takes room, which is reported."""
+    try:
+        for number in reversed(rounds(store)[: -store.kept]):  # what stays for good is the last one tried
+            _remove(_folder(store, number))
+    except Exception as error:  # any of a storage library's
+        reason = f"{first_line(error)}, while removing old checkpoints of {store.url}"
+        return (Failure(round_number, "checkpoint", "pruning", reason, "they stay", stage="save"),)
     return ()
 
 

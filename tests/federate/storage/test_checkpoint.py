@@ -170,6 +170,26 @@ def test_a_lost_permission_or_store_is_said_too(tmp_path):
     assert "nowhere" in metrics.failures[0].reason
 
 
+@pytest.mark.parametrize("stop", [False, True])
+def test_an_old_checkpoint_that_cannot_be_removed_costs_no_new_one(stop, tmp_path, monkeypatch):
+    plan, store, state, cohort = kept(tmp_path, rounds=1, kept=1, stop=stop)
+    remove = checkpoint._remove
+
+    def refuses(folder):
+        if folder.endswith("round-000001"):
+            raise PermissionError(errno.EACCES, "Permission denied", folder)
+        remove(folder)
+
+    monkeypatch.setattr(checkpoint, "_remove", refuses)
+    for number in (2, 3):
+        state, metrics = play_and_keep(plan, state, cohort, RETRY, store)
+        (failure,) = metrics.failures
+        assert (failure.kind, failure.action) == ("pruning", "they stay")
+        assert "Permission denied" in failure.reason
+        assert checkpoint.rounds(store) == [1, number]
+    assert checkpoint.newest(store, plan, pytest.fail).state.round == 3
+
+
 def test_a_url_of_a_remote_store_will_do():
     plan, store = small_plan("fedavg", SETTINGS), CheckpointStore("memory://runs/x")
     state, cohort = start(plan), LocalCohort(plan, "loop")
