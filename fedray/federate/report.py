@@ -201,13 +201,14 @@ def stability(rows: Sequence[Mapping[str, float]], kind: str) -> float | None:
 def _average(plan: Plan, kind: str, rows: Sequence[Mapping[str, float]]) -> dict[str, float | None] | None:
     if not rows or f"{kind}/{plan.task.headline}" not in rows[0]:
         return None
-    own = [name for name in plan.own_metrics if f"{kind}/{name}" in rows[0]]
+    own = [name for name in plan.own_metrics if any(f"{kind}/{name}" in row for row in rows)]
     return {name: mean(rows, f"{kind}/{name}") for name in (*plan.task.measures, *own)}
 
 
 def mean(rows: Sequence[Mapping[str, float]], name: str) -> float:
-    """The mean of a measure over evaluations."""
-    return sum(row[name] for row in rows) / len(rows)
+    """The mean of a measure over the evaluations that have it: one of the caller's own may be NaN in some."""
+    values = [row[name] for row in rows if name in row]
+    return sum(values) / len(values)
 
 
 def _validation(

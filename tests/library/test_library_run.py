@@ -165,6 +165,19 @@ def test_an_own_metric_is_measured_on_every_client():
         fedray.run("fedavg", metrics={"bad": lambda probs, y: 1 / 0}, **QUICK)
 
 
+def test_an_own_metric_may_be_nan_for_all_clients_in_some_rounds():
+    calls = iter(range(10**6))  # 30 of each round: three metrics, ten clients
+
+    def measured(*rounds):
+        return lambda probs, y: 1.0 if next(calls) // 30 + 1 in rounds else float("nan")
+
+    metrics = {"early": measured(10), "late": measured(11), "never": measured()}
+    run = fedray.run("fedavg", metrics=metrics, **QUICK | {"rounds": 11})
+    assert run.summary["protocol"]["rounds"] == "mean of 2 evaluations, rounds 10-11"
+    found = run.summary["global"]
+    assert (found["early"], found["late"], "never" in found) == (1.0, 1.0, False)
+
+
 class Net(nn.Module):
     """A network that is no chain: a skip connection, a norm, a scalar parameter."""
 
