@@ -39,15 +39,22 @@ from fedray.arrays import trees
 from fedray.arrays.tensor_files import save_tree
 from fedray.config import to_dict
 from fedray.data import partition, scaling
+from fedray.federate import loss_deviation
 from fedray.federate.messages import Saved, Spotlight
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot
+from fedray.federate.uncertainty import summary as uncertain
 from fedray.running import posterior_files
 from fedray.running.files import leftover, remove_leftovers, write_json
 from fedray.types import FedRayError
 
 PERSONAL = "personal"
 SELECTION = "selection.safetensors"
+# What a result of fewer rounds may have, or a run that was stopped in `commit`, that the one in its place lacks.
+OPTIONAL = (
+    *(PERSONAL, f"{PERSONAL}.safetensors", SELECTION, "failures.csv", "uncertainty.npz", "figures"),
+    *(loss_deviation.TABLE, uncertain.CLIENTS, uncertain.RISKS, uncertain.SHIFT),
+)
 
 
 class Writer:
@@ -117,12 +124,11 @@ class Writer:
         self.destination.mkdir(exist_ok=True)
         remove_leftovers(self.destination)
         (self.destination / "config.json").unlink(missing_ok=True)  # of fewer rounds: no longer a result
+        for path in (self.destination / name for name in OPTIONAL):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         last = ("config.json", "status.json")
         for path in sorted(self.folder.iterdir(), key=lambda path: last.index(path.name) if path.name in last else -1):
-            target = self.destination / path.name
-            if target.is_dir():  # of a run that was stopped in this very moment
-                shutil.rmtree(target)
-            os.replace(path, target)
+            os.replace(path, self.destination / path.name)
         return self.destination
 
     def discard(self) -> None:

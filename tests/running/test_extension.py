@@ -44,6 +44,23 @@ def test_a_finished_run_goes_on_to_the_bits_of_a_longer_one(options: list[str]) 
     assert all(np.array_equal(whole[name], short[name]) for name in whole.files)
 
 
+@pytest.mark.parametrize(("before", "after"), [("disk", "memory"), ("memory", "disk")])
+def test_a_longer_result_has_nothing_of_the_shorter_one(before: str, after: str) -> None:
+    also = ["--uncertainty", "--loss-deviation", "--client-states", before]
+    instead = ["--figures", "none", "--client-states", after]
+    without = ["--no-uncertainty", "--no-loss-deviation", *instead]
+    assert launch.main([*QUIET, *instead, "--name", "whole"]) == 0
+    assert launch.main([*QUIET, *also, "--rounds", "4", "--name", "short"]) == 0
+    Path("runs/short/notes.txt").write_text("the user's")
+    assert launch.main(["--resume", "runs/short", "--rounds", "6", *without]) == 0
+    assert Path("runs/short/notes.txt").read_text() == "the user's"
+    Path("runs/short/notes.txt").unlink()
+    same_result("runs/whole", "runs/short")
+    x = np.random.default_rng(0).random((5, 1, 8, 8))
+    whole, short = fedray.load("runs/whole"), fedray.load("runs/short")
+    assert all(np.array_equal(whole.predict(x, i).draws, short.predict(x, i).draws) for i in range(10))
+
+
 def test_an_interrupted_run_may_get_more_rounds_again_and_again(cut: Callable[..., int]) -> None:
     assert launch.main([*QUIET, "--name", "whole"]) == 0
     assert cut([*QUIET, "--rounds", "3", "--name", "cut"], 2) == 130
