@@ -62,6 +62,7 @@ class RayFederation:
         store: CheckpointStore | None = None,
         begun: Checkpoint | None = None,
         package: Package | None = None,  # the compiled step to train with
+        ahead: bool = True,  # whether the next round is under way while the caller deals with the last
     ):
         self.plan = plan
         self._execution = execution
@@ -73,7 +74,8 @@ class RayFederation:
         self._rebuilt = 0  # times, since the last new round
         self._group: Any = None
         self.server: Any = None
-        self._ahead: Any = None
+        self._runs_ahead = ahead
+        self._ahead: Any = None  # the reference to the round that is under way
         compiled = execution.backend == "compiled"
         self._backend: Backend = package or (obtain(plan) if compiled else execution.backend)
         self._own_cluster = connect(execution.address)
@@ -92,7 +94,7 @@ class RayFederation:
         self.close()
 
     def __iter__(self) -> Iterator[RoundMetrics]:
-        """Rounds as they end; the next one is already under way while the caller deals with the last."""
+        """Rounds as they end."""
         while self._reached < self.plan.rounds:
             metrics = self._recovering(self._play)
             self._reached = metrics.round
@@ -196,12 +198,13 @@ class RayFederation:
         return min(most, max(len(self.layout.blocks), math.floor(asked / share + 1e-9))) if asked else most
 
     def _play(self) -> RoundMetrics:
-        """The next round of the server, while it is sent into the one after it."""
+        """The next round of the server, which is sent into the one after it where it runs ahead."""
         ahead = self._ahead or self.server.play.remote()
         self._ahead = None
         metrics = trees.to_torch(self._get(ahead))
         self._played = metrics.round
-        self._ahead = self.server.play.remote() if self._played < self.plan.rounds else None
+        if self._runs_ahead and self._played < self.plan.rounds:
+            self._ahead = self.server.play.remote()
         return metrics
 
     def _recovering(self, act: Callable[[], Any]) -> Any:

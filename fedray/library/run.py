@@ -265,7 +265,7 @@ def _play(plan: Plan, execution: Execution) -> Generator[Round, bool | None, Out
 def _rounds(current: stages.Run) -> Generator[Round, bool | None, Outcome]:
     current, _ = stages.ready(current, session.on_gpus(current.request.execution))
     execution, store, package = current.request.execution, current.store, current.package
-    opened = session.open_federation(current.plan, execution, current.name, store, None, package)
+    opened = session.open_federation(current.plan, execution, current.name, store, None, package, ahead=False)
     with opened as federation, session.watched(current, federation):
         current = current._replace(plan=federation.plan)
         tally = stages.begin(current, None)

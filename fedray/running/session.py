@@ -165,14 +165,18 @@ def open_federation(
     store: CheckpointStore,
     begun: Checkpoint | None,
     package: Package | None,
+    ahead: bool = True,
 ) -> Federation:
-    """The federation on Ray or in this process, as a context manager over its rounds."""
+    """The federation on Ray or in this process, as a context manager over its rounds.
+
+    Where none runs ``ahead`` of the caller, the federation can be stopped after any of them.
+    """
     if execution.runtime == "local":
         return LocalFederation(plan, package or execution.backend, "cpu", store, begun)
     from actors.federation import RayFederation, announce
 
     with same_handlers():
-        federation = RayFederation(plan, dataclasses.replace(execution, name=name), store, begun, package)
+        federation = RayFederation(plan, dataclasses.replace(execution, name=name), store, begun, package, ahead)
     announce(federation.layout, plan.clients)
     return federation
 

@@ -1,10 +1,11 @@
-"""What is the caller's own reaches the actors, and gives the bits of a single process."""
+"""On Ray a run from Python gives the bits of a single process, with what is the caller's own, and stopped early."""
 
 from __future__ import annotations
 
 import sys
 
 import numpy as np
+import pandas
 import pytest
 import ray
 from sklearn.datasets import load_digits
@@ -49,3 +50,17 @@ def test_own_data_network_and_metric_on_ray(cluster):
     assert on_ray.clients.name.tolist() == ["ann", "bob", "cy"]
     columns = [name for name in alone.rounds if not name.startswith("time/")]
     assert on_ray.rounds[columns].equals(alone.rounds[columns])
+
+
+@pytest.mark.ray
+def test_a_run_on_ray_that_is_stopped_has_played_no_round_more(cluster):
+    asked = {"rounds": 5, "local_steps": 2, "hidden": (8,), "clients": 2, "client_states": "disk"}
+    stopping = {"callbacks": [lambda played: played.number == 2]}
+    stopped = fedray.run("pfedbayes", runtime="ray", clients_per_actor=1, **asked, **stopping)
+    alone = fedray.run("pfedbayes", **asked, **stopping)
+    assert stopped.summary["rounds"] == 2
+    assert stopped.summary["bytes_up"] == alone.summary["bytes_up"]
+    tables = [pandas.read_csv(run.folder / "metrics.csv") for run in (stopped, alone)]
+    assert [table["round"].tolist() for table in tables] == [[1, 2], [1, 2]]
+    for name in ("global.safetensors", "personal/files.json"):
+        assert (stopped.folder / name).read_bytes() == (alone.folder / name).read_bytes(), name
