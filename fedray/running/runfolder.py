@@ -56,7 +56,7 @@ def claim(store: CheckpointStore, note: Note, resumed: bool) -> None:
     Raises FedRayError where nothing can be written there, or where another run's checkpoints are.
     """
     try:
-        taken = not resumed and rounds(store)
+        taken = [] if resumed and _may_have(store.url, note) else rounds(store)
         if not taken:
             fs, path = fsspec.url_to_fs(store.url)
             fs.makedirs(path, exist_ok=True)
@@ -71,6 +71,16 @@ def claim(store: CheckpointStore, note: Note, resumed: bool) -> None:
             f"--checkpoint.url {store.url}: holds the checkpoints of another run, up to round {taken[-1]}; go on with "
             f"it by --resume {store.url}, or give an empty place"
         )
+
+
+def _may_have(place: str, note: Note) -> bool:
+    """Whether no note of another run lies at a place; a torn one lets it, too."""
+    try:
+        found = read(place)
+    except FedRayError:
+        return True
+    differ = differences(flatten(decisive(found.experiment)), flatten(decisive(note.experiment)))
+    return found.name == note.name and set(differ) <= {"rounds"}
 
 
 def clear(folder: Path, store: CheckpointStore) -> None:

@@ -199,14 +199,27 @@ def _note(run: Run) -> Note:
 
 def _checkpoint(run: Run) -> Checkpoint | None:
     """The checkpoint that a resumed run goes on from; None where it begins with the first round."""
-    if not run.request.resume:
+    if run.begun is None:
         return None
-    begun = checkpoint.newest(run.store, run.plan, lambda text: say(f"warning: {text}"))
+    begun = _newest(run, run.store) or _moved(run, runfolder.store(run.folder, run.begun.execution))
     if begun is None and runfolder.finished_rounds(run.folder):
         return extension.from_result(run.folder, run.plan)
     if begun is None:
         say("no checkpoint was written to its end before the run stopped: it starts again at round 0")
     return begun
+
+
+def _newest(run: Run, store: CheckpointStore) -> Checkpoint | None:
+    return checkpoint.newest(store, run.plan, lambda text: say(f"warning: {text}"))
+
+
+def _moved(run: Run, noted: CheckpointStore) -> Checkpoint | None:
+    """The last checkpoint at the noted place, copied to the one that was asked for now; None if there is none."""
+    begun = _newest(run, noted) if noted.url != run.store.url else None
+    if begun is None:
+        return None
+    say(f"its last checkpoint is copied to {run.store.url}; those in {noted.url} stay there")
+    return checkpoint.copied(begun, run.store)
 
 
 def _log(run: Run, metrics: RoundMetrics, values: Mapping[str, float]) -> None:

@@ -251,6 +251,38 @@ def test_checkpoints_may_be_elsewhere_and_rarer(cut: Callable[..., int]) -> None
     same_result("runs/whole", "runs/cut")
 
 
+@pytest.mark.parametrize("place", ["memory://moved", "moved"])
+def test_a_run_that_is_to_keep_checkpoints_elsewhere_goes_on_from_those_that_it_has(
+    place: str, cut: Callable[..., int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert launch.main([*FAST, "--tracking.uri", "none", "--name", "whole"]) == 0
+    assert cut([*FAST, "--tracking.uri", "none", "--name", "cut"], 3) == 130
+    # Cut off again before it has kept one there.
+    assert cut(["--resume", "runs/cut", "--checkpoint.url", place, "--checkpoint.every", "0"], 5) == 130
+    assert launch.main(["--resume", "runs/cut"]) == 0
+    assert Path("runs/cut/log.txt").read_text().count("goes on after round 3") == 2
+    assert "starts again at round 0" not in capfd.readouterr().err
+    assert sorted(path.name for path in Path("runs/cut/checkpoints").iterdir()) == ["round-000002", "round-000003"]
+    assert not Path("moved").exists()
+    shutil.rmtree("runs/cut/checkpoints")
+    same_result("runs/whole", "runs/cut")
+
+
+@pytest.mark.parametrize("other", [["--seed", "4", "--name", "cut"], ["--name", "other"]])
+def test_a_resumed_run_does_not_take_the_place_of_another(
+    other: list[str], cut: Callable[..., int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    quiet = [*FAST, "--tracking.uri", "none"]
+    assert cut([*quiet, "--name", "cut"], 3) == 130
+    assert cut([*quiet, *other, "--output", "b", "--checkpoint.url", "kept"], 4) == 130
+    before = Path("kept/run.json").read_bytes()
+    assert launch.main(["--resume", "runs/cut", "--checkpoint.url", "kept"]) == 2
+    assert "holds the checkpoints of another run, up to round 4" in capfd.readouterr().err
+    assert Path("kept/run.json").read_bytes() == before
+    for place in ("runs/cut", "b"):
+        assert launch.main(["--resume", place]) == 0
+
+
 @pytest.mark.parametrize("place", ["memory://kept", "kept"])
 def test_a_run_outlives_its_folder_where_its_checkpoints_are_elsewhere(
     place: str, cut: Callable[..., int], capfd: pytest.CaptureFixture[str]

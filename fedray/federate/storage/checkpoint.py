@@ -13,7 +13,7 @@ import fsspec
 from fedray.federate.messages import Cohort, Failure
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import State
-from fedray.federate.storage.checkpoint_files import Checkpoint, CheckpointError, read, write
+from fedray.federate.storage.checkpoint_files import MANIFEST, Checkpoint, CheckpointError, read, write
 from fedray.types import first_line
 
 KIND = "checkpoint"  # of a failure to write one
@@ -77,12 +77,14 @@ def _remove(folder: str) -> None:
 
 def rounds(store: CheckpointStore) -> list[int]:
     """Rounds that have a folder in the store, ascending."""
-    fs, path = fsspec.url_to_fs(store.url)
+    return sorted(int(name[6:]) for name in _names(store.url) if re.fullmatch(r"round-\d{6,}", name))
+
+
+def _names(folder: str) -> list[str]:
+    """What lies directly in a folder; nothing where there is none."""
+    fs, path = fsspec.url_to_fs(folder)
     fs.invalidate_cache()
-    names = (
-        [str(entry).rstrip("/").rpartition("/")[2] for entry in fs.ls(path, detail=False)] if fs.exists(path) else []
-    )
-    return sorted(int(name[6:]) for name in names if re.fullmatch(r"round-\d{6,}", name))
+    return [str(entry).rstrip("/").rpartition("/")[2] for entry in fs.ls(path, detail=False)] if fs.exists(path) else []
 
 
 def newest(store: CheckpointStore, plan: Plan, warn: Callable[[str], object]) -> Checkpoint | None:
@@ -104,10 +106,27 @@ def newest(store: CheckpointStore, plan: Plan, warn: Callable[[str], object]) ->
     return None
 
 
+def copied(begun: Checkpoint, store: CheckpointStore) -> Checkpoint:
+    """A checkpoint of another store, in this one too; raises CheckpointError where it cannot be written."""
+    folder = _folder(store, begun.state.round)
+    try:
+        source, path = fsspec.url_to_fs(begun.clients.folder)
+        fs, target = fsspec.url_to_fs(folder)
+        fs.makedirs(target, exist_ok=True)
+        for name in sorted(_names(begun.clients.folder), key=MANIFEST.__eq__):  # last what makes it a checkpoint
+            with source.open(f"{path}/{name}", "rb") as there, fs.open(f"{target}/{name}", "wb") as here:
+                shutil.copyfileobj(there, here)
+    except Exception as error:  # any of a storage library's
+        raise CheckpointError(
+            f"--checkpoint.url {store.url}: cannot be written ({first_line(error)}); free space or give another place"
+        ) from None
+    return begun._replace(clients=begun.clients._replace(folder=folder))
+
+
 def _complete(store: CheckpointStore, number: int) -> bool:
     """Whether a checkpoint was written to its end: its manifest is written last."""
     fs, path = fsspec.url_to_fs(_folder(store, number))
-    return fs.exists(f"{path}/manifest.json")
+    return fs.exists(f"{path}/{MANIFEST}")
 
 
 def prepared(store: CheckpointStore | None) -> str:

@@ -37,6 +37,7 @@ from fedray.federate.plan import Plan
 from fedray.federate.rounds import State
 from fedray.types import RunError
 
+MANIFEST = "manifest.json"
 FORMAT = 2
 READABLE = (1, 2)  # format 1 held the states of all clients
 FILE_BYTES = 2**28  # private states are written in files of this size: a reader holds one at a time
@@ -131,7 +132,7 @@ def write(folder: str, plan: Plan, state: State, clients: Sequence[File]) -> Non
     manifest = body | {"crc32": _checksum(body)}
     fs, path = fsspec.url_to_fs(folder)
     _write(folder, "manifest.part", [json.dumps(manifest, indent=1).encode()])
-    fs.mv(f"{path}/manifest.part", f"{path}/manifest.json")
+    fs.mv(f"{path}/manifest.part", f"{path}/{MANIFEST}")
 
 
 def read(folder: str, plan: Plan, own: bool = False) -> Checkpoint:
@@ -140,7 +141,7 @@ def read(folder: str, plan: Plan, own: bool = False) -> Checkpoint:
     Raises CheckpointError where a file is missing or damaged, or does not fit the plan.
     """
     with refuse_damage(f"checkpoint {folder} cannot be used", "an older one is used if there is one", CheckpointError):
-        manifest = decode(_content(folder, "manifest.json"))
+        manifest = decode(_content(folder, MANIFEST))
         body = {name: manifest[name] for name in ("format", "config", "round", "files")}
         if manifest["crc32"] != _checksum(body) or body["format"] not in READABLE:
             raise ValueError("its manifest is damaged, or of another version")
