@@ -29,7 +29,7 @@ from fedray.data import loading
 from fedray.data.readers import Dataset
 from fedray.federate import loss_deviation
 from fedray.federate.failures import ATTEMPTS
-from fedray.federate.plan import Plan, make_plan
+from fedray.federate.plan import Plan, make_plan, resolve
 from fedray.federate.uncertainty import questions
 from fedray.running import progress, runfolder, session, stages
 from fedray.running.published.publish import Finished
@@ -134,7 +134,7 @@ def _enter(request: stages.Request, datasets: dict[DataConfig, Dataset], locks: 
     )
     if files not in datasets:
         datasets[files] = loading.load(data)
-    plan = make_plan(cfg, datasets[files])._replace(given=None)
+    plan = make_plan(resolve(cfg), datasets[files])._replace(given=None)  # unresolved, all users would be clients
     if execution.loss_deviation:
         loss_deviation.check(plan)
     questions.check(plan, execution)

@@ -13,7 +13,7 @@ from fedray.config import Experiment, override
 from fedray.federate import report
 from fedray.federate.device.numbers import on_device
 from fedray.federate.failures import failure_policy
-from fedray.federate.plan import make_plan
+from fedray.federate.plan import make_plan, resolve
 from fedray.federate.storage import checkpoint_files
 from fedray.types import RunError
 from tune.options import TEST
@@ -45,7 +45,8 @@ class Trial(ray_tune.Trainable):
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Become a trial, or the same with other settings, in the processes that are already there."""
         common = self._common
-        plan = make_plan(override(common.base, new_config), None if common.dataset is None else ray.get(common.dataset))
+        cfg = resolve(override(common.base, new_config))  # unresolved, all users would be clients
+        plan = make_plan(cfg, None if common.dataset is None else ray.get(common.dataset))
         self._plan = on_device(plan, common.layout.gpus > 0)
         policy = failure_policy(self._plan.cfg, common.timeout)
         hosted = Hosted(self._plan, common.layout, common.backend, policy, common.dataset)

@@ -1,0 +1,64 @@
+"""A trial plays the federation that its launch command plays, though it gets the examples from the sweep."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from actors.machines.placement import Layout
+from fedray.algorithms.averaging.fedavg import FedAvg
+from fedray.config import DataConfig, Execution, Experiment, TrackingConfig
+from fedray.data import loading
+from fedray.federate.plan import Plan, make_plan
+from fedray.running import stages
+from tune import runs
+from tune import trial as trial_module
+from tune.trial import Common, Trial
+
+WRITERS = 210  # more than the paper's 198 clients
+INSIDE = Layout((tuple(range(198)),), 0.1, 0.0, inside=True)
+
+
+@pytest.fixture
+def femnist(tmp_path: Path) -> Experiment:
+    """An experiment on a small FEMNIST, with all that its paper's protocol fills in left open."""
+    images = np.eye(2, 784).tolist()
+    users = {f"f{i}": {"x": images, "y": [i % 62, 3]} for i in range(WRITERS)}
+    (tmp_path / "femnist").mkdir()
+    (tmp_path / "femnist/all.json").write_text(json.dumps({"users": list(users), "user_data": users}))
+    return Experiment(algorithm=FedAvg(), data=DataConfig(name="femnist", root=tmp_path))
+
+
+def of_a_trial(cfg: Experiment, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    """The plan of a trial of a sweep; its clients do not start."""
+    hosts = SimpleNamespace(serve=lambda hosted: None)
+    monkeypatch.setattr(trial_module, "Processes", lambda: hosts)
+    monkeypatch.setattr(trial_module.ray, "get", lambda reference: reference)
+    trial = object.__new__(Trial)
+    trial.setup({"seed": 0}, Common(cfg, INSIDE, "loop", "test/global/accuracy", (), loading.load(cfg.data)))
+    return trial._plan
+
+
+def side_by_side(cfg: Experiment, folder: Path) -> Plan:
+    """The plan of a run beside others."""
+    execution = Execution(name="run", output=folder / "run", tracking=TrackingConfig(uri="none"))
+    with contextlib.ExitStack() as locks:
+        return runs._enter(stages.Request(cfg, execution), {}, locks).plan
+
+
+@pytest.mark.parametrize("kind", ["trial", "side by side"])
+def test_the_papers_protocol_holds_where_the_examples_are_given(
+    kind: str, femnist: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = of_a_trial(femnist, monkeypatch) if kind == "trial" else side_by_side(femnist, tmp_path)
+    alone = make_plan(femnist)
+    assert (alone.clients, alone.cfg.clients_per_round) == (198, 20)
+    for name in ("clients", "clients_per_round", "data", "model"):
+        assert getattr(plan.cfg, name) == getattr(alone.cfg, name)
+    assert plan.names == alone.names
+    assert all(map(np.array_equal, plan.partition.train, alone.partition.train))
