@@ -81,17 +81,15 @@ def make_plan(run: Plan, options: Options) -> tuple[Plan, Shards]:
 def _fitting(run: Plan, options: Options) -> Dataset:
     """The newcomers' examples in the run's units; raises FedRayError where its network cannot take them."""
     cfg = DataConfig(name=str(Path(options.data).expanduser()))
-    dataset = loading.load(cfg, run.model.classes, run.names.classes)
+    real = run.target is not None
+    dataset = loading.load(cfg, None if real else run.model.classes, run.names.classes)
     shape = tuple(dataset.x.shape[1:])
     wanted = run.model.input_shape
     reason = f"its inputs have the shape {list(shape)}, those of the run {list(wanted)}"
     require(shape == wanted, "data", options.data, reason, "give inputs of that shape")
     kinds = {True: "real numbers", False: "labels"}
-    wanted_real = run.target is not None
-    reason = f"its targets are {kinds[dataset.real]}, those of the run {kinds[wanted_real]}"
-    require(dataset.real == wanted_real, "data", options.data, reason, "give targets of that kind")
-    reason = f"it has {dataset.classes} classes, the run {run.model.classes}"
-    require(dataset.real or dataset.classes <= run.model.classes, "data", options.data, reason, "leave out the others")
+    reason = f"its targets are {kinds[dataset.real]}, those of the run {kinds[real]}"
+    require(dataset.real == real, "data", options.data, reason, "give targets of that kind")
     return dataset._replace(scaling=run.scaling, target=run.target)
 
 

@@ -9,11 +9,13 @@ import torch
 
 import fedray
 from fedray import launch, newcomers, registry
+from fedray.algorithms.bayesian.pfedbayes import PFedBayes
 from fedray.arrays import trees
-from fedray.config import DataConfig
+from fedray.config import DataConfig, Experiment
 from fedray.data import loading
 from fedray.federate import report
 from fedray.federate.in_process import LocalFederation
+from fedray.federate.plan import make_plan
 from fedray.federate.storage import checkpoint
 from fedray.federate.storage.checkpoint import CheckpointStore
 from fedray.types import FedRayError
@@ -181,7 +183,7 @@ def test_a_finished_run_takes_in_clients_that_it_has_never_met(finished, capsys)
 UNFIT = [
     (["fedavg", "theirs.npz"], "fedavg has no personal factors"),
     (["bpfed", "wide.npz"], "its inputs have the shape [1, 9, 9], those of the run [1, 8, 8]"),
-    (["bpfed", "twelve.npz"], "it has 12 classes, the run 10"),
+    (["bpfed", "twelve.npz"], "the label '10' is none of the model's: 0, 1"),
     (["bpfed", "none.npz"], "none.npz"),
     (["bpfed", "notes.txt"], "not an .npz file"),
     (["nowhere", "theirs.npz"], "give the folder of a finished run"),
@@ -195,3 +197,16 @@ def test_what_does_not_fit_the_run_is_refused(finished, capsys, names, words):
     assert newcomers.main([run, "--data", file, "--output", str(finished / "out")]) == 2
     assert words in capsys.readouterr().err
     assert sorted(finished.iterdir()) == before
+
+
+WORDS, REALS = np.array(["ant", "bee"])[np.arange(20) % 2], np.arange(20) / 8
+
+
+@pytest.mark.parametrize(("ran", "theirs"), [(WORDS, REALS), (REALS, WORDS), (REALS, np.arange(20) % 2)])
+def test_targets_of_another_kind_than_the_runs_are_refused(tmp_path, ran, theirs):
+    x = np.random.default_rng(0).standard_normal((20, 3)).astype(np.float32)
+    np.savez(tmp_path / "theirs.npz", x=x, y=theirs)
+    cfg = Experiment(algorithm=PFedBayes(), data=DataConfig(partition="iid"), clients=2)
+    options = newcomers.Options(run=tmp_path, data=str(tmp_path / "theirs.npz"))
+    with pytest.raises(FedRayError, match=r"its targets are (labels|real numbers), those of the run (lab|real)"):
+        newcomers.make_plan(make_plan(cfg, (x, ran)), options)

@@ -81,18 +81,18 @@ def _absolute(option: str, path: str | Path) -> Path:
 def load(cfg: DataConfig, classes: int | None = None, labels: tuple[str, ...] = ()) -> Dataset:
     """The pooled dataset; raises FedRayError with file, reason and remedy where it is missing or corrupt.
 
-    ``classes`` is how many a file of the user's own may have, where not all of them need occur in it, and ``labels``
-    are their names, by which they are numbered then.
+    ``classes`` is how many a trained model has, where not all of them need occur in a file of the user's own, and
+    ``labels`` are their names, by which they are numbered then; without any their names are their numbers.
     """
     cfg = absolute_paths(cfg)
     dataset = record(cfg.name).load(cfg, classes if cfg.classes is None else None)
     reason, remedy = "the dataset has no texts", "leave it out, or choose `data.name=sent140`"
     require(cfg.embedding is None or dataset.vectors is not None, "data.embedding", cfg.embedding, reason, remedy)
     dataset = dataset if cfg.classes is None else _first(dataset, cfg.classes)
-    if not labels or labels == dataset.names.classes:
+    if dataset.real or labels == dataset.names.classes or not (labels or classes):
         return dataset
     with reading(Path(cfg.name), "give examples of those classes"):
-        return own.renumbered(dataset, labels)
+        return own.renumbered(dataset, labels or tuple(map(str, range(classes or 0))))
 
 
 def _first(dataset: Dataset, classes: int) -> Dataset:

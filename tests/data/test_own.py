@@ -67,6 +67,28 @@ def test_labels_of_a_trained_model_keep_its_numbers():
 
 
 @pytest.mark.parametrize(
+    ("labels", "numbers"),
+    [
+        (np.array(["3", "7"]), [3, 7]),
+        (np.array([3, 7]), [3, 7]),
+        (np.array([3.0, 7.0]), [3, 7]),
+        (np.array([3, 12]), None),
+        (np.array(["3", "cat"]), None),
+    ],
+)
+def test_labels_without_names_of_a_trained_model_keep_its_numbers(tmp_path, labels, numbers):
+    """A file with two of the model's ten digits: 7 is the model's class 7, though it is the file's class 1."""
+    path = tmp_path / "mine.npz"
+    np.savez(path, x=FEATURES, y=labels[KINDS % 2])
+    if numbers is None:
+        with pytest.raises(FedRayError, match=r"mine\.npz: the label '(12|cat)' is none of the model's: 0, 1, 2"):
+            loading.load(DataConfig(name=str(path)), 10, ())
+    else:
+        found = loading.load(DataConfig(name=str(path)), 10, ())
+        assert (np.unique(found.y).tolist(), found.classes) == (numbers, 10)
+
+
+@pytest.mark.parametrize(
     ("labels", "reason"),
     [
         (KINDS[1:], r"y has shape \[59\] for 60 examples"),
