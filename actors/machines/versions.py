@@ -55,7 +55,8 @@ def check() -> None:
     from fedray.types import FedRayError  # imports PyTorch, which a machine may lack
 
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    asked = {_ask(node["NodeID"]): node for node in nodes}
+    job = ray.get_runtime_context().get_job_id()
+    asked = {_ask(job, node["NodeID"]): node for node in nodes}
     late = ray.wait(list(asked), num_returns=len(asked), timeout=SECONDS)[1]
     found = [f"{_named(asked[ref])}: did not answer within {SECONDS:g} s" for ref in late]
     own = installed()
@@ -70,8 +71,8 @@ def check() -> None:
 
 
 @functools.cache
-def _ask(node: str) -> Any:
-    """A reference to the versions on a machine, which do not change while its Ray runs."""
+def _ask(job: str, node: str) -> Any:
+    """A reference to the versions on a machine, which do not change while its Ray runs; it ends with the job."""
     here: Any = NodeAffinitySchedulingStrategy(node, soft=False)  # Ray's own annotation knows other strategies only
     return ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=here)(installed).remote()
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from importlib.metadata import packages_distributions
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
+from ray.cluster_utils import Cluster
 from ray.exceptions import NodeDiedError, RuntimeEnvSetupError
 
 from actors.machines import cluster, versions
@@ -34,7 +36,8 @@ def machines(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(ray, "nodes", lambda: [NODE | {"NodeID": at} for at in range(len(answers))])
     monkeypatch.setattr(ray, "get", get)
     monkeypatch.setattr(ray, "wait", wait)
-    monkeypatch.setattr(versions, "_ask", lambda node: node)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_job_id=lambda: "01000000"))
+    monkeypatch.setattr(versions, "_ask", lambda job, node: node)
     return answers
 
 
@@ -106,3 +109,17 @@ def test_the_machines_of_a_real_cluster_are_asked_once() -> None:
     versions.check()
     after = versions._ask.cache_info()
     assert (after.misses, after.hits) == (before.misses, before.hits + len(ray.nodes()))
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("own_cluster")
+def test_who_leaves_a_cluster_and_joins_it_again_asks_anew() -> None:
+    """What the machines answered the first time is lost with the connection."""
+    there = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        for _ in range(2):
+            ray.init(address=there.address, log_to_driver=False)
+            versions.check()
+            ray.shutdown()
+    finally:
+        there.shutdown()
