@@ -8,7 +8,7 @@ from fedray import registry
 from fedray.config import DataConfig, Experiment, override
 from fedray.data import loading
 from fedray.data.own import GIVEN
-from fedray.data.partition import Partition
+from fedray.data.partition import Partition, checked_users
 from fedray.data.readers import Dataset
 from fedray.data.records import DealSettings, PartitionRecord, Protocol
 from fedray.types import require
@@ -81,10 +81,14 @@ def _with_labels(cfg: DataConfig, dataset: Dataset) -> DataConfig:
 
 
 def fill_from_dataset(cfg: Experiment, dataset: Dataset) -> Experiment:
-    """Fill in what only the data can tell: without a number of clients every user is one, and texts need the lstm."""
+    """Fill in what only the data can tell: without a number of clients every user is one, and texts need the lstm.
+
+    Raises FedRayError where there are no users then.
+    """
     network = "mlp" if dataset.vectors is None else "lstm"
-    users = 0 if dataset.users is None else int(dataset.users.max()) + 1
-    clients = users if cfg.clients is None else cfg.clients
+    clients = cfg.clients
+    if clients is None:
+        clients = int(checked_users(dataset.users, cfg.data.partition).max()) + 1
     members = clients - cfg.novel_clients
     settings = {
         "clients": clients,

@@ -136,6 +136,14 @@ def check_clients(clients: int) -> None:
     require(clients >= 1, "clients", clients, "a federation needs clients", "choose at least 1")
 
 
+def checked_users(users: np.ndarray | None, partition: str) -> np.ndarray:
+    """The owner of every example [N]; raises FedRayError where the partition needs them and the dataset has none."""
+    reason, remedy = "the dataset does not say whose its examples are", "choose labels, dirichlet or iid"
+    require(users is not None, "data.partition", partition, reason, remedy)
+    assert users is not None
+    return users
+
+
 def check_fraction(f: float) -> None:
     """Raise FedRayError unless the share of test examples lies between 0 and 1."""
     require(0 < f < 1, "data.test_fraction", f, "not a share", "choose between 0 and 1, e.g. 0.25")

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from fedray.config import DataConfig, Experiment
+from fedray.algorithms.averaging.fedavg import FedAvg
+from fedray.config import DataConfig, Experiment, override
 from fedray.data import loading, papers
 from fedray.data import partition as parts
 from fedray.data.partitions.natural import natural
-from fedray.federate.plan import resolve
+from fedray.federate.plan import make_plan, resolve
 from fedray.types import FedRayError
 
 
@@ -88,6 +89,16 @@ def test_datasets_without_users_are_refused():
     cfg = Experiment(clients=10, data=DataConfig(partition="natural"))
     with pytest.raises(FedRayError, match=r"data.partition natural: .*choose labels"):
         papers.deal(cfg, loading.load(DataConfig()), rng())
+
+
+def test_a_file_without_owners_is_refused_where_they_are_the_clients(tmp_path):
+    np.savez(tmp_path / "mine.npz", x=np.zeros((8, 2), np.float32), y=np.arange(8) % 2)
+    cfg = Experiment(algorithm=FedAvg(), data=DataConfig(name=str(tmp_path / "mine.npz"), partition="natural"))
+    for clients in (None, 2):
+        with pytest.raises(
+            FedRayError, match=r"data.partition natural: the dataset does not say whose .*choose labels"
+        ):
+            make_plan(override(cfg, {"clients": clients}))
 
 
 def test_the_settings_are_passed_on():

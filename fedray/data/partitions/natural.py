@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedray.config import DataConfig
-from fedray.data.partition import Partition, check_clients, hold_out
+from fedray.data.partition import Partition, check_clients, checked_users, hold_out
 from fedray.data.readers import Dataset
 from fedray.data.records import DealSettings, PartitionRecord, Protocol
 from fedray.types import require
@@ -38,10 +38,8 @@ def natural(users: np.ndarray, clients: int, alpha: float, test_fraction: float,
 
 def deal(dataset: Dataset, settings: DealSettings, rng: np.random.Generator) -> Partition:
     """Deal the examples of a dataset by user; see :func:`natural`. Raises FedRayError for one without users."""
-    reason = "the dataset does not say whose its examples are"
-    require(dataset.users is not None, "data.partition", "natural", reason, "choose labels, dirichlet or iid")
-    assert dataset.users is not None
-    return natural(dataset.users, settings.clients, settings.cfg.alpha, settings.test_fraction, rng)
+    users = checked_users(dataset.users, settings.cfg.partition)
+    return natural(users, settings.clients, settings.cfg.alpha, settings.test_fraction, rng)
 
 
 def describe(cfg: DataConfig, protocol: Protocol) -> str:
