@@ -83,9 +83,9 @@ def from_hugging_face(dataset: Any, classes: int | None = None) -> Dataset:
     names = tuple(getattr(dataset.features[target], "names", None) or ())
     if not names or found.real:
         return found
-    return found._replace(
-        y=np.asarray(stored[target], np.int64), classes=len(names), names=found.names._replace(classes=names)
-    )
+    y = np.asarray(stored[target], np.int64)
+    _check_complete(target, int((y < 0).sum()))  # -1 says that the label of an example is not known
+    return found._replace(y=y, classes=len(names), names=found.names._replace(classes=names))
 
 
 def from_torch(dataset: Any) -> Dataset:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -233,6 +235,25 @@ def test_a_dataset_of_hugging_face():
     pixels = np.arange(N * 64, dtype=np.uint8).reshape(N, 8, 8)
     stored = datasets.Dataset.from_dict({"image": list(pixels), "label": KINDS.tolist()}, features=image)
     assert np.array_equal(own.from_hugging_face(stored).x, pixels[:, None])
+
+
+class Unlabelled:
+    """What is used of a dataset of Hugging Face, whose package may be missing; -1 says that a label is not known."""
+
+    def __init__(self):
+        self.column_names = ["a", "label"]
+        self.features = {"a": None, "label": SimpleNamespace(names=["ant", "bee", "cat", "dog"])}
+
+    def with_format(self, kind):
+        return self
+
+    def __getitem__(self, rows):
+        return {"a": FEATURES[rows, 0], "label": KINDS[rows] - 1}
+
+
+def test_examples_without_a_label_of_hugging_face_are_refused():
+    with pytest.raises(ValueError, match="label lacks 20 of its values; fill them in, or leave these examples out"):
+        own.from_hugging_face(Unlabelled())
 
 
 def test_three_classes_are_dealt_and_it_is_said(tmp_path):
