@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -64,14 +65,17 @@ class Recorder(Callback):
 
 
 def outcome_of(trial: Any, rounds: int) -> str:
-    """How a trial ended: finished, stopped early, failed with its reason, or unfinished."""
+    """How a trial ended: finished, stopped early, failed with its reason (also where it diverged), or unfinished."""
     last = trial.last_result or {}
     if "failure" in last:
         return f"failed: {last['failure']}"
     if trial.status == "ERROR":
         lines = str(trial.get_error() or "the trial's process was lost").strip().splitlines()
         return f"failed: {lines[-1]}"
-    if last.get("round", 0) >= rounds:
-        return "finished"
     # Not the status: an interrupted sweep leaves its running trials as terminated, as if they had been stopped.
-    return "stopped early" if last.get("done") else UNFINISHED
+    finished = last.get("round", 0) >= rounds
+    if not finished and not last.get("done"):
+        return UNFINISHED
+    if not math.isfinite(score := last.get("score") or 0.0):
+        return f"failed: its score is {score}"
+    return "finished" if finished else "stopped early"

@@ -30,6 +30,11 @@ class TrialResult(NamedTuple):
     outcome: str
     tested: Mapping[str, Mapping[str, float]] = {}  # personal, global: measures on test examples, averaged alike
 
+    @property
+    def scored(self) -> bool:
+        """Whether it has a score that can be compared: NaN is neither better nor worse than any other."""
+        return self.score is not None and math.isfinite(self.score)
+
 
 def rows(trials: Sequence[Any], space: Mapping[str, Domain], rounds: int) -> list[TrialResult]:
     """The results in the order in which the trials were made: a trial's id ends with its number."""
@@ -56,7 +61,7 @@ def ranked(table: Sequence[TrialResult], mode: str) -> list[list[TrialResult]]:
     groups: dict[tuple[Any, ...], list[TrialResult]] = {}
     for row in table:
         groups.setdefault(tuple(row.settings.items()), []).append(row)
-    sound = [g for g in groups.values() if all(r.score is not None and not r.outcome.startswith("failed") for r in g)]
+    sound = [g for g in groups.values() if all(r.scored and not r.outcome.startswith("failed") for r in g)]
     sign = -1 if mode == "max" else 1
     return sorted(sound, key=lambda g: (-min(row.rounds for row in g), sign * mean(g)))
 
@@ -137,7 +142,7 @@ def show(table: Sequence[TrialResult], metric: str, best: Sequence[TrialResult],
 
 def draw(table: Sequence[TrialResult], space: Mapping[str, Domain], metric: str, folder: Path) -> list[Path]:
     """The metric against each searched setting, and parallel coordinates; trials without a score are left out."""
-    scored = [row for row in table if row.score is not None]
+    scored = [row for row in table if row.scored]
     if not scored:
         return []
     import matplotlib

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -206,7 +207,7 @@ def _show_progress(request: SweepRequest, began: float, move: Callable[[int, str
     """Tell ``move`` and the status how many trials have ended, and the best score so far."""
     sweep = request.sweep
     last = [trial.last_result or {} for trial in trials]
-    scores = [result["score"] for result in last if result.get("score") is not None]
+    scores = [score for result in last if math.isfinite(score := result.get("score", math.nan))]
     best = (max if sweep.mode == "max" else min)(scores, default=None)
     done = sum(trial.is_finished() for trial in trials)
     failed = sum("failure" in result for result in last)

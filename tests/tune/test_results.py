@@ -42,6 +42,23 @@ def test_what_was_stopped_ranks_below_what_finished_and_what_failed_has_no_rank(
     assert results.ranked(table[2:], "max") == []
 
 
+@pytest.mark.parametrize("score", [float("nan"), float("inf")])
+def test_what_diverged_without_an_error_has_no_rank(tmp_path, score):
+    table = [row(z, 0, s) for z, s in enumerate([0.5, score, 0.9])]
+    for mode, order in (("max", [2, 0]), ("min", [0, 2])):
+        assert [group[0].settings["algorithm.zeta"] for group in results.ranked(table, mode)] == order
+        assert [r.settings["algorithm.zeta"] for r in results.by_rank(table, mode)] == [*order, 1]
+    assert results.draw(table[1:2], {"algorithm.zeta": LogUniform(1, 2)}, "m", tmp_path) == []
+
+
+def test_the_best_score_so_far_is_that_of_no_trial_that_diverged(tmp_path):
+    request = SimpleNamespace(sweep=Sweep(mode="max", metric="m"), folder=tmp_path, name="s", trials=2)
+    notes = []
+    trials = [SimpleNamespace(last_result={"score": s}, is_finished=lambda: True) for s in (float("nan"), 0.5)]
+    sweep._show_progress(request, 0.0, lambda done, note: notes.append(note), trials)
+    assert notes == ["best m 0.5000"]
+
+
 def test_the_table_shows_the_best_first_and_what_has_no_rank_last():
     table = [row(3.0, 0, 0.999, text="failed: NaN"), row(1.0, 0, 0.5), row(2.0, 0, 0.8)]
     assert [r.settings["algorithm.zeta"] for r in results.by_rank(table, "max")] == [2.0, 1.0, 3.0]
@@ -99,6 +116,10 @@ def test_what_a_sweep_searches_comes_first_in_its_help(capsys):
         ("TERMINATED", {"round": 5, "done": False}, "unfinished"),  # as Tune leaves it on Ctrl-C
         ("PENDING", None, "unfinished"),
         ("TERMINATED", {"round": 5, "done": True, "failure": "NaN"}, "failed: NaN"),
+        ("TERMINATED", {"round": 12, "done": True, "score": float("nan")}, "failed: its score is nan"),
+        ("TERMINATED", {"round": 5, "done": True, "score": float("inf")}, "failed: its score is inf"),
+        ("TERMINATED", {"round": 5, "done": False, "score": float("nan")}, "unfinished"),
+        ("TERMINATED", {"round": 12, "done": True, "score": 0.5}, "finished"),
     ],
 )
 def test_a_trial_that_ctrl_c_cut_off_is_not_taken_for_one_that_was_stopped(status, last, said):
