@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ray import tune as ray_tune
@@ -10,7 +11,7 @@ from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, MedianSt
 from ray.tune.search import ConcurrencyLimiter
 from ray.tune.search.basic_variant import BasicVariantGenerator
 
-from fedray.types import FedRayError
+from fedray.types import FedRayError, LogUniform, Uniform
 from tune.options import Sweep
 from tune.space import Choice, Domain, Grid, show, to_tune
 
@@ -102,4 +103,18 @@ def scheduler(sweep: Sweep, space: Mapping[str, Domain]) -> Any:
         name: list(domain.values) if isinstance(domain, Choice | Grid) else to_tune(domain)
         for name, domain in space.items()
     }
-    return Population("round", metric, mode, perturbation_interval=grace, hyperparam_mutations=mutations, synch=True)
+    return Population(
+        "round",
+        metric,
+        mode,
+        perturbation_interval=grace,
+        hyperparam_mutations=mutations,
+        custom_explore_fn=partial(_clipped, space),
+        synch=True,
+    )
+
+
+def _clipped(space: Mapping[str, Domain], config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration that Tune perturbed, by factors that know no range, with its settings back in theirs."""
+    ranges = {name: domain for name, domain in space.items() if isinstance(domain, LogUniform | Uniform)}
+    return config | {name: min(max(config[name], domain.low), domain.high) for name, domain in ranges.items()}

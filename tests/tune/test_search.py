@@ -2,18 +2,21 @@
 
 import contextlib
 import os
+import pickle
 import random
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from ray import tune as ray_tune
 
-from fedray.types import LogUniform
+from fedray.types import LogUniform, Uniform
 from tune import search
 from tune.options import Sweep
 from tune.play import recovered_resets
+from tune.space import Grid
 
 
 def slow_to_save():
@@ -108,3 +111,17 @@ def test_a_trial_whose_process_dies_as_it_takes_it_over_is_recovered(tmp_path):
         )
     assert (tmp_path / "died").exists()
     assert [trial.last_result.get("round") for trial in found.trials] == [2, 2, 2]
+
+
+def test_perturbed_settings_stay_in_their_ranges():
+    """Tune multiplies by 0.8 or 1.2, whatever the range."""
+    space = {"algorithm.damping": Uniform(0.5, 1.0), "algorithm.lr": LogUniform(0.1, 0.11), "local_steps": Grid((5, 9))}
+    pbt = search.scheduler(Sweep(scheduler="pbt", metric="score", mode="max"), space)
+    random.seed(0)
+    old = SimpleNamespace(config={"algorithm.damping": 0.95, "algorithm.lr": 0.1, "local_steps": 9, "seed": 3})
+    drawn = [pbt._get_new_config(None, old)[0] for _ in range(60)]
+    assert max(new["algorithm.damping"] for new in drawn) == 1.0
+    assert all(0.5 <= new["algorithm.damping"] <= 1.0 and 0.1 <= new["algorithm.lr"] <= 0.11 for new in drawn)
+    assert {new["local_steps"] for new in drawn} == {5, 9}
+    assert {new["seed"] for new in drawn} == {3}
+    pickle.loads(pickle.dumps(pbt))  # Tune keeps it in the sweep's folder
