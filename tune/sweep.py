@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,14 +32,14 @@ from fedray.running.progress import Status
 from fedray.running.tracking import MLflowTracker, NullTracker, Tracker
 from fedray.running.writer import write_table
 from fedray.terminal import same_handlers
-from fedray.types import require
+from fedray.types import Choice, require
 from tune import results, search
 from tune.children import ParentRun, child_run
 from tune.options import TEST, Sweep, by_test, complete, validation_share
 from tune.play import Programme
 from tune.play import play as play_trials
 from tune.record import UNFINISHED, Recorder
-from tune.space import Domain, make, show
+from tune.space import Domain, Grid, make, show
 from tune.trial import Common, Trial
 
 REFUSED = {  # settings of the execution that a sweep decides itself: why, and what to do instead
@@ -59,6 +60,7 @@ REFUSED = {  # settings of the execution that a sweep decides itself: why, and w
     "checkpoint.url": ("a sweep keeps its checkpoints in its own folder", "use --output"),
     "checkpoint.on_error": ("Tune repeats a trial whose checkpoint cannot be written", "leave the option out"),
 }
+DECIDING = ("clients", "data.name", "data.classes", "data.partition")  # settings that decide how many clients there are
 
 
 class SweepRequest(NamedTuple):
@@ -72,6 +74,7 @@ class SweepRequest(NamedTuple):
     space: dict[str, Domain]
     seeds: list[int]
     trials: int
+    clients: int  # the most of any configuration
 
 
 class Report(NamedTuple):
@@ -98,14 +101,22 @@ def check(name: str, folder: Path, base: Experiment, execution: Execution, sweep
     sweep = complete(sweep, record, base.rounds, make_plan(base).task)
     share = validation_share(sweep.metric, base.data.validation)
     base = override(base, {"rounds": sweep.max_rounds, "data.validation": share})
-    make_plan(base)
     space = make(sweep.space, record.space, base)
+    clients = _most_clients(base, space)
     seeds = [base.seed + i for i in range(sweep.seeds)]
     search.parameters(space, sweep.search, seeds)
     search.searcher(sweep, space, 1, seeds)
     search.scheduler(sweep, space)
     trials = search.count(space, sweep.search, sweep.samples, len(seeds))
-    return SweepRequest(name, folder, base, execution, sweep, space, seeds, trials)
+    return SweepRequest(name, folder, base, execution, sweep, space, seeds, trials, clients)
+
+
+def _most_clients(base: Experiment, space: dict[str, Domain]) -> int:
+    """The clients of the largest configuration; raises FedRayError where one of them cannot be dealt."""
+    listed = {name: domain.values for name, domain in space.items() if isinstance(domain, Choice | Grid)}
+    searched = [name for name in DECIDING if name in listed]
+    chosen = [dict(zip(searched, values, strict=True)) for values in product(*(listed[name] for name in searched))]
+    return max(make_plan(override(base, settings)).clients for settings in chosen)
 
 
 def play(
@@ -120,7 +131,7 @@ def play(
     try:
         sweep = request.sweep
         execution = request.execution
-        clients = make_plan(request.base).clients
+        clients = request.clients
         concurrency = None if sweep.concurrency == "auto" else int(sweep.concurrency)
         wish = demand.wish(execution)
         wanted = need_of_trials(clients, concurrency or request.trials, wish)

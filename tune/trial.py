@@ -24,7 +24,7 @@ class Common(NamedTuple):
     """What all trials of a sweep share."""
 
     base: Experiment
-    layout: Layout
+    layout: Layout  # of the largest federation
     backend: str
     metric: str
     plug_ins: tuple[str, ...]  # modules that bring names of their own
@@ -47,9 +47,10 @@ class Trial(ray_tune.Trainable):
         common = self._common
         cfg = resolve(override(common.base, new_config))  # unresolved, all users would be clients
         plan = make_plan(cfg, None if common.dataset is None else ray.get(common.dataset))
-        self._plan = on_device(plan, common.layout.gpus > 0)
+        layout = common.layout.first(plan.clients)
+        self._plan = on_device(plan, layout.gpus > 0)
         policy = failure_policy(self._plan.cfg, common.timeout)
-        hosted = Hosted(self._plan, common.layout, common.backend, policy, common.dataset)
+        hosted = Hosted(self._plan, layout, common.backend, policy, common.dataset)
         self._server = self._processes.serve(hosted)
         return True
 

@@ -30,6 +30,11 @@ class Layout(NamedTuple):
         client = {"CPU": self.cpus} | ({"GPU": self.gpus} if self.gpus else {})
         return [{"CPU": SERVER_CPUS}] + [client] * len(self.blocks)
 
+    def first(self, clients: int) -> Layout:
+        """That of the first so many clients only, within the same resources."""
+        kept = (tuple(i for i in block if i < clients) for block in self.blocks)
+        return self._replace(blocks=tuple(block for block in kept if block))
+
 
 class Node(NamedTuple):
     """What a machine offers."""

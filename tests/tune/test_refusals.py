@@ -13,6 +13,7 @@ REFUSED = [
     (["--metric", "global/nll"], "give validation/global/nll, or test/global/nll to choose by test data all the same"),
     (["--space", "data.validation=uniform(0.1,0.3)"], "ranked on the same validation examples"),
     (["--data.partition", "iid", "--clients", "850"], "has one training example, which it needs"),
+    (["--data.partition", "iid", "--space", "clients=grid(2,850)"], "has one training example, which it needs"),
     (["--resume", "nowhere"], "holds no sweep"),
     (["--runtime", "local"], "a sweep runs on Ray"),
     (["--backend", "compiled"], "--backend compiled: the settings that a sweep varies are constants"),

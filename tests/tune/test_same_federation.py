@@ -18,6 +18,7 @@ from fedray.federate.plan import Plan, make_plan
 from fedray.running import stages
 from tune import runs
 from tune import trial as trial_module
+from tune.__main__ import read
 from tune.trial import Common, Trial
 
 WRITERS = 210  # more than the paper's 198 clients
@@ -49,6 +50,23 @@ def side_by_side(cfg: Experiment, folder: Path) -> Plan:
     execution = Execution(name="run", output=folder / "run", tracking=TrackingConfig(uri="none"))
     with contextlib.ExitStack() as locks:
         return runs._enter(stages.Request(cfg, execution), {}, locks).plan
+
+
+def test_a_smaller_federation_than_the_largest_takes_its_first_processes() -> None:
+    options = [
+        "fedavg",
+        "--data.partition",
+        "iid",
+        "--space",
+        "clients=grid(2,5,3)",
+        "--space",
+        "data.name=choice(digits)",
+    ]
+    assert read(options)[0].clients == 5
+    largest = Layout(((0, 1), (2, 3), (4,)), 0.5, 0.25)
+    assert largest.first(5) == largest
+    assert largest.first(3) == Layout(((0, 1), (2,)), 0.5, 0.25)
+    assert largest.first(2) == Layout(((0, 1),), 0.5, 0.25)
 
 
 @pytest.mark.parametrize("kind", ["trial", "side by side"])

@@ -275,6 +275,17 @@ def test_other_schedulers_end_by_themselves(tmp_path, scheduler):
 
 
 @pytest.mark.slow
+def test_federations_of_several_sizes_are_swept_in_several_actors(tmp_path):
+    """The most clients come neither first nor last, nor are they the base's."""
+    options = ["--space", "clients=grid(2,5,3)", "--search", "grid", "--scheduler", "none", "--max-rounds", "2"]
+    code, _, err = sweep(tmp_path, *options, "--concurrency", "1", "--clients-per-actor", "2")
+    assert code == 0, err
+    assert "5 clients in 3 actor(s) each" in err
+    rows = [line.split(",") for line in _lines(tmp_path)[1:]]
+    assert [(clients, outcome) for _, clients, *_, outcome in rows] == [(n, "finished") for n in ("2", "5", "3")]
+
+
+@pytest.mark.slow
 def test_the_sampler_of_optuna_learns_over_seeds_of_its_own(tmp_path):
     options = ["--space", "lr=loguniform(1e-4,0.5)", "--samples", "6", "--search", "tpe", "--scheduler", "none"]
     code, _, err = sweep(tmp_path, *options, *ONE, "--max-rounds", "2")
