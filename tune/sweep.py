@@ -60,6 +60,7 @@ REFUSED = {  # settings of the execution that a sweep decides itself: why, and w
     "checkpoint.url": ("a sweep keeps its checkpoints in its own folder", "use --output"),
     "checkpoint.on_error": ("Tune repeats a trial whose checkpoint cannot be written", "leave the option out"),
 }
+LOADED = ("data.name", "data.root", "data.classes", "data.embedding")  # settings that decide which examples there are
 DECIDING = ("clients", "data.name", "data.classes", "data.partition")  # settings that decide how many clients there are
 
 
@@ -182,7 +183,7 @@ def concluded(request: SweepRequest) -> Report | None:
 def _programme(request: SweepRequest, layout: Layout, at_once: int, resume: bool) -> Programme:
     sweep = request.sweep
     base = request.base
-    dataset = None if "data.name" in request.space else ray.put(loading.load(base.data))
+    dataset = None if request.space.keys() & set(LOADED) else ray.put(loading.load(base.data))
     common = Common(
         base,
         layout,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +19,8 @@ from tests.helpers import experiment
 from tune import sweep
 from tune import trial as trial_module
 from tune.__main__ import main
+from tune.options import Sweep
+from tune.space import make
 from tune.trial import Common, Trial
 
 HONOURED = {
@@ -31,6 +34,28 @@ VICTIM = 2
 def test_no_setting_of_an_execution_is_ignored() -> None:
     assert set(flatten(to_dict(Execution()))) == HONOURED | set(sweep.REFUSED)
     assert not HONOURED & set(sweep.REFUSED)
+
+
+@pytest.mark.parametrize(
+    ("entry", "alike"),
+    [
+        ("lr=choice(0.1)", True),
+        ("data.alpha=choice(0.5)", True),
+        ("data.name=choice(digits)", False),
+        ("data.root=choice(/a,/b)", False),
+        ("data.classes=choice(5,10)", False),
+        ("data.embedding=choice(/a,/b)", False),
+    ],
+)
+def test_trials_share_the_examples_unless_a_setting_that_decides_them_is_searched(
+    entry: str, alike: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep.ray, "put", lambda value: value)
+    base, asked = experiment(), Sweep(max_rounds=2, mode="max")
+    space = make([entry], {}, base)
+    request = sweep.SweepRequest("s", Path(), base, Execution(), asked, space, [0], trials=1, clients=6)
+    common = sweep._programme(request, LAYOUT, 1, False).common
+    assert (common.dataset is not None) == alike
 
 
 @pytest.mark.parametrize(("asked", "retries"), [("retry", ATTEMPTS - 1), ("skip", ATTEMPTS - 1), ("abort", 0)])
