@@ -219,7 +219,7 @@ def _show_progress(request: SweepRequest, began: float, move: Callable[[int, str
     """Tell ``move`` and the status how many trials have ended, and the best score so far."""
     sweep = request.sweep
     last = [trial.last_result or {} for trial in trials]
-    scores = [score for result in last if math.isfinite(score := result.get("score", math.nan))]
+    scores = [score for result in last if (score := result.get("score")) is not None and math.isfinite(score)]
     best = (max if sweep.mode == "max" else min)(scores, default=None)
     done = sum(trial.is_finished() for trial in trials)
     failed = sum("failure" in result for result in last)
