@@ -60,22 +60,23 @@ seconds, digest of the states, and every metric.
 - *Mean of last ten*: the mean over the last ten evaluations, at most half of them, then the mean over seeds ± their
   sample standard deviation. NLL, ECE and the like are such means, too.
 - *Best*: the same of each run's best evaluation. It selects on test data, as the papers do; so this column is compared
-  with theirs. Where a paper takes the best of its last rounds, as of 700 to 800, so do we: *best of last eighth*.
+  with theirs. Where a paper takes the best of its last rounds, as of 700 to 800, so do we: *best of last eighth*. Then
+  every one of these rounds is evaluated for the best, but every 20th for the means, as before.
 - *Verdict*: within the paper's ±; within 1 point; within twice the ±; or apart. All but the last are *near the paper*.
   Our split of the data is new for each seed. Each cell that is apart has a paragraph, from [why.md](why.md).
 - *NLL*, *ECE*, *MCE*, *Brier*: the negative log-likelihood in nats, mean and largest calibration error in ten bins, and
   the Brier score, 0 to 2. *Unknown AUROC*: how well the models' doubt tells classes that a client lacks; 50 is chance.
 - *Claims* are those of the papers' words, and their bold face: the best figure of a column is better than every other.
   They are answered by what the paper prints, the best, and again by the mean of the last ten. Claims about plots, and
-  questions of our own, have the mean of the last ten alone. Ours are counted apart, and marked *ours*.
+  questions of our own, have the mean of the last ten alone. Claims about the speed of convergence are left out.
+  Questions of ours are counted apart, and marked *ours*.
 - *By*: the mean difference over the same seeds, hence the same partition, with Student's 95 % interval. It is above
   zero where the first cell is better: more accurate, or with a smaller NLL, ECE or deviation. A claim *holds* if the
   interval is above zero, is *refuted* if it is below or no seed differs, and stays *open* otherwise. The intervals are
   not corrected for their number.
 - *Paper*, beside the interval: the difference of the two figures that the paper prints. Where the whole interval is
   below it, the first cell is better by *less than printed*, if at all; where it is above, by *more than printed*.
-  Printed deviations are left out of this.
-  The figure below a table's claims has all of it.
+  Printed deviations are left out of this. The figure below a table's claims has all of it.
 - Methods, policies and symbols are those of the pages of [methods](../methods/README.md) and the
   [glossary](../glossary.md). MCLR is logistic regression, DNN a network with a hidden layer of 100.
 

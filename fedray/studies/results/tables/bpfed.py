@@ -9,7 +9,8 @@ PROTOCOL = (
     "co-author's code: one seed, the best of 800 rounds; the ECE of pFedBayes and FedSOUL is printed (Table II). By "
     "these logs BPFed is not the best on large, as the text says: on MNIST FedRep is above it by 0.04 points, and on "
     "FMNIST FedPer by 0.03. We play 200 rounds of 100 steps for every method. `bpfed,head.bias` was found by "
-    "accuracies on test data of MNIST small, so it is no fair rival there."
+    "accuracies on test data of MNIST small, so it is no fair rival there. FedAvg, pFedMe and Per-FedAvg, which the "
+    "paper compares with, too, are left out."
 )
 NOVEL = (
     "The paper prints plots (Figures 7 to 9) without numbers; its claims are those of its text. It holds one client "
