@@ -14,7 +14,7 @@ READINGS = """
 the last, FMNIST:
 
 1. pFedBayes takes one step of its posterior per minibatch; our default and public code take five.
-2. Its models are tested by one draw of their weights. Large, and some rows of Table 2, fit ten draws better.
+2. Its models are tested by one draw of their weights. Large fits ten draws better, and some rows of Table 2 may.
 3. Per-FedAvg is tested after two steps. This takes it further from its figures on small.
 4. pFedMe and Per-FedAvg have minibatches of 100, too; in pFedMe's code they have 20.
 5. BNFed has inputs in [0, 1], and the variances of its authors' code.
