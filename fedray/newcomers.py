@@ -82,7 +82,7 @@ def _fitting(run: Plan, options: Options) -> Dataset:
     """The newcomers' examples in the run's units; raises FedRayError where its network cannot take them."""
     cfg = DataConfig(name=str(Path(options.data).expanduser()))
     real = run.target is not None
-    dataset = loading.load(cfg, None if real else run.model.classes, run.names.classes)
+    dataset = loading.load(cfg, run.model.classes, run.names.classes)
     shape = tuple(dataset.x.shape[1:])
     wanted = run.model.input_shape
     reason = f"its inputs have the shape {list(shape)}, those of the run {list(wanted)}"

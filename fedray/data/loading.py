@@ -89,10 +89,11 @@ def load(cfg: DataConfig, classes: int | None = None, labels: tuple[str, ...] = 
     reason, remedy = "the dataset has no texts", "leave it out, or choose `data.name=sent140`"
     require(cfg.embedding is None or dataset.vectors is not None, "data.embedding", cfg.embedding, reason, remedy)
     dataset = dataset if cfg.classes is None else _first(dataset, cfg.classes)
-    if dataset.real or labels == dataset.names.classes or not (labels or classes):
+    labels = labels or tuple(map(str, range(classes or 0)))
+    if dataset.real or labels == dataset.names.classes or len(labels) < 2:  # one output: of real targets
         return dataset
     with reading(Path(cfg.name), "give examples of those classes"):
-        return own.renumbered(dataset, labels or tuple(map(str, range(classes or 0))))
+        return own.renumbered(dataset, labels)
 
 
 def _first(dataset: Dataset, classes: int) -> Dataset:
