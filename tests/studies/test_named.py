@@ -213,3 +213,8 @@ def test_the_tables_of_pfedbayes_follow_public_code_where_the_paper_is_silent() 
     assert {cell.experiment.algorithm.adapt_steps for cell in STUDIES["table3"]() if cell.tags == ("per_fedavg",)} == {
         2
     }
+
+
+@pytest.mark.parametrize("study", ["pfedbred-mnist-mclr", "pfedbred-mnist-dnn"])
+def test_every_row_of_pfedbreds_mnist_columns_has_the_same_inputs(study: str) -> None:
+    assert len({cell.experiment.data for cell in STUDIES[study]()}) == 1
