@@ -81,7 +81,8 @@ def searcher(sweep: Sweep, space: Mapping[str, Domain], concurrency: int, seeds:
 def scheduler(sweep: Sweep, space: Mapping[str, Domain]) -> Any:
     """Tune's trial scheduler; time is counted in rounds.
 
-    Raises FedRayError for population based training over several seeds: it copies trials into each other.
+    Raises FedRayError for population based training over several seeds, clients, data or networks: it copies the
+    states of one trial into another.
     """
     metric = sweep.metric
     mode = sweep.mode
@@ -99,6 +100,12 @@ def scheduler(sweep: Sweep, space: Mapping[str, Domain]) -> Any:
         raise FedRayError(
             f"--seeds {sweep.seeds}: --scheduler pbt copies trials into each other; use one seed, or asha"
         )
+    for name in space:
+        if not name.startswith("algorithm."):
+            raise FedRayError(
+                f"--space {name}: --scheduler pbt copies a federation's states into trials with another {name}; "
+                "search settings of the algorithm, or use asha"
+            )
     mutations = {
         name: list(domain.values) if isinstance(domain, Choice | Grid) else to_tune(domain)
         for name, domain in space.items()

@@ -158,6 +158,8 @@ def test_a_search_says_what_it_cannot_do():
         search.searcher(Sweep(search="tpe"), {"a": Grid((1,))}, 1, [0])
     with pytest.raises(FedRayError, match="--seeds 2: --scheduler pbt"):
         search.scheduler(Sweep(scheduler="pbt", seeds=2), space)
+    with pytest.raises(FedRayError, match="--space clients: --scheduler pbt copies"):
+        search.scheduler(Sweep(scheduler="pbt"), space | {"clients": Choice((2, 5))})
 
 
 def test_options_are_completed_from_the_algorithm():

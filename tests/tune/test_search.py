@@ -34,7 +34,7 @@ def slow_to_save():
         def step(self):
             self.round += 1
             time.sleep(0.05 * self.config["seed"])
-            return {"round": self.round, "score": -self.config["lr"], "done": self.round >= 6}
+            return {"round": self.round, "score": -self.config["algorithm.lr"], "done": self.round >= 6}
 
         def save_checkpoint(self, checkpoint_dir):
             time.sleep(0.4)
@@ -49,7 +49,7 @@ def slow_to_save():
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_trial_that_is_copied_over_while_it_is_saved_still_ends_its_rounds(tmp_path, own_cluster):
-    space = {"lr": LogUniform(1e-4, 0.5)}
+    space = {"algorithm.lr": LogUniform(1e-4, 0.5)}
     sweep = Sweep(scheduler="pbt", metric="score", mode="max", max_rounds=6, grace_rounds=2)
     random.seed(0)
     np.random.seed(0)
@@ -115,13 +115,14 @@ def test_a_trial_whose_process_dies_as_it_takes_it_over_is_recovered(tmp_path):
 
 def test_perturbed_settings_stay_in_their_ranges():
     """Tune multiplies by 0.8 or 1.2, whatever the range."""
-    space = {"algorithm.damping": Uniform(0.5, 1.0), "algorithm.lr": LogUniform(0.1, 0.11), "local_steps": Grid((5, 9))}
+    steps = "algorithm.local_steps"
+    space = {"algorithm.damping": Uniform(0.5, 1.0), "algorithm.lr": LogUniform(0.1, 0.11), steps: Grid((5, 9))}
     pbt = search.scheduler(Sweep(scheduler="pbt", metric="score", mode="max"), space)
     random.seed(0)
-    old = SimpleNamespace(config={"algorithm.damping": 0.95, "algorithm.lr": 0.1, "local_steps": 9, "seed": 3})
+    old = SimpleNamespace(config={"algorithm.damping": 0.95, "algorithm.lr": 0.1, steps: 9, "seed": 3})
     drawn = [pbt._get_new_config(None, old)[0] for _ in range(60)]
     assert max(new["algorithm.damping"] for new in drawn) == 1.0
     assert all(0.5 <= new["algorithm.damping"] <= 1.0 and 0.1 <= new["algorithm.lr"] <= 0.11 for new in drawn)
-    assert {new["local_steps"] for new in drawn} == {5, 9}
+    assert {new[steps] for new in drawn} == {5, 9}
     assert {new["seed"] for new in drawn} == {3}
     pickle.loads(pickle.dumps(pbt))  # Tune keeps it in the sweep's folder
