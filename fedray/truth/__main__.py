@@ -15,7 +15,7 @@ from fedray import cli, registry
 from fedray.running.files import write_json
 from fedray.running.writer import write_table
 from fedray.terminal import bar, check_packages, say
-from fedray.truth import meter, report
+from fedray.truth import meter, reference, report
 from fedray.truth.problem import PROBLEMS
 from fedray.types import require
 
@@ -39,12 +39,14 @@ class Options:
 
 
 def measure(options: Options) -> list[meter.Row]:
-    """All rows; raises FedRayError for options that cannot be."""
+    """All rows; raises FedRayError for options that cannot be, before the first federation."""
     for name in options.problems:
         registry.pick(PROBLEMS, "`problems`", name)
     for name in ("sets", "processes"):
         require(getattr(options, name) >= 1, name, getattr(options, name), "at least one is needed", "leave it out")
     problems = (report.EXACT,) if options.quick else options.problems
+    for name in problems:
+        reference.check(PROBLEMS[name])
     sets = 1 if options.quick else options.sets
     with bar("federations", meter.count(problems, sets), "starting") as moved:
         return meter.play(problems, sets, options.processes, moved)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,11 +33,17 @@ def of_clients(world: World) -> Data:
     return Data(world.problem.design, world.y)
 
 
-def posteriors(problem: Problem, data: Data, prior: Moments | None = None) -> list[Moments]:
-    """The exact posteriors of K data sets, under the problem's prior or one of independent parameters.
+def check(problem: Problem) -> None:
+    """Raises FedRayError where NUTS is needed and blackjax is missing."""
+    if problem.noise_sd is None and find_spec("blackjax") is None:
+        raise FedRayError(
+            f"{problem.summary}: its reference is sampled by blackjax, which is not installed; run `uv sync --group "
+            "truth`, or choose `--problems orthogonal correlated personal`"
+        )
 
-    Raises FedRayError where NUTS is needed and blackjax is missing.
-    """
+
+def posteriors(problem: Problem, data: Data, prior: Moments | None = None) -> list[Moments]:
+    """The exact posteriors of K data sets, under the problem's prior or one of independent parameters."""
     prior = prior or Moments(np.zeros(problem.size), problem.prior_sd**2 * np.eye(problem.size))
     if problem.noise_sd is not None:
         return [conjugate(x, y, problem.noise_sd, prior) for x, y in zip(*data, strict=True)]
@@ -59,16 +66,11 @@ def independent(p: Moments) -> Moments:
 def nuts(data: Data, prior: Moments, seed: int = 0) -> np.ndarray:
     """Draws [K, chains, draws, d] of the posteriors of logistic regression, log p(D|θ) = Σ_n y_n f_n - log(1 + e^f_n).
 
-    Raises FedRayError where blackjax is missing, or the chains have not mixed: R-hat above 1.02.
+    Raises FedRayError where the chains have not mixed: R-hat above 1.02.
     """
-    try:
-        import blackjax  # pyright: ignore[reportMissingImports]
-        import jax  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise FedRayError(
-            "logistic regression: its reference is sampled by blackjax, which is not installed; run `uv sync --group "
-            "truth`, or choose `--problems orthogonal correlated personal`"
-        ) from None
+    import blackjax  # pyright: ignore[reportMissingImports]
+    import jax  # pyright: ignore[reportMissingImports]
+
     jax.config.update("jax_enable_x64", True)
     sd = prior.sd
 

@@ -1,6 +1,8 @@
 """The truth meter: closed forms against brute force, posteriors as they are read, and verdicts about known errors."""
 
 import json
+import re
+import sys
 
 import numpy as np
 import pytest
@@ -21,7 +23,6 @@ from fedray.truth.distance import Distance, distance, kl, wasserstein
 from fedray.truth.meter import Job, Outcome, Row
 from fedray.truth.posterior import Moments, Reader, moments
 from fedray.truth.problem import PROBLEMS, Problem, correlated, orthogonal, simulate
-from fedray.types import FedRayError
 
 SMALL = Problem("a line", orthogonal(2, 12, 1), prior_sd=1.5, noise_sd=0.5)
 
@@ -226,8 +227,8 @@ def test_nuts_agrees_with_integration_on_a_grid():
     assert kl(found, exact) < 5e-3
 
 
-def test_without_blackjax_one_is_told_what_to_install(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "blackjax", None)
-    problem = PROBLEMS["logistic"]
-    with pytest.raises(FedRayError, match=r"^logistic regression: .*uv sync --group truth"):
-        reference.posteriors(problem, reference.pooled(simulate(problem, 0)))
+def test_without_blackjax_one_is_told_what_to_install_before_anything_is_played(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "blackjax", None)
+    monkeypatch.setattr(meter, "play", lambda *_: pytest.fail("played"))
+    assert main(["--problems", "orthogonal", "logistic"]) == 2
+    assert re.search(r"logistic regression: .*uv sync --group truth", capsys.readouterr().err)
