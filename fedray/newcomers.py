@@ -74,8 +74,12 @@ def make_plan(run: Plan, options: Options) -> tuple[Plan, Shards]:
         "adapt_rounds": options.rounds,
         "seed": options.seed,
     }
-    ids = range(options.clients)
-    return run._replace(cfg=override(run.cfg, settings), partition=dealt), loading.shards(dataset, dealt, ids)
+    newcomers = run._replace(
+        cfg=override(run.cfg, settings),
+        partition=dealt,
+        names=run.names._replace(users=()),  # those are of the old
+    )
+    return newcomers, loading.shards(dataset, dealt, range(options.clients))
 
 
 def _fitting(run: Plan, options: Options) -> Dataset:
@@ -123,6 +127,7 @@ def play(options: Options) -> tuple[dict[str, Any], Path]:
     """Adapt, and write the newcomers' models as a result of their own; raises FedRayError."""
     for name in ("clients", "rounds"):
         require(getattr(options, name) >= 1, name, getattr(options, name), "at least one is needed", "leave it out")
+    require(options.seed >= 0, "seed", options.seed, "is negative", "give a whole number from 0 on")
     run = predictor.load(options.run)
     writer = Writer(options.output or Path(f"{str(options.run).rstrip('/')}-newcomers"))
     try:

@@ -108,7 +108,8 @@ def given_token() -> str | None:
 
 def greeting(served: Answers, options: Options, new_token: str | None) -> str:
     """What is said once the server is up: what it serves and a request that works when it is pasted."""
-    url = f"http://{options.host}:{options.port}"
+    host = f"[{options.host}]" if ":" in options.host else options.host  # of IPv6
+    url = f"http://{host}:{options.port}"
     who = f'curl -s -H "authorization: Bearer ${TOKEN}"'
     client = f" -H '{CLIENT}: 0'" if served.run.plan.personal else ""
     token = f"  export {TOKEN}={new_token}\n" if new_token else ""

@@ -180,6 +180,20 @@ def test_a_finished_run_takes_in_clients_that_it_has_never_met(finished, capsys)
     assert "already holds something" in capsys.readouterr().err
 
 
+def test_newcomers_do_not_answer_to_the_names_of_others(tmp_path):
+    x, y = np.random.default_rng(0).random((60, 4)), np.arange(60) % 3
+    names = np.array(["alice", "bob", "carol"])[np.arange(60) // 20]
+    fedray.run("fedper", (x, y, names), rounds=1, output=tmp_path / "run", figures="none", hidden=(8,))
+    np.savez(tmp_path / "theirs.npz", x=x, y=y)
+    run = str(tmp_path / "run")
+    assert newcomers.main([run, "--data", str(tmp_path / "theirs.npz"), "--rounds", "1"]) == 0
+    theirs = fedray.load(f"{run}-newcomers")
+    assert theirs.plan.names.users == ()
+    with pytest.raises(FedRayError, match="have numbers only"):
+        theirs.predict(x[:1], client="alice")
+    assert newcomers.main([run, "--data", str(tmp_path / "theirs.npz"), "--seed", "-1", "--output", "none"]) == 2
+
+
 UNFIT = [
     (["fedavg", "theirs.npz"], "fedavg has no personal factors"),
     (["bpfed", "wide.npz"], "its inputs have the shape [1, 9, 9], those of the run [1, 8, 8]"),

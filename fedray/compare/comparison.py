@@ -140,12 +140,16 @@ def _draw(
     folder: Path, store: Files, groups: Sequence[RunGroup], histories: Histories, by: Sequence[str]
 ) -> dict[str, list[Path]]:
     """The figures of each block of groups, by the block's title."""
-    pictures = {}
+    pictures: dict[str, list[Path]] = {}
+    taken: set[str] = set()
     for title, block in blocks(groups).items():
+        suffix = re.sub(r"[^\w.]+", "-", title)
+        suffix += f"-{len(taken)}" if suffix in taken else ""
+        taken.add(suffix)
         rows = [series(store, group, histories, group.name(by)) for group in block]
         if len(block) > figures.ROWS_MAX:
             say(f"{title}: the figures show the first {figures.ROWS_MAX} of {len(block)} rows")
-        pictures[title] = figures.draw(folder, re.sub(r"[^\w.]+", "-", title), rows)
+        pictures[title] = figures.draw(folder, suffix, rows)
     return pictures
 
 
@@ -153,7 +157,7 @@ def blocks(groups: Sequence[RunGroup]) -> dict[str, list[RunGroup]]:
     """The groups by the data that they were measured on.
 
     A title is the dataset and its size, followed by the settings that distinguish it from other blocks of the same
-    dataset and size.
+    dataset and size. A file has its name, or its whole path where another file has the same name.
     """
     found = [list(members) for _, members in itertools.groupby(groups, key=lambda group: group.block)]
     details = [dict(block[0].block) for block in found]
@@ -161,10 +165,18 @@ def blocks(groups: Sequence[RunGroup]) -> dict[str, list[RunGroup]]:
     for block, data in zip(found, details, strict=True):
         alike = [other for other in details if all(other.get(key) == data.get(key) for key in DATA)]
         differing = [key for key in data if len({other.get(key) for other in alike}) > 1]
-        words = [Path(data.get("data.name", "data")).stem, data.get("data.size", "")]
+        words = [_called(data, details), data.get("data.size", "")]
         words += [f"{key.removeprefix('data.')}={data[key]}" for key in differing]
         titles[", ".join(filter(None, words))] = block
     return titles
+
+
+def _called(data: Mapping[str, str], others: Sequence[Mapping[str, str]]) -> str:
+    """The dataset's name, short where that is enough."""
+    name = data.get("data.name", "data")
+    named = {other.get("data.name", "data") for other in others}
+    alike = [other for other in named if Path(other).stem == Path(name).stem]
+    return name if len(alike) > 1 else Path(name).stem
 
 
 def series(store: Files, group: RunGroup, histories: Histories, name: str) -> Series:

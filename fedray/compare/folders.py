@@ -8,6 +8,7 @@ from pathlib import Path
 from fedray.compare.runs import FinishedRun
 from fedray.config import flatten
 from fedray.config.decode import decode, refuse_damage
+from fedray.federate import report
 from fedray.federate.uncertainty import summary as uncertain
 from fedray.running.drawing.figure_style import read_csv
 
@@ -18,7 +19,7 @@ class Folders:
     """Reads runs whose ids are the paths of their folders."""
 
     def rounds(self, run: FinishedRun, metrics: Iterable[str]) -> list[dict[str, float]]:
-        """One row per round, as in metrics.csv, and in the last one the numbers of the uncertainty report."""
+        """One row per round, as in metrics.csv; the last evaluation has the numbers of the uncertainty report, too."""
         return _rounds(Path(run.id))
 
     def csv_rows(self, run: FinishedRun, name: str) -> list[dict[str, str]]:
@@ -31,6 +32,7 @@ def finished_run(folder: Path, tags: Mapping[str, str]) -> FinishedRun:
     with refuse_damage(f"{folder}: holds no finished run", "give the folder of one"):
         described = decode((folder / CONFIG).read_bytes())
         params = {"algorithm.name": described["algorithm"]} | flatten(described["experiment"])
+        params |= described.get("digests", {})  # older runs have none
         settings = {name: str(value) for name, value in params.items()}
         measured = frozenset(name for row in _rounds(folder) for name in row)
         return FinishedRun(str(folder), folder.name, (folder / CONFIG).stat().st_mtime_ns, settings, tags, measured)
@@ -38,6 +40,7 @@ def finished_run(folder: Path, tags: Mapping[str, str]) -> FinishedRun:
 
 def _rounds(folder: Path) -> list[dict[str, float]]:
     rows = [{name: float(value) for name, value in row.items() if value} for row in read_csv(folder / METRICS)]
-    if rows:
-        rows[-1] |= uncertain.tracked(decode((folder / SUMMARY).read_bytes()))
+    evaluated = [row for row in rows if any(name in row for name in report.EVALUATED)]
+    if evaluated:  # not always rows[-1], which newcomers may have played
+        evaluated[-1] |= uncertain.tracked(decode((folder / SUMMARY).read_bytes()))
     return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -12,6 +13,7 @@ from scipy import stats
 
 from fedray import registry
 from fedray.compare.runs import FinishedRun
+from fedray.config import Experiment, origins
 from fedray.federate import report
 from fedray.types import Algorithm, FedRayError
 
@@ -20,11 +22,11 @@ DATA = ("data.name", "data.size")
 SIZES = ("small", "medium", "large")
 PROTOCOL = ("rounds", "eval_every", "eval_last", "eval_clients", "clients", "novel_clients", "adapt_rounds")
 PER_ROUND = "clients_per_round"
+EXACT = 2**53  # whole numbers below it are exact in a double
 STABILITY = "stability"  # computed here from the accuracies of a model; runs do not log it
 # The seed is averaged over. The others say where a run was executed, which does not change its results.
 NOT_SETTINGS = {"seed", "runtime", "data.root", "data.download"}
-# Older runs do not name these.
-SAME_NUMBERS = {("on_failure", "retry"), ("on_failure", "abort"), ("data.validation", "0.0")}
+SAME_NUMBERS = {("on_failure", "retry"), ("on_failure", "abort")}  # older runs do not name them
 
 History = Sequence[Mapping[str, float]]  # the rounds of a run
 
@@ -86,12 +88,26 @@ class RunGroup(NamedTuple):
 
 
 def settings(run: FinishedRun) -> Mapping[str, str]:
-    """The settings that determine what a run measures, without its seed."""
-    return {
-        key: value
-        for key, value in run.settings.items()
-        if key not in NOT_SETTINGS and (key, value) not in SAME_NUMBERS
-    }
+    """The settings that determine what a run measures, without its seed, and without those that older runs lack."""
+    before = _before(run.settings.get("algorithm.name", ""))
+    found = {key: _plain(value) for key, value in run.settings.items() if key not in NOT_SETTINGS}
+    return {key: value for key, value in found.items() if (key, value) not in SAME_NUMBERS and value != before.get(key)}
+
+
+@functools.cache
+def _before(algorithm: str) -> Mapping[str, str]:
+    """What stands for the absence of settings that came later."""
+    record = registry.algorithms().get(algorithm)
+    newest = Experiment(algorithm=record.config() if record else None)
+    return {name: _plain(str(value)) for name, value in origins(newest).items()}
+
+
+def _plain(value: str) -> str:
+    """A setting in one spelling: whoever writes 1 for 1.0 means the same."""
+    if not _is_number(value):
+        return value
+    number = float(value)
+    return str(int(number)) if number.is_integer() and abs(number) < EXACT else repr(number)
 
 
 def arrange(runs: Sequence[FinishedRun], by: Sequence[str]) -> list[RunGroup]:
@@ -102,7 +118,7 @@ def arrange(runs: Sequence[FinishedRun], by: Sequence[str]) -> list[RunGroup]:
     _check_keys(runs, by)
     seeds_of: dict[tuple, dict[str, FinishedRun]] = {}
     for run in sorted(runs, key=lambda run: run.started, reverse=True):
-        values = tuple(run.value(ALIASES.get(key, key)) or "–" for key in by)
+        values = tuple(_plain(run.value(ALIASES.get(key, key)) or "–") for key in by)
         seeds = seeds_of.setdefault((values, frozenset(settings(run).items())), {})
         seeds.setdefault(run.settings.get("seed", ""), run)
     unlabelled = []

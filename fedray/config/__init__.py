@@ -7,7 +7,17 @@ computed, and where they are written.
 from fedray.config.data import DataConfig, ModelConfig
 from fedray.config.execution import CheckpointConfig, Execution, TrackingConfig
 from fedray.config.experiment import Experiment
-from fedray.config.settings import decisive, differences, differing, fingerprint, flatten, from_dict, override, to_dict
+from fedray.config.settings import (
+    decisive,
+    differences,
+    differing,
+    fingerprint,
+    flatten,
+    from_dict,
+    origins,
+    override,
+    to_dict,
+)
 
 __all__ = [
     "CheckpointConfig",
@@ -22,6 +32,7 @@ __all__ = [
     "fingerprint",
     "flatten",
     "from_dict",
+    "origins",
     "override",
     "to_dict",
 ]

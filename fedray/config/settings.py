@@ -13,7 +13,7 @@ from typing import Any
 
 from fedray.config.decode import fits
 from fedray.config.experiment import Experiment
-from fedray.types import FedRayError, at_its_origin, suggestion
+from fedray.types import BEFORE, FedRayError, at_its_origin, suggestion
 
 
 def override(cfg: Any, settings: Mapping[str, Any]) -> Any:
@@ -70,6 +70,18 @@ def _without_origins(cfg: Any) -> Any:
         (f.name, getattr(cfg, f.name)) for f in dataclasses.fields(cfg) if not at_its_origin(f, getattr(cfg, f.name))
     ]
     return {name: _without_origins(value) for name, value in fields}
+
+
+def origins(cfg: Any) -> dict[str, Any]:
+    """Dotted field -> the value that stands for its absence, of the fields that are :func:`fedray.types.added`."""
+    found = {}
+    for field in dataclasses.fields(cfg):
+        value = getattr(cfg, field.name)
+        if BEFORE in field.metadata:
+            found[field.name] = field.metadata[BEFORE]
+        elif dataclasses.is_dataclass(value):
+            found |= {f"{field.name}.{name}": before for name, before in origins(value).items()}
+    return found
 
 
 def fingerprint(cfg: Experiment) -> str:

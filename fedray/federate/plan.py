@@ -19,6 +19,7 @@ from fedray.data.partition import Partition, check_given, hold_out_validation, p
 from fedray.data.readers import Names
 from fedray.data.scaling import Scaling, standard
 from fedray.data.shards import relabelled
+from fedray.federate.given import digests as digests_of
 from fedray.federate.measures import metrics, regression
 from fedray.federate.measures.tasks import CLASSIFICATION, REGRESSION, Task
 from fedray.nets import network
@@ -47,6 +48,7 @@ class Plan(NamedTuple):
     plug_ins: tuple[str, ...] = ()  # modules that a process must import to know the names in cfg
     # By name, of probabilities [n, C] and labels [n] of a client's test examples; they are averaged over clients.
     own_metrics: Mapping[str, Callable[[np.ndarray, np.ndarray], float]] = {}
+    digests: Mapping[str, str] = {}  # of examples, owners and layers that the caller gave: two runs may differ in them
 
     @property
     def clients(self) -> int:
@@ -330,6 +332,7 @@ def make_plan(
     cfg = papers.fill_from_dataset(cfg, dataset)
     _check_clients(cfg, algorithm)
     owned = dataset.users is not None or partition is not None
+    digests = digests_of(given, partition, layers)
     if partition is None:
         partition = papers.deal(cfg, dataset, Stream(cfg.seed, "partition").numpy)
     else:
@@ -355,4 +358,4 @@ def make_plan(
     each = cfg.data.partition == "natural" and len(users) == cfg.clients  # else clients are groups of users
     names = Names(dataset.names.classes, users if each else ())
     plan = Plan(cfg, algorithm, selection, model, partition, scaling, target, remarks, given, names, dataset.notes)
-    return _accept(plan._replace(plug_ins=plug_ins_of(cfg)))
+    return _accept(plan._replace(plug_ins=plug_ins_of(cfg), digests=digests))

@@ -159,7 +159,8 @@ def summarize(plan: Plan, rows: Sequence[Mapping[str, float]], run_id: str | Non
         "seconds": seconds,
         "bytes_up": int(sum(row["comm/bytes_up"] for row in rows)),
         "bytes_down": int(sum(row["comm/bytes_down"] for row in rows)),
-        "protocol": protocol(plan, [int(row["round"]) for row in averaged]),
+        "protocol": protocol(plan, [int(row["round"]) for row in averaged])
+        | ({NOVEL: _held_out(plan, len(rows) - plan.cfg.rounds)} if plan.novel else {}),
     }
 
 
@@ -230,7 +231,6 @@ def protocol(plan: Plan, rounds: Sequence[int]) -> dict[str, Any]:
         "global": f"the {_whole(plan)} model on every client's test shard" if plan.algorithm.predict_global else None,
         "clients": f"{_asked(plan)} evaluated, {trained} per round",
         **({"control": plan.algorithm.control} if plan.algorithm.control else {}),
-        **({"novel": _held_out(plan)} if plan.novel else {}),
         "prediction": _prediction(plan),
         "pooling": "sums over all test examples of all clients",
         "dataset": cfg.data.name,
@@ -261,9 +261,10 @@ def _prediction(plan: Plan) -> str:
     return f"average of {particles} particles" if particles > 1 else "one prediction, without draws"
 
 
-def _held_out(plan: Plan) -> str:
-    rounds = plan.cfg.adapt_rounds
-    return f"{len(plan.novel)} clients held out, then {rounds} rounds of their personal factors alone"
+def _held_out(plan: Plan, rounds: int) -> str:
+    """What became of the clients that were held out, after so many rounds of theirs."""
+    then = f"then {rounds} rounds of their personal factors alone" if rounds > 0 else "and stopped before they adapted"
+    return f"{len(plan.novel)} clients held out, {then}"
 
 
 def table(plan: Plan, summary: Mapping[str, Any], seconds: float) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from fedray.config import (
 from fedray.data import papers
 from fedray.data.own import GIVEN
 from fedray.data.partition import Partition, hold_out
+from fedray.federate.given import OWNERS, digest
 from fedray.federate.plan import Plan, make_plan
 from fedray.types import FedRayError, suggestion
 
@@ -60,14 +61,18 @@ def asked(
         )
     cfg = override(parts.experiment, {"algorithm": parts.algorithm, "data": parts.data, "model": parts.model})
     names: tuple[str, ...] = ()
+    owners: dict[str, str] = {}
     if isinstance(partition, Mapping):
-        partition, names = dealt(partition, cfg)
+        deal = partition
+        partition, names = dealt(deal, cfg)
+        owners = {OWNERS: digest(_given(deal))}  # not of what the seed held out of it
     elif not isinstance(partition, str | Partition | None):
         kinds = "give a name, a dict {client: indices}, or a Partition"
         raise FedRayError(f"partition={type(partition).__name__}: is not a way to deal examples; {kinds}")
     plan = make_plan(cfg, data if own else None, partition if isinstance(partition, Partition) else None, layers)
     plan = plan._replace(names=plan.names._replace(users=names)) if names else plan
-    return Asked(plan._replace(own_metrics=_checked(metrics, plan)), parts.execution)
+    plan = plan._replace(own_metrics=_checked(metrics, plan), digests={**plan.digests, **owners})
+    return Asked(plan, parts.execution)
 
 
 class _Parts(NamedTuple):
@@ -151,6 +156,12 @@ def dealt(partition: Mapping[Any, Any], cfg: Experiment) -> tuple[Partition, tup
             test.append(held.test[0])
     numbered = list(partition) == list(range(len(partition)))
     return Partition(tuple(train), tuple(test)), () if numbered else tuple(map(str, partition))
+
+
+def _given(partition: Mapping[Any, Any]) -> Iterator[np.ndarray]:
+    """The indices of each client as they were given: alone, or those for training and those for testing."""
+    for indices in partition.values():
+        yield from map(np.asarray, indices if isinstance(indices, tuple) and np.ndim(indices[0]) else [indices])
 
 
 def _indices(client: Any, values: Any, least: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fedray import registry
 from fedray.config import Execution, override
 from fedray.federate import report
-from fedray.federate.messages import RoundMetrics
+from fedray.federate.messages import RoundMetrics, Saved
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot
 from fedray.federate.uncertainty import questions
@@ -25,7 +25,7 @@ from fedray.running.drawing.figure_style import Builders
 from fedray.running.log import Log
 from fedray.running.predictor import Predictor
 from fedray.running.stages import Request, RunResult
-from fedray.running.writer import Writer
+from fedray.running.writer import PERSONAL, Writer
 from fedray.terminal import check_packages, headlines, quiet
 from fedray.types import FedRayError
 
@@ -120,7 +120,10 @@ class Run:
         return self
 
     def stop(self) -> Run:
-        """End the run after the last round that was played: its result is that of a run of so many rounds."""
+        """End the run after the last round that was played.
+
+        Its models are those of a run of so many rounds; its measures those of the last round that was evaluated.
+        """
         if not self._rounds:
             raise FedRayError("stop: no round was played yet, so there is no result")
         if self._outcome is None:
@@ -277,7 +280,15 @@ def _rounds(current: stages.Run) -> Generator[Round, bool | None, Outcome]:
                 current = current._replace(plan=current.plan._replace(cfg=shorter))
                 break
         played = stages.collect(current, federation, tally)
-    return Outcome(stages.conclude(current, played), played.snapshot)
+    result = stages.conclude(current, played)
+    return Outcome(result, _kept(played.snapshot, result.folder))
+
+
+def _kept(snapshot: Snapshot, folder: Path) -> Snapshot:
+    """The models of a result that has been moved to its folder: those in files went along."""
+    if not isinstance(snapshot.clients, Saved):
+        return snapshot
+    return snapshot._replace(clients=snapshot.clients._replace(folder=str(folder / PERSONAL)))
 
 
 def _builders(folder: Path) -> Builders:

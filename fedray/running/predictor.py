@@ -32,7 +32,7 @@ from fedray.nets import network
 from fedray.nets.model import FLOAT_BYTES
 from fedray.running.runfolder import experiment_of
 from fedray.running.writer import PERSONAL
-from fedray.types import FedRayError, client_itself, suggestion
+from fedray.types import FedRayError, client_itself, require, suggestion
 
 MAX_CLASSES = 2**20
 
@@ -93,6 +93,7 @@ class Predictor:
         predict = self._function(client)
         model = self.model(client) if model is None else model
         samples = plan.cfg.predict_samples if samples is None else samples
+        require(samples >= 0, "samples", samples, "is negative", "give 0 for the mean weights, or a number of draws")
         ctx = plan.context
         noise = plan.prediction_noise(ctx, samples, f"predict-{seed}", client or 0, 0)
         with torch.no_grad():
@@ -146,7 +147,10 @@ class Predictor:
         return predict
 
     def _inputs(self, x: Any) -> Tensor:
-        x = own.fitted(np.asarray(x), self.plan.model.input_shape)
+        x = np.asarray(x)
+        if x.dtype.kind not in "biuf":
+            raise FedRayError(f"x holds {x.dtype} values; this network takes numbers")
+        x = own.fitted(x, self.plan.model.input_shape)
         x = torch.as_tensor(x).float()
         if tuple(x.shape[1:]) != self.plan.model.input_shape:
             wanted = ", ".join(map(str, self.plan.model.input_shape))

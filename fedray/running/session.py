@@ -212,7 +212,7 @@ def open_tracker(
     where = execution.tracking
     address = mlflow_store.shown(mlflow_store.locate(where.uri).uri)
     run_id = note.run_id if note and note.execution.tracking.uri == address else None
-    params = {"algorithm.name": algorithm} | flatten(to_dict(plan.cfg)) | {"runtime": execution.runtime}
+    params = {"algorithm.name": algorithm} | flatten(to_dict(plan.cfg)) | {**plan.digests, "runtime": execution.runtime}
     kept = {} if run_id else params
     return tracking.MLflowTracker(
         where.uri, where.experiment, name, kept, tags, lambda text: say(f"warning: {text}"), run_id

@@ -166,4 +166,5 @@ def describe(plan: Plan) -> dict[str, Any]:
         "plug_ins": list(plan.plug_ins),
         "experiment": to_dict(plan.cfg),
         "data": shape,
+        "digests": dict(plan.digests),
     }

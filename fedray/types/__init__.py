@@ -58,9 +58,10 @@ from fedray.types.errors import (
     require,
     suggestion,
 )
-from fedray.types.settings import added, at_its_origin
+from fedray.types.settings import BEFORE, added, at_its_origin
 
 __all__ = [
+    "BEFORE",
     "BINS",
     "LEVELS",
     "Absorb",

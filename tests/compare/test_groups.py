@@ -54,6 +54,15 @@ def test_older_runs_held_nothing_out_for_validation():
     assert sorted(ids(rows)) == [["b"], ["old", "a"]]
 
 
+def test_settings_that_came_later_and_other_spellings_of_a_number_share_a_row():
+    later = {"eval_last": 0, "eval_clients": None, "precision": "float32", "data__alternate": 2}
+    kinds = {"old": {"algorithm__zeta": 1}, "new": later | {"algorithm__zeta": 1.0}, "dense": {"eval_last": 100}}
+    rows = groups.arrange([run(id, seed=n, **more) for n, (id, more) in enumerate(kinds.items())], BY)
+    assert sorted(ids(rows)) == [["dense"], ["old", "new"]]
+    assert len({row.protocol for row in rows}) == 2
+    assert groups.arrange([run("a", batch_size=1), run("b", batch_size=1.0)], ("batch_size",))[0].values == ("1",)
+
+
 def test_other_settings_are_not_mixed_but_named():
     rows = groups.arrange([run("a", algorithm__zeta=10.0), run("b", algorithm__zeta=2.0, seed=1)], BY)
     assert ids(rows) == [["b"], ["a"]]

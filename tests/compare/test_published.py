@@ -64,6 +64,10 @@ def test_the_most_particular_settings_win():
         {"clients": 20},
         {"model.hidden": (50,)},
         {"data.name": "digits"},
+        {"data.layout": "window"},
+        {"data.classes": 5},
+        {"data.validation": 0.2},
+        {"novel_clients": 2},
     ],
 )
 def test_other_data_or_networks_have_no_figure(changes):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import statistics
 
+import numpy as np
 import pytest
+import torch
 from matplotlib.figure import Figure
 
 import fedray
@@ -71,3 +73,40 @@ def test_what_cannot_be_compared_is_refused(runs, tmp_path):
         fedray.compare_runs(runs, metrics=["speed"])
     with pytest.raises(fedray.FedRayError, match="measured on digits"):
         fedray.compare_runs(runs).plot("accuracy", data="mnist")
+
+
+def test_runs_on_other_data_owners_or_networks_are_rows_of_their_own():
+    """All of them are called "given"."""
+    x, y = np.random.default_rng(0).random((60, 4)), np.arange(60) % 3
+    small = {"rounds": 1, "local_steps": 1, "clients": 2}
+    halves, thirds = {0: range(30), 1: range(30, 60)}, {0: range(20), 1: range(20, 60)}
+    wide = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
+    runs = [
+        fedray.run("fedavg", (x, y), partition=halves, **small),
+        fedray.run("fedavg", (x, y), partition=halves, seed=1, **small),
+        fedray.run("fedavg", (x, y[::-1]), partition=halves, seed=2, **small),
+        fedray.run("fedavg", (x, y), partition=thirds, seed=3, **small),
+        fedray.run("fedavg", (x, y), partition=halves, model=torch.nn.Linear(4, 3), seed=4, **small),
+        fedray.run("fedavg", (x, y), partition=halves, model=wide, seed=5, **small),
+    ]
+    assert sorted(fedray.compare_runs(runs).frame["n"]) == [1, 1, 1, 1, 2]
+
+
+def test_files_of_one_name_have_figures_of_their_own(tmp_path):
+    runs = []
+    for place in ("first", "second"):
+        (tmp_path / place).mkdir()
+        x = np.random.default_rng(0).random((60, 4), np.float32)
+        np.savez(tmp_path / place / "train.npz", x=x, y=np.arange(60) % 3)
+        data = tmp_path / place / "train.npz"
+        runs.append(fedray.run("fedavg", data, rounds=1, local_steps=1, clients=2))
+    titles = list(fedray.compare_runs(runs)._series)
+    assert len(titles) == 2
+    assert all(place in title for place, title in zip(("first", "second"), titles, strict=True))
+
+
+def test_the_uncertainty_report_of_a_run_with_newcomers_is_compared(tmp_path):
+    settings = QUICK | {"novel_clients": 2, "adapt_rounds": 1, "uncertainty": True}
+    run = fedray.run("fedper", output=tmp_path / "run", figures="none", **settings)
+    frame = fedray.compare_runs([run], ["personal/aurc"]).frame
+    assert frame["personal/aurc"].item() == run.summary["uncertainty"]["personal"]["aurc"]

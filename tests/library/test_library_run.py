@@ -259,3 +259,25 @@ def test_nothing_is_said_and_nothing_is_left(finished, capfd, tmp_path, monkeypa
     assert folder.is_dir()
     del run
     assert not folder.exists()
+
+
+def test_states_on_disk_answer_after_the_run():
+    x = X[:5, None]
+    memory, disk = (fedray.run("pfedbayes", client_states=kind, **QUICK) for kind in ("memory", "disk"))
+    assert torch.equal(memory.predict(x, client=3).draws, disk.predict(x, client=3).draws)
+
+
+def test_a_run_that_stops_before_its_newcomers_says_so():
+    run = fedray.run("fedper", novel_clients=1, play=False, **QUICK)
+    next(iter(run))
+    assert run.stop().summary["protocol"]["novel"] == "1 clients held out, and stopped before they adapted"
+    assert run.summary["novel"] is None
+
+
+@pytest.mark.parametrize(
+    ("inputs", "samples", "words"),
+    [([["a"] * 64], None, "x holds <U1 values"), (X[:1], -1, "samples -1")],
+)
+def test_what_cannot_be_predicted_is_named(finished, inputs, samples, words):
+    with pytest.raises(fedray.FedRayError, match=words):
+        finished.predict(inputs, samples=samples)

@@ -70,12 +70,20 @@ def publish(client: MlflowClient, experiment: str, run_id: str, finished: Finish
     tables = client.get_run(run_id).data.tags.get("mlflow.loggedArtifacts", "")
     if (table := page.client_table(folder)) and page.TABLE not in tables:  # it would be appended to the first
         client.log_table(run_id, table, page.TABLE)
-    if client.search_logged_models([experiment], f"source_run_id = '{run_id}'"):
-        return
-    test = next(each for each in datasets if each.tags[0].value == page.TEST)
-    model_id = _log_model(client, experiment, run_id, finished, summary, test)
+    model_id = _logged_model(client, experiment, run_id)
+    if model_id is None:
+        test = next(each for each in datasets if each.tags[0].value == page.TEST)
+        model_id = _log_model(client, experiment, run_id, finished, summary, test)
     if register:
         _register(client, registration(register, registry.algorithm_name(plan.cfg.algorithm)), model_id, run_id)
+
+
+def _logged_model(client: MlflowClient, experiment: str, run_id: str) -> str | None:
+    """The model of the run that the store has already, whole; None if an upload has failed or there was none."""
+    from mlflow.entities import LoggedModelStatus
+
+    logged = client.search_logged_models([experiment], f"source_run_id = '{run_id}'")
+    return next((each.model_id for each in logged if each.status == LoggedModelStatus.READY), None)
 
 
 def _log_model(
@@ -123,9 +131,11 @@ def _log_model(
 
 
 def _register(client: MlflowClient, wanted: Registration, model_id: str, run_id: str) -> None:
-    """Make the model a version of a registered one, which the alias means from now on."""
+    """Make the model a version of a registered one, which the alias means from now on; once, if called again."""
     from mlflow.exceptions import MlflowException
 
+    if any(each.name == wanted.name for each in client.search_model_versions(f"run_id = '{run_id}'")):
+        return
     try:
         client.create_registered_model(wanted.name)
     except MlflowException as error:

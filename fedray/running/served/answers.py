@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import json
 import math
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -64,7 +65,8 @@ class Answers:
     def __init__(self, run: Predictor, terms: Terms, digest: bytes):
         """``digest`` is :func:`digest_of` the token. Raises FedRayError for terms that the run cannot keep."""
         _check(run, terms)
-        if run.plan.algorithm.personalize is not client_itself:  # it adapts to the client's examples: read them once
+        adapts = run.plan.personal and run.plan.algorithm.personalize is not client_itself
+        if adapts:  # to the client's examples: read them once
             run = copy.copy(run)
             run.plan = run.plan._replace(given=run.plan.dataset())
         self.run, self.terms, self._digest = run, terms, digest
@@ -125,17 +127,23 @@ class Answers:
         plan = self.run.plan
         shape = ", ".join(map(str, ("B", *plan.model.input_shape)))
         targets = f"{plan.model.classes} classes" if plan.target is None else "a real number"
-        who = plan.names.users[0] if plan.names.users else "3"
+        who = plan.names.users[0] if plan.names.users else "0"
         curl = "curl -s -H 'authorization: Bearer '$FEDRAY_SERVE_TOKEN"
+        if not plan.personal:
+            header, asks = "", "The global model answers.\n\n"
+        else:
+            header = f" -H {shlex.quote(f'{CLIENT}: {who}')}"
+            without = "without it the global model answers" if self.shared is not None else "it is needed"
+            asks = f"The header '{CLIENT}: {who}' asks the model of client {who}; {without}.\n\n"
         about = (
             f"{self.run!r}\n"
             f"x [{shape}], at most {self.terms.max_inputs} inputs -> {targets}\n\n"
             f"GET  {url}/example   a body for the next request, of the right shape\n"
             f'POST {url}/predict   {{"x": [...]}} -> the prediction; beside x, "seed": 0 may choose the draws\n'
             f"GET  {url}/health    whether it is up; asks for no token\n\n"
-            f"The header '{CLIENT}: {who}' asks the model of client {who}; without it the global model answers.\n\n"
+            f"{asks}"
             f"  {curl} {url}/example > input.json\n"
-            f"  {curl} -H '{CLIENT}: 0' -d @input.json {url}/predict\n"
+            f"  {curl}{header} -d @input.json {url}/predict\n"
         )
         return Reply(200, about, "text/plain; charset=utf-8")
 

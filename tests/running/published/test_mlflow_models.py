@@ -185,6 +185,20 @@ def test_publishing_again_adds_nothing(tracked):
     assert len(table["data"]) == 4
 
 
+def test_an_upload_that_failed_is_made_up_for_and_registered(tmp_path):
+    uri, folder = f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "run"
+    assert launch.main(["pfedbayes", *FAST, "--tracking.uri", uri, "--output", str(folder), "--figures", "none"]) == 0
+    client = mlflow_store.connect(uri)
+    run = client.get_run(json.loads((folder / "summary.json").read_text())["run_id"])
+    client.finalize_logged_model(model_of(client, run).model_id, "FAILED")
+    for _ in range(2):
+        publish(client, run.info.experiment_id, run.info.run_id, Finished(load(folder).plan, folder, "digits"))
+    logged = client.search_logged_models([run.info.experiment_id], f"source_run_id = '{run.info.run_id}'")
+    assert sorted(str(model.status) for model in logged) == ["FAILED", "READY"]
+    (version,) = client.search_model_versions("name = 'digits'")
+    assert version.run_id == run.info.run_id
+
+
 def test_the_digest_tells_examples_and_partitions_apart():
     def digest(**settings):
         plan = make_plan(fedray.Experiment(algorithm=PFedBayes(), clients=4, **settings))

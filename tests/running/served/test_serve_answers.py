@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import fedray
 from fedray import launch
 from fedray.arrays import trees
 from fedray.running import predictor
@@ -198,6 +199,19 @@ def test_its_example_has_the_right_shape_and_it_says_how_to_ask(serve):
     text = served.about("http://127.0.0.1:8000").text
     assert "x [B, 1, 8, 8], at most 256 inputs -> 10 classes" in text
     assert f"-H '{answers.CLIENT}: 0' -d @input.json http://127.0.0.1:8000/predict" in text
+
+
+def test_it_asks_for_no_header_that_would_be_refused(serve):
+    assert answers.CLIENT not in serve("global").about("").text
+    assert "it is needed" in serve("personal").about("").text
+    assert "without it the global model answers" in serve("both").about("").text
+
+
+def test_a_run_on_data_from_python_is_served_if_its_models_need_none(tmp_path):
+    x, y = np.random.default_rng(0).random((60, 4)), np.arange(60) % 3
+    fedray.run("fedavg", (x, y), clients=2, rounds=1, output=tmp_path / "run", figures="none")
+    served = answers.opened(tmp_path / "run", Terms(), digest_of(TOKEN))
+    assert len(ask(served, x[:2])["label"]) == 2
 
 
 @pytest.mark.parametrize(

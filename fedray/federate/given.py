@@ -1,0 +1,39 @@
+"""What a caller gave in the place of a name: two runs may both say "given", and have been given different things."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from torch import nn
+
+from fedray.data.partition import Partition
+from fedray.data.readers import Dataset
+
+EXAMPLES, OWNERS, LAYERS = "data.examples", "data.owners", "model.layers"
+DIGITS = 12
+
+
+def digests(dataset: Dataset | None, partition: Partition | None, layers: nn.Module | None) -> Mapping[str, str]:
+    """A digest of each that was given, beside the settings of the run: of a network as it prints itself, with the
+    shapes of its parameters."""
+    found = {}
+    if dataset is not None:
+        arrays = (dataset.x, dataset.y, *(() if dataset.users is None else (dataset.users,)))
+        found[EXAMPLES] = digest(arrays)
+    if partition is not None:
+        found[OWNERS] = digest((*partition.train, *partition.test))
+    if layers is not None:
+        shapes = [(name, tuple(each.shape)) for name, each in layers.named_parameters()]
+        found[LAYERS] = hashlib.sha256(f"{layers}{shapes}".encode()).hexdigest()[:DIGITS]
+    return found
+
+
+def digest(arrays: Iterable[np.ndarray]) -> str:
+    """The first hex digits of the SHA-256 of arrays, their shapes and their types."""
+    content = hashlib.sha256()
+    for array in arrays:
+        content.update(f"{array.dtype}{array.shape}".encode())
+        content.update(np.ascontiguousarray(array).data)
+    return content.hexdigest()[:DIGITS]
