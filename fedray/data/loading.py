@@ -31,7 +31,9 @@ def record(name: str) -> DatasetRecord:
 
 def _not_here(cfg: DataConfig, classes: int | None) -> Dataset:
     """Refuse to load examples that no file holds."""
-    raise FedRayError("the examples of this run were given from Python and are in no file; give them again")
+    raise FedRayError(
+        "the examples of this run were given from Python and are in no file; give them again, `load(folder, data=...)`"
+    )
 
 
 _GIVEN = DatasetRecord("examples that the caller gives from Python", _not_here, protocols={"natural": own.OWNED})

@@ -21,6 +21,7 @@ from fedray.config.decode import decode, fits, record, refuse_damage
 from fedray.data import loading, own, partition, scaling
 from fedray.data.readers import Names
 from fedray.data.scaling import Scaling
+from fedray.federate.given import digests
 from fedray.federate.measures import metrics, regression
 from fedray.federate.messages import Saved
 from fedray.federate.plan import Plan
@@ -197,14 +198,23 @@ def _real(predictions: Tensor, target: Scaling) -> RealPrediction:
     return RealPrediction(found.mean, sd, found.aleatoric.sqrt(), found.epistemic.sqrt(), draws)
 
 
-def load(folder: str | Path, model: nn.Module | None = None) -> Predictor:
-    """The predictor of a finished run; ``model`` is the network of one that was given a network from Python.
+def load(folder: str | Path, model: nn.Module | None = None, data: Any = None) -> Predictor:
+    """The predictor of a finished run.
 
-    Raises FedRayError naming the file that is missing, damaged or of another run.
+    ``model`` is the network, ``data`` are the examples of a run that was given these from Python; examples only serve
+    methods whose personal models train on them before they predict.
+
+    Raises FedRayError naming the file that is missing, damaged or of another run, and for other examples.
     """
     folder = Path(folder)
     with refuse_damage(f"{folder / 'config.json'} cannot be read", "give the folder of a finished run"):
-        plan = _plan(folder, decode((folder / "config.json").read_bytes()), model)
+        described = decode((folder / "config.json").read_bytes())
+        plan = _plan(folder, described, model)
+    if data is not None:
+        plan = plan._replace(given=own.given(data))
+        ours, theirs = digests(plan.given, None, None), described.get("digests", {})
+        if ours.items() - theirs.items():
+            raise FedRayError(f"{folder}: data are not the examples of this run; give those, or leave `data` out")
     with refuse_damage(f"{folder}: its models cannot be read", "run it again"):
         _check_size(folder, plan)
         server = plan.initial_server()

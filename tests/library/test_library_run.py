@@ -281,3 +281,13 @@ def test_a_run_that_stops_before_its_newcomers_says_so():
 def test_what_cannot_be_predicted_is_named(finished, inputs, samples, words):
     with pytest.raises(fedray.FedRayError, match=words):
         finished.predict(inputs, samples=samples)
+
+
+def test_data_are_given_again_to_models_that_train_before_they_predict(tmp_path):
+    run = fedray.run("fedper", (X, Y), output=tmp_path / "run", **OWN)
+    with pytest.raises(fedray.FedRayError, match=r"load\(folder, data=...\)"):
+        fedray.load(tmp_path / "run").predict(X[:2], client=0)
+    again = fedray.load(tmp_path / "run", data=(X, Y))
+    assert torch.equal(again.predict(X[:2], client=0).probs, run.predict(X[:2], client=0).probs)
+    with pytest.raises(fedray.FedRayError, match="are not the examples of this run"):
+        fedray.load(tmp_path / "run", data=(X, Y[::-1]))
