@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import ray
-from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, RayTaskError
+from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 
 from actors.machines.cluster import machines
 from actors.machines.seats import Seat, doomed
@@ -18,13 +18,22 @@ from fedray.federate.failures import FailurePolicy, StageError
 from fedray.federate.messages import Failure, TrainReply
 from fedray.federate.storage.states import Piece
 from fedray.terminal import say
-from fedray.types import first_line
+from fedray.types import FedRayError, first_line
 
 WATCH_SECONDS = 5.0  # between two looks at the machines of those who have not answered
 START_SECONDS = 180.0  # that a new process may take before the clock of --round-timeout runs
 LOST = (RayActorError, OutOfMemoryError, ObjectLostError)
 
 Reply = TypeVar("Reply")
+
+
+def refusal(error: RayError) -> str:
+    """What our own code refused as an actor started, which no other start would change; empty for anything else.
+
+    Of such an error Ray passes on the printed traceback only.
+    """
+    kind, _, reason = str(error).rstrip().rpartition("\n")[2].partition(": ")
+    return reason if isinstance(error, RayActorError) and kind.startswith(f"{FedRayError.__module__}.") else ""
 
 
 class ClientsLostError(Exception):
@@ -202,6 +211,8 @@ class Crew:
         try:
             answer = ray.get(reply)
         except LOST as error:
+            if refused := refusal(error):
+                raise FedRayError(f"the actor of {self._named(call.slot)} could not start: {refused}") from None
             return None, Failure(0, "", "lost", f"{type(error).__name__}: {first_line(error)}")
         except RayTaskError as error:
             if isinstance(error.cause, StageError):

@@ -15,7 +15,7 @@ from ray.util.placement_group import placement_group_table, remove_placement_gro
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch import Tensor
 
-from actors.crew import ClientsLostError
+from actors.crew import ClientsLostError, refusal
 from actors.machines import demand, versions
 from actors.machines.cluster import connect, machines, nodes
 from actors.machines.demand import Cluster
@@ -269,6 +269,8 @@ class RayFederation:
                 raise LostError(first_line(error.cause)) from None
             raise
         except RayError as error:
+            if refused := refusal(error):
+                raise FedRayError(f"the server actor could not start: {refused}") from None
             raise LostError(f"the server actor was lost ({first_line(error)})") from None
 
     def _placed(self) -> bool:

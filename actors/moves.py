@@ -13,7 +13,8 @@ from ray.exceptions import RayError
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from actors.cohort import RayCohort
-from actors.crew import START_SECONDS, ClientsLostError, Newcomer
+from actors.crew import START_SECONDS, ClientsLostError, Newcomer, refusal
+from actors.machines import versions
 from actors.machines.cluster import Machine, machines
 from actors.machines.placement import seats_in
 from actors.machines.seats import Seat, added_name, reserved
@@ -74,20 +75,22 @@ class Mover:
         if going and stay:
             return self._settle(round_number, f"{_listed(going)} announced the end", tuple(stay), (), there)
         if not self._coming and not self._on_disk:
-            self._invite(there, stay)
+            self._invite(round_number, there, stay)
         if not self._coming or not self._started(round_number, there):
             return None
         joined = {there[newcomer.seat.machine].name for newcomer in self._coming}
         newcomers, self._coming = self._coming, []
         return self._settle(round_number, f"spread to {_listed(joined)}", self._kept, newcomers, there)
 
-    def _invite(self, there: Mapping[str, Machine], stay: Mapping[int, str]) -> None:
+    def _invite(self, round_number: int, there: Mapping[str, Machine], stay: Mapping[int, str]) -> None:
         """Start newcomers where they would shorten the rounds, or anywhere if nobody can stay."""
         layout = self._cohort.layout
         empty = self._empty(there)
         on = Counter(stay.values())
         seats = {
-            node: on[node] + (0 if node in self._barred else len(empty.get(node, ())) + seats_in(layout, machine.free))
+            node: on[node] + len(empty.get(node, ())) + seats_in(layout, machine.free)
+            if self._fits(round_number, node, machine)
+            else on[node]
             for node, machine in there.items()
             if machine.stays
         }
@@ -104,6 +107,18 @@ class Mover:
             self._coming = [self._cohort.invite(seat, block) for seat, block in zip(places, new, strict=True)]
         else:
             self._give_back()
+
+    def _fits(self, round_number: int, node: str, machine: Machine) -> bool:
+        """Whether newcomers may start on a machine; one that joined is asked for its versions first."""
+        if node in self._barred:
+            return False
+        if node == self._here or any(seat.machine == node for seat in self._cohort.seats):
+            return True
+        wrong = versions.unfit(node)
+        if wrong:
+            self._barred.add(node)
+            self._cohort.report(Failure(round_number, machine.name, "lost", wrong, "went on without it"))
+        return wrong == ""
 
     def _empty(self, there: Mapping[str, Machine]) -> dict[str, list[Seat]]:
         """Seats that are reserved and that nobody takes, by machine."""
@@ -137,7 +152,7 @@ class Mover:
         try:
             ray.get(ready)
         except RayError as error:
-            reason = first_line(error)
+            reason = refusal(error) or first_line(error)
         if reason:
             names = _listed({there[newcomer.seat.machine].name for newcomer in self._coming})
             self._barred |= {newcomer.seat.machine for newcomer in self._coming}

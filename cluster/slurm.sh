@@ -16,9 +16,10 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --signal=B:TERM@120
+#SBATCH --signal=B:USR1@120
 
 set -euo pipefail
+trap : USR1  # before there is a run, the end of the time needs no answer
 source "${FEDRAY_ENV:-$SLURM_SUBMIT_DIR/.venv}/bin/activate"
 name="slurm-$SLURM_JOB_ID"
 for option in "$@"; do
@@ -33,10 +34,14 @@ RAY_AUTH_TOKEN=$(python -c 'import secrets; print(secrets.token_hex(32))')
 read -r head port client < <(python - << 'PYTHON'
 import socket
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way, socket.socket() as door, socket.socket() as client:
-    way.connect(("192.0.2.1", 1))  # nothing is sent: the way to any other machine shows our own address
+    try:
+        way.connect(("192.0.2.1", 1))  # nothing is sent: the way to any other machine shows our own address
+        own = way.getsockname()[0]
+    except OSError:  # machines with no way out of the cluster
+        own = socket.gethostbyname(socket.gethostname())
     door.bind(("", 0))
     client.bind(("", 0))
-    print(way.getsockname()[0], door.getsockname()[1], client.getsockname()[1])
+    print(own, door.getsockname()[1], client.getsockname()[1])
 PYTHON
 )
 export FEDRAY_HEAD="--head --port=$port --ray-client-server-port=$client --include-dashboard=false"
@@ -52,9 +57,12 @@ srun --kill-on-bad-exit=0 bash -c '
     tail -n 5 "$FEDRAY_SCRATCH/start.log"' &
 machines=$!
 
+leave() {  # the launch stops after its last checkpoint
+    kill -TERM "$run" && wait "$run" || true
+}
 again() {
     echo "the job is ending: it goes on from its last checkpoint when it is requeued"
-    kill -TERM "$run" && wait "$run" || true
+    leave
     scontrol requeue "$SLURM_JOB_ID"
 }
 end() {  # the run is over: nothing is lost with Ray's processes
@@ -90,6 +98,7 @@ else
     python -m fedray.launch "$@" --name "$name" --address "$head:$port" &
 fi
 run=$!
-trap again TERM
+trap again USR1
+trap 'leave; exit 143' TERM  # of scancel, which means it, and of SLURM, which queues the job again by itself
 wait "$run"
 echo "result  runs/$name; to fetch it: rsync -a $(id -un)@$(hostname):$PWD/runs/$name runs/"

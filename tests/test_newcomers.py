@@ -18,7 +18,7 @@ from fedray.federate.in_process import LocalFederation
 from fedray.federate.plan import make_plan
 from fedray.federate.storage import checkpoint
 from fedray.federate.storage.checkpoint import CheckpointStore
-from fedray.types import FedRayError
+from fedray.types import FedRayError, Selection
 from tests.helpers import block, differing, small_plan
 
 pytestmark = pytest.mark.usefixtures("unpainted")
@@ -98,15 +98,18 @@ def test_newcomers_learn(name):
 
 
 @able
-def test_it_goes_on_from_a_checkpoint_in_the_middle_of_adaptation(name, tmp_path):
+def test_what_is_interrupted_in_adaptation_plays_the_last_evaluation_of_the_others_again(name, tmp_path):
+    """The result needs it: that is why there are no later checkpoints."""
     plan, store = small_plan(name, HELD), CheckpointStore(str(tmp_path))
     expected, _ = whole(name)
     first = iter(LocalFederation(plan, "loop", store=store))
     assert [next(first).round for _ in range(4)] == [1, 2, 3, 4]
     begun = checkpoint.newest(store, plan, pytest.fail)
-    assert begun.state.round == 4
+    assert begun.state.round == 1
     with LocalFederation(plan, "loop", begun=begun) as second:
-        assert [metrics.round for metrics in second] == [5]
+        played = list(second)
+    assert [metrics.round for metrics in played] == [2, 3, 4, 5]
+    assert played[0].personal is not None
     assert differing(second.snapshot(), expected.snapshot()) == []
     assert numbers(second.history().rows) == numbers(expected.history().rows)
 
@@ -125,6 +128,20 @@ def test_the_result_reports_them_apart():
     bins = list(report.client_calibration_rows(evaluated, federation.plan))
     assert {row["client"] for row in bins if row["model"] == "novel"} == {4, 5}
     assert {row["client"] for row in bins if row["model"] == "personal"} == {0, 1, 2, 3}
+
+
+def test_a_policy_with_a_state_for_each_client_goes_on_beside_newcomers(tmp_path):
+    """The newcomers are none of those whom it selects."""
+
+    def select(state, scores, clients, m, rng):
+        return tuple(range(m)), state + 1
+
+    plan, store = small_plan("fedper", HELD | {"rounds": 4}), CheckpointStore(str(tmp_path))
+    plan = plan._replace(selection=Selection("the first", None, torch.zeros, select))
+    federation = iter(LocalFederation(plan, "loop", store=store))
+    next(federation), next(federation)
+    begun = checkpoint.newest(store, plan, pytest.fail)
+    assert begun.state.selection.tolist() == [2.0] * 4
 
 
 REFUSED = [

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from actors.machines import autoscaler, boots
+from actors.machines import autoscaler, boots, versions
 from actors.machines.autoscaler import Starting
 from actors.machines.cluster import here, nodes
 from actors.machines.offer import Kind, Need, enlist
@@ -84,11 +84,12 @@ def reserve(bundles: Sequence[Mapping[str, float]], cluster: Cluster) -> Any:
 def bring_up(bundles: Sequence[Mapping[str, float]], cluster: Cluster) -> None:
     """Wait until one reservation of these bundles finds room, for somebody who then makes such reservations himself.
 
-    His own are the demand for more machines. Raises FedRayError as :func:`reserve` does; where no machine is to be
-    started, it does nothing.
+    His own are the demand for more machines. Raises FedRayError as :func:`reserve` does, and for machines of other
+    versions; where no machine is to be started, it does nothing.
     """
     if cluster.to_start:
         remove_placement_group(reserve(bundles, cluster))
+        versions.check()  # of the new ones, too
 
 
 class _Watch:

@@ -70,6 +70,12 @@ def check() -> None:
         )
 
 
+def unfit(node: str) -> str | None:
+    """Why a machine cannot take part, empty if it can; None until it has answered, for which nobody waits here."""
+    ref = _ask(ray.get_runtime_context().get_job_id(), node)
+    return _wrong(ref, installed()) if ray.wait([ref], num_returns=1, timeout=0)[0] else None
+
+
 @functools.cache
 def _ask(job: str, node: str) -> Any:
     """A reference to the versions on a machine, which do not change while its Ray runs; it ends with the job."""

@@ -31,8 +31,8 @@ MANY = 20  # different labels; more of them, given as floats, look like real tar
 def from_arrays(x: Any, y: Any, client: Any = None, classes: int | None = None) -> Dataset:
     """The examples x [N, ...] with labels or real targets y, which belong to ``client`` [N] where that is given.
 
-    x: uint8 pixels, or numbers that are used as they are. Images may have their channels last. y [N]: labels of any
-    kind (integers, whole floats, texts, booleans), one-hot rows [N, C], or real targets (floats, not all whole).
+    x: images of uint8 pixels, or numbers that are used as they are. Images may have their channels last. y [N]: labels
+    of any kind (integers, whole floats, texts, booleans), one-hot rows [N, C], or real targets (floats, not all whole).
     ``classes`` is the number of classes of a trained model: labels 0..classes-1 stay as they are then, though not all
     of them occur. ``names`` and ``notes`` of the result say what became of labels, owners and inputs.
     """
@@ -168,7 +168,7 @@ def _inputs(x: np.ndarray) -> tuple[np.ndarray, list[str]]:
     found = channels_first(x)
     if found is not x:
         notes.append(f"x: images {_sides(x)} have their channels last; they are read as {_sides(found)}")
-    if found.dtype.kind == "i" or (found.dtype.kind == "u" and found.dtype != np.uint8):
+    if found.dtype.kind in "iu" and (found.dtype != np.uint8 or found.ndim == 2):
         if found.ndim > 2 and found.size and found.min() >= 0 and found.max() <= PIXEL:
             notes.append(f"x: whole numbers from 0 to {PIXEL} in the shape of images are read as their pixels")
             found = found.astype(np.uint8)
@@ -177,7 +177,7 @@ def _inputs(x: np.ndarray) -> tuple[np.ndarray, list[str]]:
     if found.dtype == np.uint8 and found.ndim == 3:
         found = found[:, None]
         notes.append(f"x: images {_sides(x)} are grey; they are read as {_sides(found)}")
-    if found.dtype != np.uint8:
+    if found.dtype != np.uint8 or found.ndim == 2:
         with np.errstate(over="ignore"):
             found = found.astype(np.float32)
         if not np.isfinite(found).all():

@@ -49,10 +49,12 @@ class Scene:
     def __init__(self, monkeypatch, on_disk=False, most=6):
         self.there = {"a": Machine("a", FULL), "h": HEAD}
         self.ready, self.error, self.groups, self.refused = True, None, {"first": ["h", "a", "a"]}, False
+        self.versions = {}  # by machine: why it cannot take part; None: it has not answered
         self.cohort = Cohort()
         context = SimpleNamespace(get_node_id=lambda: "h")
         monkeypatch.setattr(moves, "machines", lambda: self.there)
         monkeypatch.setattr(moves, "LOOK_SECONDS", 0.0)
+        monkeypatch.setattr(moves.versions, "unfit", lambda node: self.versions.get(node, ""))
         monkeypatch.setattr(moves, "reserved", lambda g: [Seat(m, g, k) for k, m in enumerate(self.groups[g])])
         monkeypatch.setattr(moves, "placement_group", self.reserve)
         monkeypatch.setattr(moves, "added_name", lambda group: f"{group}+")
@@ -121,6 +123,21 @@ def test_a_machine_on_which_newcomers_fail_is_left_alone(scene):
     assert len(scene.cohort.invited) == 2
     scene.there["c"] = Machine("c", FREE)
     assert scene.mover.follow(3).reason == "spread to c"
+
+
+def test_a_machine_of_other_versions_takes_nobody(scene):
+    scene.there["b"] = Machine("b", FREE)
+    scene.versions["b"] = None
+    assert scene.mover.follow(1) is None
+    assert (scene.cohort.invited, scene.cohort.failures) == ([], [])  # it has not answered yet
+    scene.versions["b"] = "torch 2.13.0 there, 2.15.0 here"
+    for number in (2, 3):
+        assert scene.mover.follow(number) is None
+    (failure,) = scene.cohort.failures
+    assert (failure.round, failure.who, failure.reason) == (2, "b", "torch 2.13.0 there, 2.15.0 here")
+    assert scene.cohort.invited == []
+    scene.there["c"] = Machine("c", FREE)
+    assert scene.mover.follow(4).reason == "spread to c"
 
 
 def test_newcomers_whose_machine_is_gone_again_are_forgotten(scene):

@@ -8,17 +8,19 @@ import signal
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from actors.federation import RayFederation
-from fedray.config import Execution, override
+from fedray.algorithms.averaging.fedavg import FedAvg
+from fedray.config import DataConfig, Execution, Experiment, override
 from fedray.federate.failures import StageError
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.messages import Failure
-from fedray.federate.plan import Plan
+from fedray.federate.plan import Plan, make_plan
 from fedray.federate.rounds import Snapshot, TrainingError
 from fedray.federate.storage.checkpoint import CheckpointStore
-from fedray.types import RunError
+from fedray.types import FedRayError, RunError
 from tests.chaos.faults import always, fails_in, faulty, issue
 from tests.helpers import differing, small_plan
 
@@ -178,3 +180,13 @@ def with_policy(plan: Plan, on_failure: str) -> Plan:
 
 def plan() -> Plan:
     return small_plan("pfedbayes", SETTINGS)
+
+
+def test_files_that_a_machine_lacks_are_named_and_not_looked_for_again(tmp_path: Path, capfd) -> None:
+    np.savez(tmp_path / "mine.npz", x=np.random.default_rng(0).random((60, 4)), y=np.arange(60) % 3)
+    data = DataConfig(name=str(tmp_path / "mine.npz"), partition="iid")
+    plan = make_plan(Experiment(algorithm=FedAvg(), data=data, clients=6, rounds=2))
+    (tmp_path / "mine.npz").unlink()
+    with RayFederation(plan, TWO) as federation, pytest.raises(FedRayError, match=r"could not start: .*mine\.npz"):
+        list(federation)
+    assert "replaced" not in capfd.readouterr().err

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 from packaging.requirements import Requirement
@@ -155,6 +158,46 @@ def test_the_slurm_script_refuses_what_it_sets_itself(option):
     job = os.environ | {"FEDRAY_ENV": sys.prefix, "SLURM_JOB_ID": "1", "SLURM_SUBMIT_DIR": str(ROOT)}
     done = subprocess.run(["bash", script, "fedavg", option], env=job, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"{option} is set by cluster/slurm.sh\n")
+
+
+# Stand-ins for SLURM and for what runs below it; the launch stops as ours does.
+STUBS = {
+    "srun": """[ "$1" = --overlap ] || exec sleep 60""",
+    "scontrol": """echo "scontrol $*" """,
+    "python": """case "$1 $2" in
+        "-c "*) echo token ;;
+        "- ") echo 127.0.0.1 1 2 ;;
+        "-m fedray.launch") trap 'echo stopped; exit 143' TERM; echo plays; while :; do sleep 0.05; done ;;
+    esac""",
+}
+
+
+@pytest.mark.parametrize(
+    ("sign", "said"),
+    [(signal.SIGUSR1, ["stopped", "scontrol requeue 77"]), (signal.SIGTERM, ["stopped"])],
+    ids=["its time is nearly up", "scancel"],
+)
+def test_a_slurm_job_is_queued_again_at_the_end_of_its_time_and_not_when_it_is_cancelled(tmp_path, sign, said):
+    (tmp_path / "bin").mkdir()
+    for name, body in STUBS.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    (tmp_path / "bin/activate").write_text(f"PATH={tmp_path / 'bin'}:$PATH\n")
+    job = {"JOB_ID": "77", "SUBMIT_DIR": str(tmp_path), "CPUS_PER_TASK": "1", "JOB_NUM_NODES": "2"}
+    env = os.environ | {f"SLURM_{name}": value for name, value in job.items()}
+    env |= {"FEDRAY_ENV": str(tmp_path), "TMPDIR": str(tmp_path)}
+    command = ["bash", CLUSTER / "slurm.sh", "fedavg"]
+    with subprocess.Popen(command, env=env, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as script:
+        assert script.stdout is not None
+        assert script.stdout.readline() == "plays\n"
+        idle = 0
+        while idle < 5:  # until it waits for the launch
+            idle = idle + 1 if psutil.Process(script.pid).status() == psutil.STATUS_SLEEPING else 0
+            time.sleep(0.02)
+        script.send_signal(sign)
+        lines = [line for line in script.stdout.read().splitlines() if not line.startswith("the job is ending")]
+    assert lines == said
+    assert script.returncode
 
 
 def test_the_file_that_serves_a_run_gives_settings_that_exist_and_listens_on_the_head_only():

@@ -304,3 +304,10 @@ def test_owners_of_a_data_frame_are_the_clients_too():
     assert (plan.clients, plan.names.users) == (4, ("0", "1", "2", "3"))
     with pytest.raises(FedRayError, match=r"client lacks 1 of its values"):
         make_plan(Experiment(algorithm=FedAvg()), table.assign(client=[None, *range(N - 1)]))
+
+
+def test_a_table_of_small_whole_numbers_holds_features_and_no_pixels():
+    x = np.arange(N * 2).reshape(N, 2) % 2
+    byte, long = (own.from_arrays(x.astype(kind), KINDS) for kind in (np.uint8, np.int64))
+    assert (byte.scaling, byte.x.dtype, byte.notes) == (None, np.float32, long.notes)
+    assert byte.x.tolist() == long.x.tolist() == x.tolist()

@@ -6,10 +6,14 @@ import time
 import numpy as np
 import pytest
 
+from fedray.algorithms.averaging.fedavg import FedAvg
+from fedray.config import DataConfig, Experiment
 from fedray.data import partition as parts
 from fedray.data.partitions.dirichlet import dirichlet
 from fedray.data.partitions.iid import iid
 from fedray.data.partitions.labels import even_size, label_shards
+from fedray.data.readers import Dataset
+from fedray.federate.plan import make_plan
 from fedray.types import FedRayError
 
 MNIST_POOLED = (6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958)  # official train + test
@@ -113,6 +117,12 @@ def test_an_infeasible_split_names_class_need_and_remedy():
     assert "clients 20: class 5 has 6313 examples, its 10 owners need 10 x 1000" in message
     assert "lower `clients` to at most 12" in message
     assert "`data.size` of at most 631 " in message
+
+
+def test_a_class_that_does_not_occur_is_refused_and_does_not_shrink_the_others():
+    named = Dataset(np.zeros((4000, 2), np.float32), np.arange(4000) % 4, 5, None)
+    with pytest.raises(FedRayError, match="class 4 has 0 examples"):
+        make_plan(Experiment(algorithm=FedAvg(), clients=10, data=DataConfig(name="given")), named)
 
 
 @pytest.mark.parametrize("layout", ["cluster", "window"])

@@ -31,15 +31,17 @@ def label_shards(
     test: int,
     layout: str,
     rng: np.random.Generator,
+    classes: int = 0,
 ) -> Partition:
     """Exactly ``train`` + ``test`` examples of each of its labels for every client (:func:`held_labels`).
 
-    The shuffled examples of a class are cut in client order; labels [N] are 0..C-1. Raises SettingError where
-    a class is too small for its owners, with the largest feasible --clients. Source: the tables of pFedBayes.
+    The shuffled examples of a class are cut in client order; labels [N] are 0..C-1, or ``classes`` of which the last
+    may not occur. Raises SettingError where a class is too small for its owners, with the largest feasible --clients.
+    Source: the tables of pFedBayes.
     """
     if train < 1 or test < 1:
         raise FedRayError(f"{train} train and {test} test examples per class: a client needs at least 1 of each")
-    available = np.bincount(labels)
+    available = np.bincount(labels, minlength=classes)
     of = owners(clients, labels_per_client, len(available), layout)
     _check_supply(available, of, clients, train + test)
     parts_train: list[list[np.ndarray]] = [[] for _ in range(clients)]
@@ -78,7 +80,7 @@ def deal(dataset: Dataset, settings: DealSettings, rng: np.random.Generator) -> 
         train, test = table[cfg.size]
     else:
         train, test = even_size(dataset.y, holders, settings.test_fraction)
-    return label_shards(dataset.y, settings.clients, settings.labels, train, test, cfg.layout, rng)
+    return label_shards(dataset.y, settings.clients, settings.labels, train, test, cfg.layout, rng, dataset.classes)
 
 
 def describe(cfg: DataConfig, protocol: Protocol) -> str:

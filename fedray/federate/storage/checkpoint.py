@@ -29,8 +29,11 @@ class CheckpointStore(NamedTuple):
     states: str = ""  # the folder of clients' states; empty: they stay in memory
 
     def wants(self, plan: Plan, round_number: int) -> bool:
-        """Whether a round is kept; the last one is not, for the result follows it."""
-        return self.every > 0 and round_number % self.every == 0 and round_number < plan.rounds
+        """Whether a round is kept; the last one is not, for the result follows it.
+
+        Nor are those in which newcomers adapt: whoever goes on needs the last evaluation of the others, too.
+        """
+        return self.every > 0 and round_number % self.every == 0 and round_number < plan.cfg.rounds
 
 
 def keep(store: CheckpointStore, plan: Plan, state: State, cohort: Cohort) -> tuple[Failure, ...]:

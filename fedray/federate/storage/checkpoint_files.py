@@ -176,7 +176,7 @@ def _assemble(folder: str, plan: Plan, round_number: int, files: Sequence[File])
         raise ValueError(f"it holds clients twice, or others than 0 to {plan.clients - 1}")
     for file in private:  # one at a time: all of them may not fit into memory
         tensor_files.unpack(_verified(folder, file), _like(client, len(file.clients)))
-    template = ServerPart(server, plan.selection.init(plan.clients))
+    template = ServerPart(server, plan.selection.init(len(plan.trainers)))
     part = tensor_files.unpack(named["server.safetensors"], template)
     spotlights = _unpack_spotlights(named["spotlights.safetensors"])
     rows = decode(named["history.json"])
