@@ -292,5 +292,5 @@ def announce(layout: Layout, clients: int) -> None:
     if len(layout.blocks) < clients:
         say(
             f"{clients} clients share {len(layout.blocks)} actors ({len(layout.blocks[0])} each, "
-            f"{layout.gpus:g} GPU per actor); results do not depend on it"
+            f"{layout.gpus:g} GPU per actor); results depend on it by rounding at most"
         )
