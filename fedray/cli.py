@@ -358,13 +358,14 @@ def _options(cfg: Any, default: Any, prefix: str) -> list[str]:
     words: list[str] = []
     for field in dataclasses.fields(cfg):
         value, usual = getattr(cfg, field.name), getattr(default, field.name)
-        option = prefix + field.name.replace("_", "-")
+        name = field.name.replace("_", "-")
+        option = prefix + name
         if field.name == "algorithm" or value == usual or value is None:
             continue
         if dataclasses.is_dataclass(value):
             words += _options(value, usual, f"{option}.")
         elif isinstance(value, bool):
-            words += [f"--{option}"] if value else []
+            words += [f"--{option}" if value else f"--{prefix}no-{name}"]
         else:
             items = value if isinstance(value, tuple) else (value,)
             words += [f"--{option}", *(shlex.quote(str(item)) for item in items)]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +16,9 @@ import numpy as np
 import pytest
 
 import fedray
-from fedray import registry
+from fedray import cli, registry
 from fedray.launch import main, parse
+from fedray.studies.cell import experiment
 from fedray.types import FedRayError
 from tests.helpers import ALGORITHMS
 
@@ -246,3 +249,16 @@ def test_the_whole_command_on_ray_with_mlflow(tmp_path: Path) -> None:
     } <= local
     machines = json.loads((tmp_path / "runs/mine/status.json").read_text())["machines"]
     assert list(machines.values()) == [10]
+
+
+@pytest.mark.parametrize("name", registry.algorithms())
+def test_the_command_that_runs_it_again_says_every_switch(name: str) -> None:
+    cfg = registry.algorithms()[name].config()
+    switched = {f.name: not getattr(cfg, f.name) for f in dataclasses.fields(cfg) if type(getattr(cfg, f.name)) is bool}
+    for field, value in switched.items():
+        try:
+            wanted = experiment(name, {f"algorithm.{field}": value})
+        except FedRayError:  # a switch that needs another one
+            continue
+        words = shlex.split(cli.command(wanted))[3:]
+        assert parse(words).request.experiment == wanted

@@ -289,14 +289,14 @@ def table_rows(plan: Plan, summary: Mapping[str, Any], kinds: Sequence[str]) -> 
         yield shown.label, _cells(of_models, shown)
     for name in plan.own_metrics:
         yield f"{name} (mean of clients)", _cells(of_models, Shown(name, name, 1, 4))
+    if VALIDATION in summary:
+        shown = plan.task.shown[0]
+        yield f"{shown.label}, validation", _cells([summary[VALIDATION].get(kind) for kind in kinds], shown)
     if "uncertainty" in summary:
         for shown in uncertain.SHOWN:
             found = _cells([summary["uncertainty"].get(kind) for kind in kinds], shown)
             if any(found):
                 yield shown.label, found
-    if VALIDATION in summary:
-        shown = plan.task.shown[0]
-        yield f"{shown.label}, validation", _cells([summary[VALIDATION].get(kind) for kind in kinds], shown)
 
 
 def _cells(models: Sequence[Mapping[str, float] | None], shown: Shown) -> list[str]:

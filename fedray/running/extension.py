@@ -115,9 +115,20 @@ def _rows(folder: Path, plan: Plan) -> Iterator[Mapping[str, float]]:
     for number, row in enumerate(table, 1):
         if int(row["round"]) != number:
             raise ValueError(f"metrics.csv: row {number} is of round {row['round']}")
-        usual = plan.cfg.evaluates(number) or number in SPOTLIGHT_ROUNDS
-        values = {name: float(value) for name, value in row.items() if value and (usual or not is_measured(name))}
-        yield values | {"round": number}
+        yield _usual({name: float(value) for name, value in row.items() if value} | {"round": number}, plan)
+
+
+def _usual(row: Mapping[str, float], plan: Plan) -> Mapping[str, float]:
+    """The measures of a round without an evaluation that only a shorter run would have had."""
+    if plan.cfg.evaluates(int(row["round"])) or row["round"] in SPOTLIGHT_ROUNDS:
+        return row
+    return {name: value for name, value in row.items() if not is_measured(name)}
+
+
+def lengthened(begun: Checkpoint, plan: Plan) -> Checkpoint:
+    """The checkpoint of an interrupted run, for one of more rounds."""
+    rows = tuple(_usual(row, plan) for row in begun.state.rows)
+    return begun._replace(state=begun.state._replace(rows=rows))
 
 
 def _spotlights(folder: Path) -> Iterator[Spotlight]:

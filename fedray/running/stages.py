@@ -202,6 +202,8 @@ def _checkpoint(run: Run) -> Checkpoint | None:
     if run.begun is None:
         return None
     begun = _newest(run, run.store) or _moved(run, runfolder.store(run.folder, run.begun.execution))
+    if begun is not None and run.begun.experiment.rounds != run.plan.cfg.rounds:
+        begun = extension.lengthened(begun, run.plan)
     if begun is None and runfolder.finished_rounds(run.folder):
         return extension.from_result(run.folder, run.plan)
     if begun is None:

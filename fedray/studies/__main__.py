@@ -16,7 +16,7 @@ from fedray.studies.named import STUDIES
 from fedray.studies.results.commands import COMMANDS
 from fedray.studies.study import play
 from fedray.terminal import check_packages, say
-from fedray.types import FedRayError
+from fedray.types import FedRayError, require
 
 
 def parse(argv: Sequence[str]) -> tuple[str, Options]:
@@ -36,6 +36,8 @@ def parse(argv: Sequence[str]) -> tuple[str, Options]:
         "STUDY/CELL plays one of them again, and all plays those that are missing. STUDY is one of"
         f"\n\n{studies}",
     )
+    named_none = "--only" in argv and not options.only
+    require(not named_none, "only", "", "no cell is named", "name cells or tags, or leave the option out")
     return argv[0], options
 
 

@@ -165,6 +165,8 @@ def _select(study: str, options: Options) -> list[Cell]:
         names = {cell.name for cell in STUDIES[study]()}
         chosen, tags = names.intersection(options.only), set(options.only) - names
         cells = [cell for cell in cells if cell.name in chosen or tags.intersection(cell.tags)]
+        reason = f"no such cell of {study} has the size {options.size}"
+        require(bool(cells), "only", " ".join(options.only), reason, "give another size, or `size=all`")
     return cells
 
 

@@ -47,6 +47,8 @@ def play(study: str, options: Options, command: str, table: bool = True) -> Mapp
     say(f"{study}: {len(agenda.runs)} in all, {skipped} finished before, {len(chosen)} to run now")
     if chosen:
         make_plan(chosen[0].experiment)
+    if options.record is not None:
+        data.prepare(options.record)
     _record(study, options, [each for each in agenda.runs if each.fingerprint in done])
     parent = _parent(study, options) if chosen else NullTracker()
     try:
@@ -59,7 +61,7 @@ def play(study: str, options: Options, command: str, table: bool = True) -> Mapp
     progress.end(_folder(study, options), "failed" if failed else "finished")
     ran = len(chosen) - len(failed)
     say(f"{study}: {ran} run, {skipped} finished before, {len(failed)} failed")
-    if options.record is not None:
+    if options.record is not None and (options.record / f"{study}.csv").exists():
         say(f"data     {options.record / study}.csv")
     say(f"compare  {_compare_command(study, options)}")
     folder = _compare(study, options) if table and ran + skipped == len(agenda.runs) else None
@@ -173,8 +175,10 @@ def _record(study: str, options: Options, runs: Sequence[PlannedRun]) -> None:
             continue
         if "+dirty" in commit or commit == "unknown":
             say(f"no data  {each.name}: it was played by code that no commit has; commit, remove it, and play it again")
-        elif found := record.line(study, each, _place(study, each, options), commit):
+        elif found := record.line(study, each, place := _place(study, each, options), commit):
             lines.append(found)
+        else:
+            say(f"no data  {each.name}: it is finished, but not in {place}; give the --output that it had")
     data.add(options.record, lines)
 
 

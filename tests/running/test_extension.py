@@ -75,6 +75,16 @@ def test_an_interrupted_run_may_get_more_rounds_again_and_again(cut: Callable[..
     same_result("runs/whole", "runs/cut")
 
 
+def test_an_interrupted_run_that_gets_more_rounds_has_no_evaluations_of_the_shorter_one(
+    cut: Callable[..., int],
+) -> None:
+    options = [*QUIET, "--eval-every", "4", "--eval-last", "3"]
+    assert launch.main([*options, "--rounds", "8", "--name", "whole"]) == 0
+    assert cut([*options, "--rounds", "5", "--name", "cut"], 4) == 130
+    assert launch.main(["--resume", "runs/cut", "--rounds", "8"]) == 0
+    same_result("runs/whole", "runs/cut")
+
+
 def test_a_longer_run_that_dies_before_its_first_checkpoint_starts_from_the_result(cut: Callable[..., int]) -> None:
     assert launch.main([*QUIET, "--name", "whole"]) == 0
     assert launch.main([*QUIET, "--rounds", "4", "--name", "short"]) == 0

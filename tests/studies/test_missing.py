@@ -15,6 +15,7 @@ from fedray.studies.cell import Cell
 from fedray.studies.named.quick import quick
 from fedray.studies.results import data, missing, record
 from fedray.studies.results.table import Table
+from fedray.types import FedRayError
 from tests.studies.published import played
 
 pytestmark = pytest.mark.usefixtures("unpainted")
@@ -102,6 +103,23 @@ def test_all_plays_what_is_missing_and_nothing_twice(
     assert told[0] == "failed   quick/fedavg-s0: the disk is full"
     assert told[1].startswith("failed   quick/fedavg-s1: the store has it as finished, but it left no data")
     assert len(told) == 2
+
+
+def test_a_cell_whose_data_are_not_here_costs_no_other(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    played_cells = []
+
+    def play(study: str, options: agenda.Options, command: str, table: bool) -> dict[str, str]:
+        played_cells.append(options.only)
+        if options.only == ("fedavg",):
+            raise FedRayError("data.root nowhere: is missing")
+        return {}
+
+    monkeypatch.setattr(missing.study, "play", play)
+    assert main(["all", "--results", "data"]) == 1
+    assert played_cells == [("fedavg",), ("pfedbayes",)]
+    assert "failed   quick/fedavg-s0: data.root nowhere: is missing" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("command", [["page"], ["all", "--list"], ["verify", "quick/fedavg"]])

@@ -58,19 +58,28 @@ def test_a_figure_is_the_mean_of_the_last_ten_evaluations_and_the_best_of_all() 
     accuracies = np.linspace(0.9, 0.2, 30)  # falls: the best is the first
     rows = [{"round": 1.0, "comm/bytes_up": 7.0}]
     rows += [{"round": 2.0 + i, "global/accuracy": float(a), "comm/bytes_up": 7.0} for i, a in enumerate(accuracies)]
-    found = record.measured(rows, RUN)
+    found = record.measured(rows, override(RUN, {"rounds": 31}))
     assert found["global/accuracy"] == pytest.approx(accuracies[-10:].mean())
     assert found[f"{BEST}global/accuracy"] == 0.9
     assert found["comm/bytes_up"] == 217
     assert found[f"{LATE}global/accuracy"] == accuracies[-4]  # rounds 28 to 31 of 31
     rows = [{"round": 1.0, "personal/accuracy": 0.8}]
     rows += [{"round": 2.0 + i, "novel/accuracy": 0.5 + i / 100} for i in range(11)]  # while newcomers adapt
-    adapted = record.measured(rows, RUN)
-    assert adapted["personal/accuracy"] == 0.8
+    adapted = record.measured(rows, override(RUN, {"rounds": 1}))
+    assert adapted["personal/accuracy"] == adapted[f"{LATE}personal/accuracy"] == 0.8
+    assert not any(name.startswith(EVERY) for name in adapted)
     assert adapted["novel/accuracy"] == pytest.approx(0.575)  # six of eleven: not more than half
     assert adapted[f"{BEST}novel/accuracy"] == 0.6
     rmse = record.measured([{"round": 1.0, "personal/rmse": 3.0}, {"round": 2.0, "personal/rmse": 4.0}], RUN)
     assert rmse[f"{BEST}personal/rmse"] == 3.0
+
+
+def test_a_run_that_is_written_again_keeps_the_machine_that_played_it(tmp_path: Path) -> None:
+    data.add(tmp_path, [line(0)])
+    data.add(tmp_path, [line(0)._replace(machine="another"), line(1)._replace(machine="another")])
+    assert [each.machine for each in data.read(tmp_path, "quick")] == [line(0).machine, "another"]
+    data.add(tmp_path, [line(0)._replace(machine="another", digest="other bits")])
+    assert {each.machine for each in data.read(tmp_path, "quick")} == {"another"}
 
 
 def test_evaluations_of_each_of_the_last_rounds_add_a_measure_and_change_no_other() -> None:

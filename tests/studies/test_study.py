@@ -120,6 +120,22 @@ def test_a_study_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, capfd
     assert len(study_module.finished("quick", "", "fedray")) == 1
 
 
+def test_finished_runs_that_are_not_here_are_named(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(agenda_module, "STUDIES", {"quick": short})
+    monkeypatch.setattr("fedray.running.tracking.git_commit", lambda: "abc")
+    command = ["quick", *FAST, "--seeds", "1", "--only", "fedavg", "--record", "data"]
+    assert main(command) == 0
+    assert "data     data/quick.csv" in capfd.readouterr().err
+    Path("data/quick.csv").unlink()
+    Path("runs/quick").rename("moved")
+    assert main(command) == 0
+    told = capfd.readouterr().err
+    assert "no data  fedavg-s0: it is finished, but not in runs/quick/fedavg-s0" in told
+    assert "data/quick.csv" not in told
+
+
 def test_a_cell_that_fails_does_not_stop_the_others(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -238,6 +254,12 @@ BAD = {
     "rounds": (["quick", "--rounds", "0"], ["--rounds 0", "at least one"]),
     "row": (["table2", "--only", "zetta"], ["--only zetta", "zeta, rho_init, lr"]),
     "size": (["table2", "--size", "large"], ["--size large", "choose from all, medium"]),
+    "no row": (["quick", "--only", "--list"], ["only", "no cell is named"]),
+    "row of another size": (
+        ["table1-mnist", "--only", "fedavg-small", "--size", "large"],
+        ["only fedavg-small", "no such cell of table1-mnist has the size large"],
+    ),
+    "record": (["quick", *ALONE, "--record", "/dev/null/data"], ["--record /dev/null/data", "choose a folder"]),
     "name": (["quick", "--name", "mine"], ["--name mine", "--output"]),
     "data": (["table2", "--data.root", "nowhere"], ["nowhere", "is missing", "--data.download"]),
     "no store": (

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedray.config.decode import refuse_damage
 from fedray.running.files import write_whole
+from fedray.types import FedRayError
 
 # Before a metric: the best evaluation of a run, or of the last eighth of its rounds; else the last ten's mean.
 # Runs with `eval_last` have the last eighth twice: by the rounds that others evaluate, too, and by every round.
@@ -60,14 +62,39 @@ def read(folder: Path, study: str) -> list[Line]:
 
 
 def add(folder: Path, lines: Sequence[Line]) -> None:
-    """Add runs to the file of their study, each in the place of an earlier one of the same cell, rounds and seed."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Add runs to the file of their study, each in the place of an earlier one of the same cell, rounds and seed.
+
+    A run that is already there keeps its machine: whoever writes it again may have another one. Raises FedRayError
+    where the folder cannot be written.
+    """
+    prepare(folder)
     for study in dict.fromkeys(line.study for line in lines):
         path = folder / f"{study}.csv"
-        with _alone(folder / f".{study}.lock"):
+        with _writing(folder), _alone(folder / f".{study}.lock"):
             known = {line.key: line for line in read(folder, study)}
-            known |= {line.key: line for line in lines if line.study == study}
+            for line in lines:
+                if line.study == study:
+                    before = known.get(line.key, line)
+                    same = (before.config, before.digest) == (line.config, line.digest)
+                    known[line.key] = line._replace(machine=before.machine) if same else line
             write_whole(path, text([known[key] for key in sorted(known)]))
+
+
+def prepare(folder: Path) -> None:
+    """Make the folder of the data; raises FedRayError where it cannot be made or written."""
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise FedRayError(f"--record {folder}: cannot be written ({reason}); choose a folder that can") from None
 
 
 @contextlib.contextmanager

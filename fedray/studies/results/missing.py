@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -115,7 +114,12 @@ def play(works: Sequence[Work], options: Options, folder: Path, output: Path, co
                 record=folder,
                 execution=execution,
             )
-            lost = study.play(name, chosen, command, table=False)
+            try:
+                lost = study.play(name, chosen, command, table=False)
+            except FedRayError as error:  # such as data that are not here: the other cells may have theirs
+                say(f"{work.name}: {error}")
+                failed |= {f"{name}/{run.name}": str(error) for run in work.runs if run.experiment.seed in seeds}
+                continue
             failed |= {f"{name}/{run}": why for run, why in lost.items()}
         known = {line.config for line in data.read(folder, name)}
         for run in work.runs:
@@ -139,7 +143,7 @@ def _tried(run: PlannedRun, where: Data) -> float:
     """CPU seconds that a run will take, from three of its rounds; those of compiling its step are not counted."""
     whole = override(run.experiment, {f"data.{name}": value for name, value in vars(where).items()})
     compiled = choose(make_plan(whole), "auto", None, say) is not None  # so short a run would not be, by itself
-    cfg = override(whole, {"rounds": TRIED, "eval_every": TRIED})
+    cfg = override(whole, {"rounds": TRIED, "eval_every": TRIED, "eval_last": 0})
     with tempfile.TemporaryDirectory() as place:
         execution = Execution(
             runtime="local",
@@ -151,8 +155,9 @@ def _tried(run: PlannedRun, where: Data) -> float:
         rows = record.history(Path(place) / "run")
     train, both = (row[record.CPU] for row in rows[1:TRIED])
     adapting = sum(row[record.CPU] for row in rows[TRIED:])  # of newcomers, after the rounds
-    evaluations = math.ceil(run.experiment.rounds / run.experiment.eval_every)
-    return run.experiment.rounds * train + evaluations * max(0.0, both - train) + adapting
+    rounds = run.experiment.rounds
+    evaluations = sum(number == rounds or run.experiment.evaluates(number) for number in range(1, rounds + 1))
+    return rounds * train + evaluations * max(0.0, both - train) + adapting
 
 
 def _estimates(folder: Path) -> Mapping[str, float]:

@@ -87,9 +87,9 @@ def measured(rows: Sequence[Mapping[str, float]], cfg: Experiment) -> dict[str, 
             found[name] = _mean([row[name] for row in rows if name in row])
         elif report.is_measured(name):
             found[name] = _mean(_latest([row[name] for row in rows if name in row]))
-    late = (1 - EIGHTH) * rows[-1]["round"]
+    late = (1 - EIGHTH) * cfg.rounds
     choices = {BEST: rows, LATE: [row for row in rows if row["round"] >= late]}
-    if cfg.eval_last >= cfg.rounds - late:
+    if cfg.eval_last and cfg.eval_last >= cfg.rounds - late:
         choices[EVERY] = [row for row in every if row["round"] >= late]
     for prefix, chosen in choices.items():
         for name, best in _headlines():

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from fedray import registry
 from fedray.compare.groups import of_runs
 from fedray.config import Execution, TrackingConfig, override
 from fedray.running import session
 from fedray.studies.agenda import Data, Options, plan_runs
+from fedray.studies.named import STUDIES
 from fedray.studies.results import data, judgement, record
 from fedray.studies.results.data import Line
 from fedray.types import FedRayError, require
@@ -55,7 +57,8 @@ def find(folder: Path, name: str, rounds: int | None = None) -> list[Line]:
 
 
 def again(line: Line, where: Data) -> Line:
-    """The line that the same run makes here and now."""
+    """The line that the same run makes here and now; raises FedRayError for a study that is no more."""
+    registry.pick(STUDIES, "study", line.study)
     options = Options(
         only=(line.cell,),
         seeds=1,
