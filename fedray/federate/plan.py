@@ -332,7 +332,7 @@ def make_plan(
     cfg = papers.fill_from_dataset(cfg, dataset)
     _check_clients(cfg, algorithm)
     owned = dataset.users is not None or partition is not None
-    digests = digests_of(given, partition, layers)
+    owners = partition
     if partition is None:
         partition = papers.deal(cfg, dataset, Stream(cfg.seed, "partition").numpy)
     else:
@@ -358,4 +358,4 @@ def make_plan(
     each = cfg.data.partition == "natural" and len(users) == cfg.clients  # else clients are groups of users
     names = Names(dataset.names.classes, users if each else ())
     plan = Plan(cfg, algorithm, selection, model, partition, scaling, target, remarks, given, names, dataset.notes)
-    return _accept(plan._replace(plug_ins=plug_ins_of(cfg), digests=digests))
+    return _accept(plan._replace(plug_ins=plug_ins_of(cfg), digests=digests_of(given, owners, layers)))
