@@ -358,4 +358,5 @@ def make_plan(
     each = cfg.data.partition == "natural" and len(users) == cfg.clients  # else clients are groups of users
     names = Names(dataset.names.classes, users if each else ())
     plan = Plan(cfg, algorithm, selection, model, partition, scaling, target, remarks, given, names, dataset.notes)
-    return _accept(plan._replace(plug_ins=plug_ins_of(cfg), digests=digests_of(given, owners, layers)))
+    nameless = given if cfg.data.name == own.GIVEN else None  # sweeps and studies give what a name stands for
+    return _accept(plan._replace(plug_ins=plug_ins_of(cfg), digests=digests_of(nameless, owners, layers)))

@@ -6,6 +6,7 @@ from torch import nn
 
 from fedray.algorithms.averaging.fedavg import FedAvg
 from fedray.config import DataConfig, Execution, Experiment
+from fedray.data import loading
 from fedray.data.partition import Partition
 from fedray.data.readers import Dataset
 from fedray.federate.in_process import LocalFederation
@@ -101,3 +102,9 @@ def test_given_layers_are_the_network_and_stay_as_they_are():
     assert layers[2].weight.device.type == "cpu"
     with pytest.raises(FedRayError, match="layers=int: is not a network"):
         make_plan(Experiment(algorithm=FedAvg()), layers=3)  # type: ignore[arg-type]
+
+
+def test_examples_that_have_a_name_are_not_digested():
+    """Sweeps and studies on Ray load a dataset once for all their runs: these are the runs of one process."""
+    cfg = Experiment(algorithm=FedAvg())
+    assert make_plan(cfg, loading.load(cfg.data)).digests == make_plan(cfg).digests == {}
