@@ -167,14 +167,18 @@ def _unread(pipe: int) -> bool:
     return any(events & select.POLLERR for _, events in poll.poll(0))
 
 
-def read_options(kind: type[T], argv: Sequence[str], prog: str, description: str) -> T:
-    """A command line as a dataclass of options; tyro prints help and mistakes and leaves with exit code 0 or 2."""
+def read_options(kind: type[T], argv: Sequence[str], prog: str, description: str, pairs: bool = False) -> T:
+    """A command line as a dataclass of options; tyro prints help and mistakes and leaves with exit code 0 or 2.
+
+    A switch is only turned away from its default unless there are ``pairs``: --x beside --no-x.
+    """
+    off = () if pairs else (tyro.conf.FlagCreatePairsOff,)
     return tyro.cli(
         kind,
         prog=prog,
         description=description,
         args=list(argv),
-        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.HelptextFromCommentsOff, tyro.conf.SuppressFixed),
+        config=(*off, tyro.conf.HelptextFromCommentsOff, tyro.conf.SuppressFixed),
         registry=_tyro,
     )
 
@@ -242,7 +246,10 @@ def parse(
         boxes = [_box(title, some) for title, some in _grouped(fields, name).items()]
         raise _shown_help(f"{prog} [ALGORITHM] [OPTIONS]", describe(names, name), *boxes)
     options: type[Any] = dataclasses.make_dataclass("Options", fields, frozen=True)
-    parsed = read_options(options, argv, f"{prog} {name}" if given else prog, describe(names, name))
+    usage = f"{prog} {name}" if given else prog
+    parsed = read_options(
+        options, argv, usage, describe(names, name), pairs=base is not None
+    )  # a switch may be repeated
     experiment = dataclasses.replace(parsed.experiment, algorithm=parsed.algorithm)
     return Parsed(experiment, parsed.execution, parsed.preset, parsed)
 

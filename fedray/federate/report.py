@@ -193,10 +193,15 @@ def window(rows: Sequence[Mapping[str, float]], names: Sequence[str] = EVALUATED
 
 
 def stability(rows: Sequence[Mapping[str, float]], kind: str) -> float | None:
-    """Sample sd of a model's accuracy, or RMSE, over the last ten evaluations; None of fewer than two."""
+    """Sample sd of a model's accuracy, or RMSE, over the last ten evaluations; None of fewer than two.
+
+    NaN of a model that has diverged in one of them: statistics.stdev has no answer.
+    """
     names = [f"{kind}/{task.headline}" for task in TASKS]
     values = [row[name] for row in rows for name in names if name in row][-WINDOW:]
-    return statistics.stdev(values) if len(values) > 1 else None
+    if len(values) < 2:
+        return None
+    return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
 def _average(plan: Plan, kind: str, rows: Sequence[Mapping[str, float]]) -> dict[str, float | None] | None:

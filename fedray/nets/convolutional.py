@@ -18,10 +18,19 @@ Halves = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 def convolutional(model: Model) -> bool:
     """Whether the network is a chain of convolutions, ReLUs, 2x2 max poolings, flattenings and linear layers."""
-    plain = (nn.Conv2d, nn.ReLU, nn.Linear)
-    return all(type(layer) in plain or _halves(layer) or _flattens(layer) for layer in model.layers) and any(
-        type(layer) is nn.Conv2d and not isinstance(layer.padding, str) for layer in model.layers
+    kinds = [type(layer) for layer in model.layers]
+    flat = next((place for place, layer in enumerate(model.layers) if _flattens(layer)), len(kinds))
+    if nn.Conv2d not in kinds or nn.Linear in kinds[:flat]:  # a linear layer of pictures acts on their last axis
+        return False
+    return all(
+        type(layer) in (nn.ReLU, nn.Linear) or _halves(layer) or _flattens(layer) or _padded(layer)
+        for layer in model.layers
     )
+
+
+def _padded(layer: nn.Module) -> bool:
+    """Whether a layer is a convolution whose padding is a number: the gradient of others is PyTorch's own matter."""
+    return type(layer) is nn.Conv2d and not isinstance(layer.padding, str)
 
 
 def backpropagation(model: Model, theta: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

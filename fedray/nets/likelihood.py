@@ -77,7 +77,8 @@ def _backpropagation(
         if leak is not None:
             a = functional.leaky_relu(a, leak) if leak else a.relu()
         inputs.append(a)
-        a = (column(a, w) if model.density.noise and w.shape[-1] == 1 else product(a, w)) + b[..., None, :]
+        alone = w.shape[-1] == 1 and (a.ndim == w.ndim or model.density.noise > 0)
+        a = (column(a, w) if alone else product(a, w)) + b[..., None, :]
     fixed = model.classes - a.shape[-1]  # logits that are 0
     outputs = functional.pad(a, (fixed, 0)) if fixed else a
     value, slopes, noise = model.density.slopes(outputs, model.noise(theta), y, weight)

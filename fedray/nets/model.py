@@ -23,6 +23,7 @@ from fedray.types import FedRayError
 FLOAT_BYTES = 4
 ALIGN = 64
 PARAMETRIC = nn.Linear | nn.Conv2d | BiLSTM | OwnModule
+PLAIN = (nn.Linear, nn.Conv2d, BiLSTM, nn.Flatten, nn.ReLU, nn.LeakyReLU, nn.MaxPool2d, nn.ConstantPad1d)
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Model:
     activations: int = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", nn.Sequential(*_unpacked(self.layers)))
+        object.__setattr__(self, "layers", nn.Sequential(*_unpacked(self.layers)).eval())  # none draws random numbers
         for place, layer in enumerate(self.layers):
             _check(place, layer)
         shapes: list[tuple[int, ...]] = []
@@ -95,6 +96,8 @@ class Model:
             object.__setattr__(self, name, value)
         check_memory(self.size, f"network: its {self.size} parameters", "make its layers narrower")
         object.__setattr__(self, "activations", self._count_activations())
+        if any(type(layer) not in PLAIN for layer in self.layers):
+            self._check_rows()
 
     def _count_activations(self) -> int:
         # With our own arithmetic on zeros: running the modules on the meta device would import PyTorch's compiler,
@@ -120,6 +123,25 @@ class Model:
             own.check_stacking(torch.zeros(2, *self.input_shape))
         covered = self.density.noise == 0 and not any(isinstance(layer, BiLSTM | OwnModule) for layer in self.layers)
         return total if covered else 0
+
+    def _check_rows(self) -> None:
+        """Raise FedRayError where the output for one example is not the same in every minibatch: tried on two."""
+        rng = Stream(0, "network check")
+        theta, x = self.init(rng), rng.normal([2, *self.input_shape])
+        together = self.apply(theta, x)
+        try:
+            same = torch.allclose(self.apply(theta, x[:1]), together[:1], rtol=1e-3, atol=1e-4)
+        except ValueError:  # what BatchNorm says of one example
+            same = False
+        if not same or not torch.allclose(self.apply(theta, x), together, rtol=1e-3, atol=1e-4):
+            raise FedRayError(
+                f"network: {self._others()}: the output for one example changes with the others of its minibatch, as "
+                "with BatchNorm, or is drawn; a posterior over weights needs a function of each example alone; take "
+                "nn.GroupNorm or nn.LayerNorm, in a module of your own"
+            )
+
+    def _others(self) -> str:
+        return ", ".join(repr(layer) for layer in self.layers if type(layer) not in PLAIN)
 
     def split(self, theta: Tensor) -> tuple[Tensor, ...]:
         """theta [..., P] -> views of it: weight, bias of each layer in order, each [..., *shape]."""

@@ -33,6 +33,8 @@ from fedray.running.mlflow_store import shown
 from fedray.types import FedRayError, first_line, require
 
 NOTE, FINISHED = "run.json", "config.json"
+# What only the federation can answer, as long as its clients have their states.
+SETTLED = ("uncertainty", "ood", "loss_deviation", "figures")
 
 
 class Note(NamedTuple):
@@ -161,7 +163,7 @@ def experiment_of(algorithm: str, values: Mapping[str, Any]) -> Experiment:
 
 def check_same(place: str, note: Note, asked: Experiment, execution: Execution) -> None:
     """Raise FedRayError where the options beside --resume ask for another experiment (data may have moved, and rounds
-    may be added), or where the password of the tracking store is missing."""
+    may be added) or another place, for more than a finished run can give, or leave out the store's password."""
     names = differences(flatten(decisive(note.experiment)), flatten(decisive(asked)))
     if names == ["rounds"]:
         reason = f"the run began with {note.experiment.rounds}, and rounds can only be added"
@@ -177,11 +179,28 @@ def check_same(place: str, note: Note, asked: Experiment, execution: Execution) 
             f"--resume {place}: is another experiment (it differs in {', '.join(names)}); leave these options out, or "
             "start a new run without --resume"
         )
+    _check_place(place, note, execution)
+    if finished_rounds(Path(place)) >= asked.rounds:
+        before, now = (flatten(to_dict(each)) for each in (note.execution, execution))
+        for name in SETTLED:
+            reason = f"{place} is finished, and its clients' states are gone"
+            require(now[name] == before[name], name, now[name], reason, "leave it out, or play a new run with it")
     uri = execution.tracking.uri
     if uri != "none" and uri == note.execution.tracking.uri and "***" in uri:
         raise FedRayError(
             f"--resume {place}: the password of its store was not kept; add --tracking.uri {uri} with the password"
         )
+
+
+def _check_place(resume: str, note: Note, execution: Execution) -> None:
+    """Raise FedRayError where a resumed run is to have another name or folder: it goes on where it is."""
+    kept = note.execution
+    reason, remedy = f"--resume {resume} goes on with {note.name}", "leave it out, or start a new run without --resume"
+    require(execution.name in (kept.name, note.name), "name", execution.name, reason, remedy)
+    if "://" not in resume:
+        asked, here = execution.output, (kept.output, place(resume, None, note.name))
+        same = asked in here or (asked is not None and Path(os.path.abspath(asked)) == here[1])
+        require(same, "output", asked, f"{reason} where it is", remedy)
 
 
 def store(folder: Path, execution: Execution) -> CheckpointStore:

@@ -9,6 +9,7 @@ import pytest
 
 from fedray.compare import groups
 from fedray.compare.runs import FinishedRun
+from fedray.federate import report
 from fedray.types import FedRayError
 
 BY = ("algorithm", "data.name", "data.size")
@@ -159,6 +160,8 @@ def test_stability_is_the_sd_of_the_last_ten_evaluations():
     assert groups.run_value(rows, "global/stability") == pytest.approx(statistics.stdev(late))
     assert groups.run_value(rows, "personal/stability") is None
     assert groups.run_value(rows[:1], "global/stability") is None
+    for broken in (math.nan, math.inf):  # a model that has diverged keeps its result
+        assert math.isnan(report.stability([*rows, {"global/accuracy": broken}], "global"))
     assert groups.measurable(run()._replace(measured=frozenset({"personal/accuracy", "train/nll"}))) == {
         "personal/accuracy", "personal/stability", "train/nll"
     }  # fmt: skip

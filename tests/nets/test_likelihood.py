@@ -36,6 +36,25 @@ OTHERS = {
     "unequal windows": described(
         (1, 7, 8), 4, nn.Conv2d(1, 2, 2), nn.ReLU(), nn.MaxPool2d(3), nn.Flatten(), nn.Linear(8, 4)
     ),
+    "same": described(
+        (2, 4, 3),
+        4,
+        nn.Conv2d(2, 3, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(3, 2, 3, padding="same"),
+        nn.Flatten(),
+        nn.Linear(24, 4),
+    ),
+    "rows of pictures": described(
+        (1, 4, 3),
+        4,
+        nn.Conv2d(1, 2, 3, padding=1),
+        nn.ReLU(),
+        nn.Linear(3, 5),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(40, 4),
+    ),
     "late": described((2, 3), 4, nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4), nn.LeakyReLU(0.2)),
 }
 
@@ -71,7 +90,7 @@ def test_which_networks_are_differentiated_as_chains_of_convolutions():
     assert all(map(convolutional, CONVOLUTIONAL.values()))
     assert convolutional(built("cnn", (3, 32, 32), 10))
     assert convolutional(built("vgg", (3, 32, 32), 10))
-    assert not convolutional(OTHERS["unequal windows"])
+    assert not any(convolutional(OTHERS[name]) for name in ("unequal windows", "same", "rows of pictures"))
     assert not convolutional(NETS["mlp"])
 
 
@@ -122,7 +141,11 @@ def test_rows_of_weight_zero_do_not_matter(model):
     assert_close(full, likelihood.nll_and_grad(model, theta, x, y, weight))
 
 
-@pytest.mark.parametrize("model", [NETS[name] for name in ("mclr", "mlp", "deep", "leaky")])
+# A product with one column, first or last: alone it is a matrix times a vector, whose bits are others.
+NARROW = {"one logit": built("blr", (7, 9), 2), "narrow": built("mlp", (7, 9), 4, hidden=(1,))}
+
+
+@pytest.mark.parametrize("model", [*(NETS[name] for name in ("mclr", "mlp", "deep", "leaky")), *NARROW.values()])
 def test_a_client_has_bitwise_the_same_gradient_alone_and_stacked(model):
     """In products of 400 multiplications and more: PyTorch's bmm has another kernel for smaller ones."""
     x, y, weight = batch(model, repeats=20)

@@ -142,6 +142,23 @@ def test_a_layer_that_would_be_lost_is_refused_by_name(layer, match):
         described((5,), 3, nn.Flatten(), layer, nn.Linear(5, 3))
 
 
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d, nn.InstanceNorm2d])
+def test_a_layer_that_mixes_the_examples_of_a_minibatch_is_refused(norm):
+    """Statistics of a minibatch are those of its padding, too; those of a picture are its own."""
+    layers = nn.Conv2d(1, 2, 3, padding=1), norm(2, affine=False, track_running_stats=False), nn.Flatten()
+    if norm is nn.InstanceNorm2d:
+        assert described((1, 4, 4), 3, *layers, nn.Linear(32, 3)).size == 20 + 99
+    else:
+        with pytest.raises(FedRayError, match=r"BatchNorm2d.*changes with the others of its minibatch.*GroupNorm"):
+            described((1, 4, 4), 3, *layers, nn.Linear(32, 3))
+
+
+def test_a_layer_that_draws_in_training_alone_draws_nothing():
+    model = described((5,), 3, nn.Flatten(), nn.Linear(5, 4), nn.RReLU(0.1, 0.9), nn.Linear(4, 3))
+    theta, x = model.init(Stream(0, "server")), Stream(0, "x").normal([6, 5])
+    assert torch.equal(model.apply(theta, x), model.apply(theta, x))
+
+
 def test_a_chain_that_does_not_end_in_the_classes_is_refused():
     with pytest.raises(FedRayError, match=r"maps an input of shape \[5\] to \[4\], not to the 3 outputs"):
         described((5,), 3, nn.Flatten(), nn.Linear(5, 4))

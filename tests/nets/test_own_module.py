@@ -101,6 +101,12 @@ class Draws(nn.Linear):
         return super().forward(x.flatten(1)) * torch.rand(4)
 
 
+class Mixes(nn.Linear):
+    def forward(self, x):
+        y = super().forward(x.flatten(1))
+        return y - y.mean(0)
+
+
 class Headed(nn.Module):
     def __init__(self):
         super().__init__()
@@ -125,6 +131,7 @@ REFUSED = {
     "dropout": (nn.Sequential(nn.Flatten(), nn.LayerNorm(6), nn.Dropout(), nn.Linear(6, 4)), "Dropout"),
     "branches": (Branches(6, 4), "cannot be stacked"),
     "draws": (Draws(6, 4), "cannot be stacked"),
+    "mixes": (Mixes(6, 4), "Mixes: the output for one example changes with the others"),
     "head": (Headed(), "head is not the last part"),
     "outputs": (nn.Sequential(nn.Flatten(), nn.LayerNorm(6), nn.Linear(6, 3)), "not to the 4 outputs"),
 }

@@ -199,6 +199,8 @@ def test_a_killed_process_loses_nothing() -> None:
         (["--resume", "runs/cut", "--zeta", "3"], ["another experiment", "algorithm.zeta"]),
         (["--resume", "runs/cut", "--rounds", "5"], ["--rounds 5", "rounds can only be added"]),
         (["fedavg", "--resume", "runs/cut"], ["another experiment"]),
+        (["--resume", "runs/cut", "--name", "b"], ["--name b: --resume runs/cut goes on with cut; leave it out"]),
+        (["--resume", "runs/cut", "--output", "b"], ["--output b: --resume runs/cut goes on with cut where it is"]),
         (["--name", "cut", *FAST[1:]], ["already holds something"]),
         (["--checkpoint.keep", "0"], ["--checkpoint.keep 0"]),
         (["--checkpoint.every", "-1"], ["--checkpoint.every -1"]),
@@ -219,6 +221,19 @@ def test_what_cannot_be_resumed_is_refused(
     assert code == 2
     assert all(word in error for word in words), error
     assert "Traceback" not in error
+
+
+def test_a_finished_run_is_not_asked_for_more(capfd: pytest.CaptureFixture[str]) -> None:
+    """Its clients' states are gone; what it was asked before may be asked again, in whatever words."""
+    again = ["--resume", "runs/x", "--tracking.uri", "none"]
+    short = [*FAST, "--rounds", "2", "--name", "x", "--uncertainty", "--data.validation", "0.2"]
+    assert launch.main([*short, "--tracking.uri", "none", "--no-elastic"]) == 0
+    capfd.readouterr()
+    for option in (["--loss-deviation"], ["--figures", "pdf"], ["--no-uncertainty"]):
+        assert launch.main([*again, *option]) == 2
+        assert "runs/x is finished, and its clients' states are gone; leave it out" in capfd.readouterr().err
+    assert launch.main([*again, "--uncertainty", "--no-elastic", "--name", "x", "--output", "runs/x"]) == 0
+    assert not Path("runs/x/loss_deviation.csv").exists()
 
 
 def test_checkpoints_that_cannot_be_used_are_named(cut: Callable[..., int], capfd: pytest.CaptureFixture[str]) -> None:

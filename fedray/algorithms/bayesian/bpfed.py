@@ -120,9 +120,14 @@ def _prior(ctx: Context[BPFed], local: Local) -> Gaussian:
 
 
 def adapt(ctx: Context[BPFed], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
-    """A step of the personal layers alone: q.s stays, so that each step of q.z is one under the same body, and w.s."""
+    """A step of the personal layers alone: q.s stays, so that each step of q.z is one under the same body, and w.s.
+
+    Without ``sync``, too, the body is the average: it comes before the first step, and nothing else has trained it.
+    """
     client, w, shared = local.client, local.w, ctx.model.rest(ctx.cfg.personal, local.w.mu.device)
-    q_s, w_s, prior = take(client.q, shared), take(w, shared), _prior(ctx, local)
+    w_s, prior, new = take(w, shared), _prior(ctx, local), client.q_t == 0
+    q_s = Gaussian(*(torch.where(new, came, own) for came, own in zip(w_s, take(client.q, shared), strict=True)))
+    client = client._replace(q=put(client.q, shared, q_s))
     prior_sd, _ = pfedbayes.prior_sigma(prior)
     nll = noise.new_zeros(())
     for eps in noise:

@@ -36,7 +36,8 @@ class FedPop:
     noise, which finds one z and no posterior."""
     step_size: float = 0.1
     """Step size γ of the chain per training example: a client with n_i examples takes steps γ/n_i, because U is a sum
-    over them. The chain is stable up to about 2 / (curvature of the mean cross-entropy in the head)."""
+    over them, but steps of v/2 where that is less, v being the prior's variance. The chain is stable up to about
+    1.5 / (curvature of the mean cross-entropy in the head)."""
     burn_in: int = 4
     """Local steps of every round whose states are not used: the chain first follows the new φ and β."""
     prior: Literal["learned", "fixed"] = "learned"
@@ -175,19 +176,21 @@ def step(ctx: Context[FedPop], local: Local, batch: Batch, noise: Tensor) -> tup
 
 
 def advance(cfg: FedPop, local: Local, score: Tensor, n: Tensor, noise: Tensor) -> Local:
-    """z ← z + (γ/n) (∇_z log p(D|φ, z) + ∇_z log p(z|β)) + √(2γ/n) ξ; the state before it adds to I and to J.
+    """z ← z + h (∇_z log p(D|φ, z) + ∇_z log p(z|β)) + √(2h) ξ; the state before it adds to I and to J.
 
-    Writes into ``local.j``. ``score`` [P] is ∇ log p(D|φ, z) in φ and z; n [] examples; ξ [k].
+    h [k] is γ/n, but v/2 where that is less: steps of more than 2v overshoot the prior's mean further each time, as
+    those of few examples would. Writes into ``local.j``. ``score`` [P] is ∇ log p(D|φ, z) in φ and z; n [] examples;
+    ξ [k].
     """
     z, beta = local.theta.gather(0, local.own), local.down.beta
     pull = (z - beta.mu) / beta.var
     used = (local.r >= cfg.burn_in).to(z.dtype)
     i = Prior(local.i.mu + used * pull, local.i.var + used * (pull * pull - 1 / beta.var) / 2)
     local.j.add_(used * score)
-    gamma = cfg.step_size / n
-    moved = z + gamma * (score.gather(0, local.own) - pull)
+    h = (cfg.step_size / n).minimum(beta.var / 2)
+    moved = z + h * (score.gather(0, local.own) - pull)
     if cfg.sampler != "map":
-        moved = moved + (2 * gamma).sqrt() * noise
+        moved = moved + (2 * h).sqrt() * noise
     return local._replace(theta=local.theta.scatter(0, local.own, moved), i=i, r=local.r + 1)
 
 

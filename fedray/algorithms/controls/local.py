@@ -169,6 +169,7 @@ def configure(record: Algorithm, cfg: LocalTraining) -> Algorithm:
         noise_shape=gaussian_noise_shape,
         predict_noise=gaussian_predict_noise,
         predict_personal=gaussian_predict,
+        space={"lr_posterior": LogUniform(5e-4, 5e-3), "zeta": LogUniform(1e-3, 1.0)},
     )
 
 
@@ -189,5 +190,5 @@ ALGORITHM = Algorithm(
     control="not federated: every client alone, a bound below personal models",
     adapt=step,
     gaussian=True,
-    space={"lr": LogUniform(1e-4, 1e-1), "lr_posterior": LogUniform(5e-4, 5e-3), "zeta": LogUniform(1e-3, 1.0)},
+    space={"lr": LogUniform(1e-4, 1e-1)},
 )

@@ -21,7 +21,7 @@ from fedray.algorithms.averaging.fedavg import Averaging, Info, Point
 from fedray.arrays.minibatches import fine_tune, split
 from fedray.arrays.rng import Stream
 from fedray.bayes.bregman import SPHERICAL, Family, envelope_gradient, gaussian, proximal
-from fedray.nets.model import Model
+from fedray.nets.model import Model, own_module
 from fedray.types import Algorithm, Batch, Choice, Context, LogUniform, Preset, Step, client_itself, require
 
 Gradient = Callable[[Tensor, Batch], tuple[Tensor, Tensor]]  # θ [P], minibatch -> mean NLL, its gradient [P]
@@ -140,7 +140,7 @@ def step(ctx: Context[PFedBreD], local: Local, batch: Batch, noise: Tensor) -> t
     gradient = partial(fedavg.gradient, ctx.model)
     batches = split(batch, minibatches(cfg))
     proposal = choose_prior(cfg, gradient, local, batches)
-    return iterate(cfg, gradient, family(ctx), local, proposal, batches[-1])
+    return iterate(cfg, gradient, family(ctx, local.w.device), local, proposal, batches[-1])
 
 
 def personal_step(step: Step) -> Step:
@@ -185,21 +185,23 @@ def iterate(
     return Local(w, theta, local.w_mem, local.r + 1), Info(nll)
 
 
-def family(ctx: Context[Proximal]) -> Family:
+def family(ctx: Context[Proximal], device: torch.device) -> Family:
     """The prior's family, with its variances on the network's layers."""
     cfg = ctx.cfg
     if cfg.prior != "gaussian":
         return SPHERICAL
     if len(cfg.variance) == 1:
         return gaussian(cfg.variance[0])
-    variance = torch.ones(ctx.model.padded)
+    variance = torch.ones(ctx.model.padded, device=device)
     for layer, value in zip(_layers(ctx.model), cfg.variance, strict=True):
-        variance[layer] = value
+        variance[layer].fill_(value)
     return gaussian(variance)
 
 
 def _layers(model: Model) -> list[slice]:
-    """Where the layers lie in a weight vector."""
+    """Where the layers lie in a weight vector; a caller's module is one, whatever its parts are called."""
+    if own_module(model) is not None:
+        return [slice(0, model.size)]
     return [where for name, where in model.slices.items() if name.startswith("layer")]
 
 

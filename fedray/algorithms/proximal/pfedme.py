@@ -32,7 +32,7 @@ def step(ctx: Context[PFedMe], local: Local, batch: Batch, noise: Tensor) -> tup
     """θ: K proximal steps from w on f(θ) + λ D(θ, w); w ← w - α_m λ (w - θ)."""
     proposal = Proposal(w=local.w, start=local.w, mu=local.w, anchor=local.w)
     gradient = partial(fedavg.gradient, ctx.model)
-    return pfedbred.iterate(ctx.cfg, gradient, pfedbred.family(ctx), local, proposal, batch)
+    return pfedbred.iterate(ctx.cfg, gradient, pfedbred.family(ctx, local.w.device), local, proposal, batch)
 
 
 PAPER_TABLES = Preset(

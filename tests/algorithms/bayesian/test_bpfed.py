@@ -215,6 +215,28 @@ def test_a_newcomer_moves_personal_layers_alone():
         assert not torch.equal(after[own], before[own])
 
 
+@pytest.mark.parametrize("prior", ["moving", "carried", "fixed"])
+def test_a_newcomers_body_is_the_average_without_sync_too(prior):
+    """What it began with is of the server's first weights, which nobody has trained."""
+    plan = small_plan("bpfed", {"algorithm.sync": False, "algorithm.prior": prior})
+    host = block(plan)
+    server, _, _ = play(plan, [host])
+    data, down = shard(host, 1), bpfed.broadcast(plan.context, server, [1])
+    new, noise = bpfed.client_init(plan.context, plan.initial_server()), Stream(0, "newcomer")
+    own, shared = plan.model.part(("head",)), plan.model.rest(("head",))
+    local, heads = bpfed.begin(plan.context, new, down, data), []
+    for _ in range(3):
+        draws = noise.normal(plan.algorithm.noise_shape(plan.context))
+        local, _ = bpfed.adapt(plan.context, trees.tree_map(torch.clone, local), data, draws)
+        assert differing(bpfed.take(local.client.q, shared), down) == []
+        heads.append(local.client.q.mu[own])
+    assert not torch.equal(heads[0], heads[2])
+    met, _ = bpfed.finish(plan.context, local, data)
+    later = bpfed.Gaussian(down.mu + 1, down.rho)
+    local, _ = bpfed.adapt(plan.context, bpfed.begin(plan.context, met, later, data), data, draws)
+    assert differing(bpfed.take(local.client.q, shared), down) == []  # without sync it keeps what it has
+
+
 def test_a_newcomers_head_learns_under_the_body_that_it_was_given(monkeypatch):
     """In each of several inner steps: as where the gradients of shared layers are zero, and so their Adam steps."""
     plan = small_plan("bpfed", {"algorithm.personal_steps": 4})

@@ -82,6 +82,15 @@ def test_without_data_the_chain_targets_the_prior():
     assert_close(late.std().item(), S, rtol=0.03, atol=0)
 
 
+@pytest.mark.parametrize("gamma", [1.0, 10.0, 1e4])
+def test_whatever_the_step_size_a_chain_without_data_keeps_the_spread_of_the_prior(gamma):
+    """Few examples have steps γ/n far above 2 v, by which a plain chain runs away; those of v/2 have 4/3 of v."""
+    _, states = chain(silence, 400, FedPop(step_size=gamma * EXAMPLES.item()), z=torch.full([K], 2.0))
+    late = states[100:]
+    assert_close(late.mean().item(), MU, rtol=0, atol=0.02)
+    assert_close(late.var().item(), S**2 * 4 / 3, rtol=0.05, atol=0)
+
+
 def log_marginal(phi, mu, var):
     """log ∫ p(y|φ, z) p(z|β) dz: y is jointly normal."""
     n = len(Y)

@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch import nn
 from torch.testing import assert_close
 
 from fedray import registry
@@ -18,6 +19,7 @@ from fedray.bayes.bregman import SPHERICAL
 from fedray.config import override
 from fedray.federate import report
 from fedray.federate.in_process import LocalFederation
+from fedray.nets.network import given
 from fedray.types import Facts, FedRayError, client_itself
 from tests.helpers import NETS, block, built, context, differing, examples, experiment, joined, play, shard, small_plan
 
@@ -292,12 +294,38 @@ def test_variances_belong_to_layers(model, layers):
     variance = (0.5, 4.0, 2.0, 8.0)[:layers]
     cfg, facts = PFedBreD(prior="gaussian", variance=variance), Facts(1, 1, 1, 1, 4, 9)
     pfedbred.server_init(context(cfg, model, facts), Stream(0, "server"))
-    found = pfedbred.family(context(cfg, model)).hessian(torch.zeros(model.padded), torch.ones(model.padded))
+    found = pfedbred.family(context(cfg, model), torch.device("cpu")).hessian(
+        torch.zeros(model.padded), torch.ones(model.padded)
+    )
     for number, value in enumerate(variance, 1):
         assert (found[model.slices[f"layer{number}"]] == 1 / value).all()
     assert (found[model.size :] == 1).all()
     with pytest.raises(FedRayError, match=rf"the network has {layers} layers"):
         pfedbred.server_init(context(override(cfg, {"variance": (1.0,) * 6}), model, facts), Stream(0, "server"))
+
+
+def test_variances_lie_where_the_weights_do():
+    """An operation on a tensor elsewhere and one of the processor's fails; the device meta has no numbers."""
+    meta = torch.device("meta")
+    prior = pfedbred.family(context(PFedBreD(prior="gaussian", variance=(0.5, 2.0)), MODEL), meta)
+    assert prior.dual(torch.ones(MODEL.padded, device=meta)).device == meta
+
+
+class Blocks(nn.Module):
+    """Parts whose names are those that FedRay gives to the layers of a chain."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer1, self.layer2 = nn.Linear(6, 5), nn.Linear(5, 4)
+
+    def forward(self, x):
+        return self.layer2(self.layer1(x.flatten(1)).tanh())
+
+
+def test_a_module_of_ones_own_has_one_variance():
+    cfg, facts = PFedBreD(prior="gaussian", variance=(0.5, 2.0)), Facts(1, 1, 1, 1, 4, 9)
+    with pytest.raises(FedRayError, match="the network has 1 layers"):
+        pfedbred.server_init(context(cfg, given(Blocks(), (2, 3), 4), facts), Stream(0, "server"))
 
 
 def test_priors_that_do_not_fit_are_refused():
