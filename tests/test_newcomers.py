@@ -1,5 +1,6 @@
 """Clients that are held out: the federation never sees them, and afterwards they adapt and nothing else changes."""
 
+import dataclasses
 import itertools
 import json
 
@@ -195,6 +196,17 @@ def test_a_finished_run_takes_in_clients_that_it_has_never_met(finished, capsys)
         assert (answer.probs.argmax(-1).numpy() == archive["y"][held]).mean() > 0.6
     assert newcomers.main(command) == 2  # and its result is not overwritten
     assert "already holds something" in capsys.readouterr().err
+
+
+def test_newcomers_are_dealt_and_trained_by_their_seed(finished):
+    run = fedray.load(finished / "bpfed").plan
+    asked = newcomers.Options(run=finished / "bpfed", data=str(finished / "theirs.npz"), clients=2)
+    plans = [newcomers.make_plan(run, dataclasses.replace(asked, seed=seed))[0] for seed in (0, 1, 1)]
+    assert not np.array_equal(plans[0].partition.train[0], plans[1].partition.train[0])
+    assert np.array_equal(plans[1].partition.train[0], plans[2].partition.train[0])
+    first, other, again = (plan.normals("noise", 1, 4, (8,)) for plan in plans)
+    assert torch.equal(other, again)
+    assert not torch.equal(first, other)
 
 
 def test_newcomers_do_not_answer_to_the_names_of_others(tmp_path):

@@ -211,6 +211,18 @@ def test_differences_are_taken_seed_by_seed_and_tested_as_scipy_does():
         tables.differences([a, b], ["algorithm"], [ACC], first | second, "x")
 
 
+def test_a_control_is_no_baseline_unless_it_is_named():
+    rows, rounds = zip(
+        *(seeded(name, {"0": value}) for name, value in (("local", 0.5), ("fedavg", 0.6), ("pfedbayes", 0.8))),
+        strict=True,
+    )
+    histories = rounds[0] | rounds[1] | rounds[2]
+    found = texts(tables.differences(rows, ["algorithm"], [ACC], histories, ""))
+    assert [line[:2] for line in found] == [["local", "fedavg"], ["pfedbayes", "fedavg"]]
+    named = texts(tables.differences(rows, ["algorithm"], [ACC], histories, "local"))
+    assert {line[1] for line in named} == {"local"}
+
+
 def test_one_seed_has_a_difference_without_an_interval():
     (a, first), (b, second) = seeded("a", {"0": 0.5}), seeded("b", {"0": 0.25})
     found = tables.differences([a, b], ["algorithm"], [ACC], first | second, "")

@@ -87,6 +87,17 @@ def test_owners_count_every_label_of_every_client():
     assert of[0] == [0, 6, 7, 8, 9]
 
 
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_a_shard_is_in_no_order(part):
+    """The first examples of a shard are a sample of it: whoever looks at some takes them."""
+    y = labels_of([4000] * 10)
+    for shard in getattr(label_shards(y, 10, 5, 300, 300, "cluster", rng()), part):
+        for label in np.unique(y[shard]):
+            places = np.flatnonzero(y[shard] == label)
+            sd = len(shard) / (12 * len(places)) ** 0.5
+            assert abs(places.mean() - (len(shard) - 1) / 2) < 4.5 * sd
+
+
 def test_label_shards_draw_from_the_whole_class_at_random():
     labels = np.repeat(np.arange(2), 1000)
     train = label_shards(labels, 1, 2, 100, 100, "cluster", rng()).train[0]

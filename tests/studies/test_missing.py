@@ -19,6 +19,7 @@ from fedray.types import FedRayError
 from tests.studies.published import played
 
 pytestmark = pytest.mark.usefixtures("unpainted")
+EVALUATED = 2  # rounds of eight: every fourth
 
 
 def cells() -> list[Cell]:
@@ -41,6 +42,8 @@ def test_costs_are_those_of_other_seeds_or_of_a_few_rounds_and_the_cheapest_come
 ) -> None:
     """A run of FedAvg is in the data; of pFedBayes with newcomers three rounds and their adaptation are tried."""
     data.add(tmp_path / "data", [played(missing.TABLES[0], "fedavg", 1)._replace(cpu_seconds=7200.0)])
+    longer = played(missing.TABLES[0], "pfedbayes", 1)  # and one of pFedBayes with more rounds, which tells nothing
+    data.add(tmp_path / "data", [longer._replace(rounds=99, config="other", cpu_seconds=60.0)])
     asked = ["all", "--results", "data", "--output", "runs", "--list"]
     assert main(asked) == 0
     lines = capfd.readouterr().out.splitlines()
@@ -70,9 +73,11 @@ def test_a_run_is_tried_as_the_whole_of_it_would_be_played(long: bool, monkeypat
         asked.append((cfg.rounds, execution.backend))
 
     monkeypatch.setattr(missing.session, "run_experiment", play)
-    monkeypatch.setattr(missing.record, "history", lambda _: [{record.CPU: 1.0}] * 3)
+    # The start, a round, a round and an evaluation, two rounds of newcomers.
+    took = [{record.CPU: seconds} for seconds in (9.0, 1.0, 4.0, 2.0, 2.0)]
+    monkeypatch.setattr(missing.record, "history", lambda _: took)
     run = agenda.plan_runs("quick", agenda.Options(only=("fedavg",), rounds=8, eval_every=4)).runs[0]
-    assert missing._tried(run, agenda.Data()) == 8.0
+    assert missing._tried(run, agenda.Data()) == 8 * 1.0 + EVALUATED * 3.0 + 4.0
     assert asked == [(3, "compiled" if long else "auto")]
 
 

@@ -74,6 +74,15 @@ def test_a_figure_is_the_mean_of_the_last_ten_evaluations_and_the_best_of_all() 
     assert rmse[f"{BEST}personal/rmse"] == 3.0
 
 
+@pytest.mark.parametrize(("peak", "counts"), [(27.0, False), (28.0, True), (32.0, True)])
+def test_the_last_eighth_begins_with_the_round_that_the_paper_names(peak: float, counts: bool) -> None:
+    """Of rounds 700 to 800 of 800 the first one counts, too: here 28 to 32 of 32."""
+    rows = [{"round": float(i), "global/accuracy": 0.9 if i == peak else 0.5} for i in range(1, 33)]
+    found = record.measured(rows, override(RUN, {"rounds": 32, "eval_last": 4}))
+    assert found[f"{BEST}global/accuracy"] == 0.9
+    assert found[f"{LATE}global/accuracy"] == found[f"{EVERY}global/accuracy"] == (0.9 if counts else 0.5)
+
+
 def test_a_run_that_is_written_again_keeps_the_machine_that_played_it(tmp_path: Path) -> None:
     data.add(tmp_path, [line(0)])
     data.add(tmp_path, [line(0)._replace(machine="another"), line(1)._replace(machine="another")])
@@ -173,6 +182,8 @@ def test_a_repeated_run_is_judged_by_its_bits_or_by_the_deviation() -> None:
     told = verify.judge(seeds[0], seeds[0]._replace(metrics={"global/accuracy": 0.9, "time/x": 2.0}), seeds)
     assert (told.same, "to the bit" in told.text) == (True, True)
     assert not verify.judge(seeds[0], seeds[0]._replace(digest="other"), seeds).same
+    assert not verify.judge(seeds[0], seeds[0]._replace(metrics={"global/accuracy": 0.91}), seeds).same
+    assert not verify.judge(seeds[0], seeds[0]._replace(metrics={}, machine="arm"), seeds).same
     near = seeds[0]._replace(digest="other", metrics={"global/accuracy": 0.919}, machine="arm")
     assert verify.judge(seeds[0], near, seeds).same
     assert not verify.judge(seeds[0], near._replace(metrics={"global/accuracy": 0.921}), seeds).same

@@ -26,6 +26,16 @@ def test_actors_are_dealt_in_proportion_to_seats_and_never_beyond_them():
     assert deal(1, {}) == {}
 
 
+def test_a_small_machine_that_is_named_first_gets_no_more_than_its_part():
+    assert deal(1, {"a": 1, "b": 3}) == {"a": 0, "b": 1}
+
+
+def test_most_actors_stay_where_they_are_whatever_the_machines_are_called():
+    found = spread({0: "b", 1: "b", 2: "b"}, even(3, 3), {"a": 3, "b": 3}, 3, 0.34)
+    assert found is not None
+    assert (found.kept, found.begin) == ((0, 1), {"a": 1})
+
+
 def test_a_round_takes_as_long_as_the_busiest_cpu():
     ten = range(10)
     assert load([("a", ten)], {"a": 1}, 1.0) == 10

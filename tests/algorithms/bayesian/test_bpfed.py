@@ -203,8 +203,9 @@ def test_a_personal_model_predicts_with_the_shared_layers_that_it_was_told_to(ki
     assert torch.equal(reply.personal.nll[k], metrics.evaluate(model, y).nll)
 
 
-def test_a_newcomer_moves_personal_layers_alone():
-    plan = small_plan("bpfed")
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_newcomer_moves_personal_layers_alone(sync):
+    plan = small_plan("bpfed", {"algorithm.sync": sync})
     local, batch, noise, _ = first_client(plan)
     start = trees.tree_map(torch.clone, local)
     for _ in range(4):

@@ -13,7 +13,7 @@ from fedray.bayes.sites import Natural
 from fedray.federate.device.cpu import numerics
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.rounds import start
-from fedray.types import FedRayError
+from fedray.types import Facts, FedRayError
 from tests.helpers import aggregated, block, context, differing, play, small_plan
 
 PRIOR = 2.0
@@ -101,6 +101,15 @@ def test_damping_goes_that_part_of_the_way():
         for k, client in enumerate(toy.clients):
             expected = (1 - 0.75**number) * toy.a[k].diagonal()
             assert_close(client.site.lam, expected, rtol=2e-3, atol=2e-3)
+
+
+def test_without_a_damping_of_ones_own_the_clients_of_a_round_share_one_step():
+    """Six clients, of whom two train in a round: each goes half of its way."""
+    toy = Toy(2, 3)
+    toy.ctx = context(toy.cfg, facts=Facts(clients=6, per_round=2, rounds=1, local_steps=1, batch_size=9, shard=9))
+    toy.play((0, 1))
+    for k, client in enumerate(toy.clients):
+        assert_close(client.site.lam, toy.a[k].diagonal() / 2, rtol=2e-3, atol=2e-3)
 
 
 def test_with_one_client_its_steps_are_those_of_variational_inference():
