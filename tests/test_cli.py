@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -99,6 +98,7 @@ def body():
         print("begun", flush=True)
         time.sleep({work})
     finally:
+        print("cleaning", flush=True)
         time.sleep({cleanup})
         print("clean", flush=True)
     return cli.DONE
@@ -132,7 +132,7 @@ def test_a_second_signal_does_not_cut_the_clean_up_short(first, second):
     running = process(work=300, cleanup=3)
     wait_for(running, "begun")
     os.kill(running.pid, first)
-    time.sleep(0.5)
+    wait_for(running, "cleaning")
     os.kill(running.pid, second)
     out, err = running.communicate(timeout=300)
     assert running.returncode == 130

@@ -9,6 +9,7 @@ from ray.exceptions import ActorDiedError
 
 from actors import moves
 from actors.crew import ClientsLostError, Newcomer
+from actors.machines import seats
 from actors.machines.cluster import Machine
 from actors.machines.placement import Layout, Node
 from actors.machines.seats import LEAVE_SECONDS, Seat, doomed
@@ -197,10 +198,12 @@ def test_states_on_disk_stay_with_their_machine_while_it_does(monkeypatch):
         scene.mover.follow(2)
 
 
-def test_a_round_is_broken_off_only_if_its_machine_goes_before_it_may_end():
-    there = {"a": Machine("a", FULL), "b": Machine("b", FULL, False), "c": Machine("c", FULL, False, time.time() + 999)}
+def test_a_round_is_broken_off_only_if_its_machine_goes_before_it_may_end(monkeypatch):
+    now = 1e9
+    monkeypatch.setattr(seats, "time", SimpleNamespace(time=lambda: now))
+    there = {"a": Machine("a", FULL), "b": Machine("b", FULL, False), "c": Machine("c", FULL, False, now + 999)}
     assert doomed("abc", there) == ""
     assert doomed("ax", there) == "a machine was lost"
-    there["c"] = there["c"]._replace(leaves=time.time() + LEAVE_SECONDS / 2)
+    there["c"] = there["c"]._replace(leaves=now + LEAVE_SECONDS / 2)
     assert doomed("ab", there) == ""
     assert doomed("abc", there).startswith("c goes in 1")

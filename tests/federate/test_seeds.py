@@ -12,9 +12,9 @@ from fedray.federate.plan import Plan, make_plan
 from tests.helpers import block, draws, experiment, small_plan
 
 
-def plan(seed: int, partition=None) -> Plan:
-    """Every draw that there is: a round without all clients, evaluations of some, validation examples."""
-    settings = {"seed": seed, "clients_per_round": 2, "eval_clients": 3, "data.validation": 0.2, "rounds": 6}
+def plan(seed: int, partition=None, validation=0.0) -> Plan:
+    """A round has not all clients, and evaluations neither."""
+    settings = {"seed": seed, "clients_per_round": 2, "eval_clients": 3, "data.validation": validation, "rounds": 6}
     return make_plan(experiment("pfedbayes", settings), partition=partition)
 
 
@@ -30,7 +30,7 @@ def parts(shards) -> np.ndarray:
 
 DRAWN = {
     "the shards": lambda seed, dealt: parts(plan(seed).partition),
-    "the validation examples": lambda seed, dealt: np.concatenate(plan(seed, dealt).partition.validation),
+    "the validation examples": lambda seed, dealt: np.concatenate(plan(seed, dealt, 0.2).partition.validation),
     "the first weights": lambda seed, dealt: trees.leaves(plan(seed, dealt).initial_server())[0],
     "the noise": lambda seed, dealt: plan(seed, dealt).normals("noise", 1, 2, (8,)),
     "who is evaluated": lambda seed, dealt: [sorted(plan(seed, dealt).evaluated(number)) for number in range(1, 7)],
