@@ -22,7 +22,7 @@ ROWS = 1000  # test examples predicted at a time
 SPOTLIGHT_DRAWS = 100  # posterior draws of the uncertainty figure
 
 Examples = tuple[Tensor, Tensor]  # x [B, ...], y [B]
-Sums = tuple[Stats | None, Stats | None]  # of the personal and of the global model; None: there is none
+Pair = tuple[Stats | None, Stats | None]  # of the personal and of the global model; None: there is none
 
 
 class Predict(NamedTuple):
@@ -43,8 +43,8 @@ def evaluate(block: Block, round_number: int, view: Any, spotlight: bool) -> Eva
     asked = set(plan.evaluated(round_number) if round_number else ())
     shown = set(plan.shown if spotlight and plan.personal and plan.target is None else ())
     samples = plan.cfg.predict_samples
-    tested: list[Sums] = []
-    validated: list[Sums] = []
+    tested: list[Pair] = []
+    validated: list[Pair] = []
     measured: list[list[list[float]]] = []  # [K, 2, Q]
     looks = []
     everyone = global_predictor(block, round_number, view)
@@ -150,7 +150,7 @@ def _own_measures(plan: Plan, client: int, predict: Predict | None, examples: Ex
     return found
 
 
-def _stacked(clients: Sequence[Sums]) -> Sums:
+def _stacked(clients: Sequence[Pair]) -> Pair:
     """The sums of some clients [K, ...] on the CPU; where there is no client, none."""
     return trees.tree_map(Tensor.cpu, trees.stack(clients)) if clients else (None, None)
 

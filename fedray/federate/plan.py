@@ -317,34 +317,19 @@ def make_plan(
             f"algorithm={cfg.algorithm!r}: is not the settings of an algorithm; give one, such as PFedBayes(), from "
             f"fedray.algorithms ({', '.join(registry.algorithms())})"
         )
-    if partition is not None:
-        clients = len(partition.train) if cfg.clients is None else cfg.clients
-        cfg = override(cfg, {"data.partition": papers.GIVEN, "clients": clients})
-    if layers is not None:
-        cfg = override(cfg, {"model.name": papers.GIVEN})
     given = None if dataset is None else own.given(dataset)
-    if given is not None and given.names.users and cfg.data.partition == "auto":
-        clients = len(given.names.users) if cfg.clients is None else cfg.clients
-        cfg = override(cfg, {"data.partition": "natural", "clients": clients})
-    cfg = resolve(cfg)
+    cfg = resolve(_named_as_given(cfg, given, partition, layers))
     algorithm, selection = _methods(cfg)
     dataset = loading.load(cfg.data) if given is None else given
     cfg = papers.fill_from_dataset(cfg, dataset)
     _check_clients(cfg, algorithm)
     owned = dataset.users is not None or partition is not None
     owners = partition
-    if partition is None:
-        partition = papers.deal(cfg, dataset, Stream(cfg.seed, "partition").numpy)
-    else:
-        check_given(partition, cfg.clients, len(dataset.y))
+    partition = _dealt(cfg, dataset, partition)
     density = density or network.density(cfg.model, dataset.real)
     _check_likelihood(cfg, algorithm, density)
     remarks = papers.remarks(cfg.data, dataset, partition)  # of the shards as they were dealt
-    if cfg.data.validation:
-        labels = relabelled(dataset, partition).y
-        partition = hold_out_validation(
-            partition, cfg.data.validation, labels, lambda client: Stream(cfg.seed, "validation", client).numpy
-        )
+    partition = _validated(cfg, dataset, partition)
     if layers is None:
         record = registry.pick(registry.networks(), "`model.name`", cfg.model.name)
         model = network.build(record, cfg.model, dataset.input_shape, dataset.classes, density)
@@ -360,3 +345,36 @@ def make_plan(
     plan = Plan(cfg, algorithm, selection, model, partition, scaling, target, remarks, given, names, dataset.notes)
     nameless = given if cfg.data.name == own.GIVEN else None  # sweeps and studies give what a name stands for
     return _accept(plan._replace(plug_ins=plug_ins_of(cfg), digests=digests_of(nameless, owners, layers)))
+
+
+def _named_as_given(
+    cfg: Experiment, dataset: Dataset | None, partition: Partition | None, layers: nn.Module | None
+) -> Experiment:
+    """The experiment, which says what of it is given; a given dataset with owners is dealt by them."""
+    if partition is not None:
+        clients = len(partition.train) if cfg.clients is None else cfg.clients
+        cfg = override(cfg, {"data.partition": papers.GIVEN, "clients": clients})
+    if layers is not None:
+        cfg = override(cfg, {"model.name": papers.GIVEN})
+    if dataset is not None and dataset.names.users and cfg.data.partition == "auto":
+        clients = len(dataset.names.users) if cfg.clients is None else cfg.clients
+        cfg = override(cfg, {"data.partition": "natural", "clients": clients})
+    return cfg
+
+
+def _dealt(cfg: Experiment, dataset: Dataset, partition: Partition | None) -> Partition:
+    """The given shards, once they are checked, or those that the experiment names."""
+    if partition is None:
+        return papers.deal(cfg, dataset, Stream(cfg.seed, "partition").numpy)
+    check_given(partition, cfg.clients, len(dataset.y))
+    return partition
+
+
+def _validated(cfg: Experiment, dataset: Dataset, partition: Partition) -> Partition:
+    """The shards, of whose training examples a share is held out."""
+    if not cfg.data.validation:
+        return partition
+    labels = relabelled(dataset, partition).y
+    return hold_out_validation(
+        partition, cfg.data.validation, labels, lambda client: Stream(cfg.seed, "validation", client).numpy
+    )

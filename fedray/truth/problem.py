@@ -90,16 +90,16 @@ def simulate(problem: Problem, seed: int) -> World:
     return World(problem, theta, (rng.uniform(size=f.shape) < 1 / (1 + np.exp(-f))).astype(np.int64))
 
 
-def orthogonal(clients: int, n: int, k: int, seed: int = 0) -> np.ndarray:
+def orthogonal(clients: int, n: int, k: int) -> np.ndarray:
     """Inputs [N, n, k] with columns orthogonal to each other and to 1 at every client; mean squares in [0.5, 2]."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     columns = np.linalg.qr(np.insert(rng.normal(size=(clients, n, k)), 0, 1, axis=-1))[0][..., 1:]
     return (columns * np.sqrt(n * rng.uniform(0.5, 2, size=(clients, 1, k)))).astype(np.float32)
 
 
-def correlated(clients: int, n: int, k: int, r: float, seed: int = 0) -> np.ndarray:
+def correlated(clients: int, n: int, k: int, r: float) -> np.ndarray:
     """Normal inputs [N, n, k] of correlation r, around a mean of the client's own of sd 1/2."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     factor = np.linalg.cholesky(r * np.ones((k, k)) + (1 - r) * np.eye(k))
     return (rng.normal(size=(clients, n, k)) @ factor.T + rng.normal(size=(clients, 1, k)) / 2).astype(np.float32)
 

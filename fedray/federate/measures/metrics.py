@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedray.types import BINS, EvalStats, RegressionStats
 
-Sums = TypeVar("Sums", bound=EvalStats | RegressionStats)
+StatsT = TypeVar("StatsT", bound=EvalStats | RegressionStats)
 
 
 class Summary(NamedTuple):
@@ -82,7 +82,7 @@ def _by_bin(confidence: Tensor, value: Tensor) -> Tensor:
     return torch.zeros(BINS, dtype=torch.float64, device=value.device).index_add_(0, bin_of, value)
 
 
-def pooled(stats: Sums) -> Sums:
+def pooled(stats: StatsT) -> StatsT:
     """The sums over all clients of stats stacked [K, ...], of labels or of real targets."""
     return type(stats)(*(field.sum(0) for field in stats))
 

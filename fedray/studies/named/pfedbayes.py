@@ -49,10 +49,10 @@ TABLE3: Mapping[str, tuple[Mapping[str, float], ...]] = {
 }
 
 
-def base(algorithm: str, dataset: str, size: str = "medium", rounds: int = ROUNDS) -> Experiment:
+def base(algorithm: str, dataset: str, size: str = "medium") -> Experiment:
     """An algorithm as the paper compares it, on one of its datasets."""
     own = tuned(algorithm) | dict(PROTOCOL.get(algorithm, {}))
-    return experiment(algorithm, own | {"data.name": dataset, "data.size": size, "rounds": rounds})
+    return experiment(algorithm, own | {"data.name": dataset, "data.size": size, "rounds": ROUNDS})
 
 
 def tuned(algorithm: str) -> dict[str, Any]:
