@@ -232,6 +232,11 @@ class Model:
         starts, ends = [0, *(end for _, end in spans)], [*(start for start, _ in spans), self.size]
         return _places(zip(starts, ends, strict=True), device)
 
+    def assemble(self, names: Sequence[str], own: Tensor, others: Tensor) -> Tensor:
+        """theta [P] of the named layers' parameters [k] and those of all other layers [size - k]."""
+        theta = own.new_zeros(self.padded).index_copy(0, self.part(names, own.device), own)
+        return theta.index_copy(0, self.rest(names, own.device), others)
+
     def _spans(self, names: Sequence[str]) -> list[tuple[int, int]]:
         """(start, end) of the named parameters: ascending, none inside of another."""
         places = self.slices | self.tensors

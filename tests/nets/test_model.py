@@ -180,3 +180,11 @@ def test_parameters_that_no_memory_holds_are_refused_before_it_is_asked_for():
     wide = nn.Linear(2**30, 2**20, device="meta")
     with pytest.raises(FedRayError, match=r"^network: its \d+ parameters take \d+ GiB"):
         described((2**30,), 2**20, wide)
+
+
+def test_named_layers_and_the_others_make_up_the_vector():
+    model = NETS["deep"]
+    theta = model.init(Stream(0, "server"))
+    for names in (("head",), ("layer1.bias", "layer3"), ()):
+        own, others = theta[model.part(names)], theta[model.rest(names)]
+        assert torch.equal(model.assemble(names, own, others), theta)

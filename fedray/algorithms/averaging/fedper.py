@@ -49,9 +49,7 @@ def broadcast(ctx: Context[FedPer], server: fedavg.Point, ids: Sequence[int]) ->
 
 def whole(ctx: Context[FedPer], client: Part, shared: Part) -> Tensor:
     """A client's network [P]: its own layers and the shared ones."""
-    model, device = ctx.model, client.theta.device
-    theta = client.theta.new_zeros(model.padded).index_copy(0, model.part(ctx.cfg.personal, device), client.theta)
-    return theta.index_copy(0, model.rest(ctx.cfg.personal, device), shared.theta)
+    return ctx.model.assemble(ctx.cfg.personal, client.theta, shared.theta)
 
 
 def begin(ctx: Context[FedPer], client: Part, down: Part, data: Batch) -> fedavg.Local:

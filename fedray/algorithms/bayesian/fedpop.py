@@ -145,17 +145,10 @@ def broadcast(ctx: Context[FedPop], server: Server, ids: Sequence[int]) -> Down:
     return Down(server.phi, server.beta)
 
 
-def whole(ctx: Context[FedPop], phi: Tensor, z: Tensor) -> Tensor:
-    """The network [P] of a shared body and a head."""
-    model = ctx.model
-    theta = z.new_zeros(model.padded).index_copy(0, model.part(ctx.cfg.personal, z.device), z)
-    return theta.index_copy(0, model.rest(ctx.cfg.personal, z.device), phi)
-
-
 def begin(ctx: Context[FedPop], client: Client, down: Down, data: Batch) -> Local:
     """The chain goes on from where it was; it starts at the prior's mean."""
     z = torch.where(client.rounds > 0, client.z, down.beta.mu)
-    theta = whole(ctx, down.phi, z)
+    theta = ctx.model.assemble(ctx.cfg.personal, z, down.phi)
     i = trees.tree_map(torch.zeros_like, down.beta)
     if ctx.cfg.sampler != "ula":
         data = data._replace(x=data.x[:0], y=data.y[:0], weight=data.weight[:0], place=data.place[:0])
@@ -230,7 +223,7 @@ def absorb(ctx: Context[FedPop], server: Server, sums: Up, n: Tensor) -> Server:
 
 def personalize(ctx: Context[FedPop], client: Client, view: Down, data: Batch, noise: Tensor) -> Networks:
     """The kept heads on the latest body."""
-    return Networks(torch.stack([whole(ctx, view.phi, z) for z in client.kept]))
+    return Networks(torch.stack([ctx.model.assemble(ctx.cfg.personal, z, view.phi) for z in client.kept]))
 
 
 def predict_personal(ctx: Context[FedPop], personal: Networks, x: Tensor, noise: Tensor) -> Tensor:
