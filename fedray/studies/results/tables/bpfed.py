@@ -58,5 +58,6 @@ TABLES = (
             *asked("shared layers help newcomers", "novel/accuracy", "bpfed-mnist", "local-mnist"),
             *asked("shared layers help newcomers", "novel/accuracy", "bpfed-fmnist", "local-fmnist"),
         ),
+        more=("bpfed-mnist", "fedper-mnist"),
     ),
 )

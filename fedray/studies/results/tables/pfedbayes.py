@@ -125,6 +125,7 @@ TABLES = (
         best=LATE,
         eval_last=100,
         bold=("global/accuracy",),
+        more=("base", "zeta=1"),
         fitted=True,
     ),
     Table(
