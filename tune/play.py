@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from ray import tune as ray_tune
+from ray.exceptions import RayActorError
 from ray.tune.execution.tune_controller import TuneController
 from ray.tune.experiment.trial import Trial as TuneTrial
 
@@ -89,8 +90,9 @@ def recovered_resets() -> Iterator[None]:
     requeued: set[Any] = set()
 
     def process(self: TuneController, trial: Any, exception: Any) -> None:
-        if trial in self._resetting_trials:
-            self._resetting_trials.discard(trial)
+        taking_over = trial in self._resetting_trials
+        self._resetting_trials.discard(trial)
+        if taking_over and isinstance(exception, RayActorError):  # else the process lives, and refused the trial
             self._set_trial_status(trial, TuneTrial.RUNNING)  # as Tune does where a process dies as it starts
             requeued.add(trial)
         elif trial in requeued and trial.status == TuneTrial.PENDING:  # another task of the same dead process

@@ -15,7 +15,7 @@ from fedray.federate.device.numbers import on_device
 from fedray.federate.failures import failure_policy
 from fedray.federate.plan import make_plan, resolve
 from fedray.federate.storage import checkpoint_files
-from fedray.types import RunError
+from fedray.types import FedRayError, RunError
 from tune.options import TEST
 from tune.processes import Hosted, Processes
 
@@ -45,8 +45,13 @@ class Trial(ray_tune.Trainable):
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Become a trial, or the same with other settings, in the processes that are already there."""
         common = self._common
-        cfg = resolve(override(common.base, new_config))  # unresolved, all users would be clients
-        plan = make_plan(cfg, None if common.dataset is None else ray.get(common.dataset))
+        self._refusal = ""
+        try:
+            cfg = resolve(override(common.base, new_config))  # unresolved, all users would be clients
+            plan = make_plan(cfg, None if common.dataset is None else ray.get(common.dataset))
+        except FedRayError as error:
+            self._refusal = str(error)  # the result of the first step: if Tune began the trial again, it would be alike
+            return True
         layout = common.layout.first(plan.clients)
         self._plan = on_device(plan, layout.gpus > 0)
         policy = failure_policy(self._plan.cfg, common.timeout)
@@ -59,6 +64,8 @@ class Trial(ray_tune.Trainable):
 
         Nothing that is measured on test examples decides anything, unless the metric is one of them.
         """
+        if self._refusal:
+            return {"round": 0, "failure": self._refusal, "done": True}
         server = self._server
         before = server.state.round
         rounds = self._plan.cfg.rounds
@@ -85,11 +92,15 @@ class Trial(ray_tune.Trainable):
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Server, clients, and the measures so far; in a folder of this machine, from which Tune collects them."""
+        if self._refusal:
+            return
         server = self._server
         checkpoint_files.write(checkpoint_dir, self._plan, server.state, server.save(checkpoint_dir))
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Go on from a checkpoint of this trial or, in population based training, of a better one."""
+        if self._refusal:
+            return
         self._server.restore(checkpoint_files.read(checkpoint_dir, self._plan))
 
     def cleanup(self) -> None:

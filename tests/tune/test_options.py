@@ -16,7 +16,7 @@ from fedray.federate.failures import ATTEMPTS, FailurePolicy
 from fedray.federate.plan import make_plan
 from tests.chaos.faults import always
 from tests.helpers import experiment
-from tune import sweep
+from tune import record, sweep
 from tune import trial as trial_module
 from tune.__main__ import main
 from tune.options import Sweep
@@ -112,6 +112,22 @@ def test_a_trial_leaves_a_client_out_where_the_experiment_says_so(policies: list
     assert policies == [FailurePolicy(ATTEMPTS, skip=True, timeout=7.0)]
     assert result["rows"][-1]["failures"] == 1.0
     assert "failure" not in result
+
+
+def test_a_trial_whose_settings_cannot_be_planned_ends_as_failed_and_the_next_one_is_played(
+    policies: list[FailurePolicy], tmp_path: Path
+) -> None:
+    trial = begun("skip")
+    assert trial.reset_config({"seed": 0, "model.name": "typo"})
+    result = trial.step()
+    trial.save_checkpoint(str(tmp_path))  # as Tune asks after every result
+    assert result["done"]
+    assert "typo" in result["failure"]
+    assert (
+        record.outcome_of(SimpleNamespace(last_result=result, status="TERMINATED"), 1) == f"failed: {result['failure']}"
+    )
+    trial.reset_config({"seed": 0})
+    assert "failure" not in trial.step()
 
 
 @pytest.mark.parametrize("on_failure", ["retry", "abort"])

@@ -113,6 +113,54 @@ def test_a_trial_whose_process_dies_as_it_takes_it_over_is_recovered(tmp_path):
     assert [trial.last_result.get("round") for trial in found.trials] == [2, 2, 2]
 
 
+def refuses_in_reset():
+    """A trainable that refuses one trial as this takes over the process of another one."""
+
+    class RefusesInReset(ray_tune.Trainable):
+        def setup(self, config):
+            self.round = 0
+
+        def reset_config(self, new_config):
+            if new_config["seed"] == 1:
+                raise ValueError("no such setting")
+            self.round = 0
+            return True
+
+        def step(self):
+            self.round += 1
+            return {"round": self.round, "score": 0.0, "done": self.round >= 2}
+
+        def save_checkpoint(self, checkpoint_dir):
+            pass
+
+    return RefusesInReset
+
+
+class NoFailedTrialWaits(ray_tune.Callback):
+    def on_step_end(self, iteration, trials, **info):
+        assert not [trial for trial in trials if trial.num_failures and trial.status == "PENDING"]
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_a_trial_that_a_living_process_refuses_to_take_over_fails_and_the_others_end(tmp_path):
+    with recovered_resets():
+        found = ray_tune.run(
+            refuses_in_reset(),
+            config={"seed": ray_tune.grid_search([0, 1, 2])},
+            max_concurrent_trials=1,
+            max_failures=3,
+            reuse_actors=True,
+            storage_path=str(tmp_path),
+            verbose=0,
+            raise_on_failed_trial=False,
+            callbacks=[NoFailedTrialWaits()],
+        )
+    assert [trial.status for trial in found.trials] == ["TERMINATED", "ERROR", "TERMINATED"]
+    assert "no such setting" in str(found.trials[1].get_error())
+
+
 def test_perturbed_settings_stay_in_their_ranges():
     """Tune multiplies by 0.8 or 1.2, whatever the range."""
     steps = "algorithm.local_steps"
