@@ -128,12 +128,9 @@ def _enter(request: stages.Request, datasets: dict[DataConfig, Dataset], locks: 
     locks.enter_context(runfolder.locked(folder))
     note = runfolder.read(request.resume) if request.resume else None
     Writer(folder, note is not None and runfolder.holds(folder, note)).discard()
-    data = cfg.data
-    files = DataConfig(
-        name=data.name, root=data.root, download=data.download, embedding=data.embedding, classes=data.classes
-    )
+    files = loading.files(cfg.data)
     if files not in datasets:
-        datasets[files] = loading.load(data)
+        datasets[files] = loading.load(cfg.data)
     plan = make_plan(resolve(cfg), datasets[files])._replace(given=None)  # unresolved, all users would be clients
     if execution.loss_deviation:
         loss_deviation.check(plan)

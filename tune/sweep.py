@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -20,11 +20,12 @@ from actors.machines.cluster import connect
 from actors.machines.offer import need_of_trials
 from actors.machines.placement import Layout, arrange_trials
 from fedray import cli, registry
-from fedray.config import Execution, Experiment, TrackingConfig, flatten, override, to_dict
+from fedray.config import DataConfig, Execution, Experiment, TrackingConfig, flatten, override, to_dict
 from fedray.config.decode import decode, record, refuse_damage
 from fedray.data import loading
+from fedray.data.readers import Dataset
 from fedray.federate.failures import failure_policy
-from fedray.federate.plan import make_plan
+from fedray.federate.plan import Plan, make_plan, resolve
 from fedray.running import progress
 from fedray.running.files import write_json
 from fedray.running.mlflow_store import locate, shown
@@ -32,7 +33,7 @@ from fedray.running.progress import Status
 from fedray.running.tracking import MLflowTracker, NullTracker, Tracker
 from fedray.running.writer import write_table
 from fedray.terminal import same_handlers
-from fedray.types import Choice, require
+from fedray.types import Choice, FedRayError, for_command_line, require
 from tune import results, search
 from tune.children import ParentRun, child_run
 from tune.options import TEST, Sweep, by_test, complete, validation_share
@@ -99,25 +100,60 @@ def check(name: str, folder: Path, base: Experiment, execution: Execution, sweep
     reason = "the settings that a sweep varies are constants of compiled code"
     require(execution.backend != "compiled", "backend", "compiled", reason, "use `backend=auto`")
     record = registry.algorithm_of(base.algorithm)
-    sweep = complete(sweep, record, base.rounds, make_plan(base).task)
+    datasets: dict[DataConfig, Dataset] = {}
+    sweep = complete(sweep, record, base.rounds, _plan(base, datasets).task)
     share = validation_share(sweep.metric, base.data.validation)
     base = override(base, {"rounds": sweep.max_rounds, "data.validation": share})
     space = make(sweep.space, record.space, base)
-    clients = _most_clients(base, space)
     seeds = [base.seed + i for i in range(sweep.seeds)]
     search.parameters(space, sweep.search, seeds)
     search.searcher(sweep, space, 1, seeds)
     search.scheduler(sweep, space)
     trials = search.count(space, sweep.search, sweep.samples, len(seeds))
+    clients = _most_clients(base, space, seeds, datasets)
     return SweepRequest(name, folder, base, execution, sweep, space, seeds, trials, clients)
 
 
-def _most_clients(base: Experiment, space: dict[str, Domain]) -> int:
-    """The clients of the largest configuration; raises FedRayError where one of them cannot be dealt."""
-    listed = {name: domain.values for name, domain in space.items() if isinstance(domain, Choice | Grid)}
-    searched = [name for name in DECIDING if name in listed]
-    chosen = [dict(zip(searched, values, strict=True)) for values in product(*(listed[name] for name in searched))]
-    return max(make_plan(override(base, settings)).clients for settings in chosen)
+def _most_clients(
+    base: Experiment, space: Mapping[str, Domain], seeds: Sequence[int], datasets: dict[DataConfig, Dataset]
+) -> int:
+    """The clients of the largest configuration; raises FedRayError where a trial could not be planned."""
+    most = 0
+    for origin, settings in _planned(space, seeds):
+        try:
+            most = max(most, _plan(override(base, settings), datasets).clients)
+        except FedRayError as error:
+            if not origin:
+                raise
+            raise FedRayError(f"{origin}: {for_command_line(error)}") from None
+    return most
+
+
+def _plan(cfg: Experiment, datasets: dict[DataConfig, Dataset]) -> Plan:
+    """The plan of a trial; what it loads is kept in ``datasets`` for the next one."""
+    cfg = resolve(cfg)  # unresolved, all users would be clients
+    files = loading.files(cfg.data)
+    if files not in datasets:
+        datasets[files] = loading.load(cfg.data)
+    return make_plan(cfg, datasets[files])
+
+
+def _planned(space: Mapping[str, Domain], seeds: Sequence[int]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The trials that are planned before Ray starts, each with the option that makes it: the first of all values, which
+    no option makes alone; then every other value, end of a range and seed; and all combinations of those that decide
+    how many clients there are."""
+    tried = {name: domain.values if isinstance(domain, Choice | Grid) else domain for name, domain in space.items()}
+    first = {name: values[0] for name, values in tried.items()} | {"seed": seeds[0]}
+    yield "", first
+    for name, values in tried.items():
+        written = f"--space {name.removeprefix('algorithm.')}={show(space[name])}"
+        yield from ((written, first | {name: value}) for value in values[1:])
+    yield from ((f"--seeds {len(seeds)}: seed {seed}", first | {"seed": seed}) for seed in seeds[1:])
+    deciding = [name for name in DECIDING if isinstance(space.get(name), Choice | Grid)]
+    for values in product(*(tried[name] for name in deciding)):
+        chosen = dict(zip(deciding, values, strict=True))
+        if sum(first[name] != value for name, value in chosen.items()) > 1:  # one alone has been planned
+            yield f"--space {', '.join(f'{name}={value}' for name, value in chosen.items())}", first | chosen
 
 
 def play(

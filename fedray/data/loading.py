@@ -73,6 +73,11 @@ def absolute_paths(cfg: DataConfig) -> DataConfig:
     )
 
 
+def files(cfg: DataConfig) -> DataConfig:
+    """The settings that decide which examples there are; all others are left at their defaults."""
+    return DataConfig(name=cfg.name, root=cfg.root, download=cfg.download, embedding=cfg.embedding, classes=cfg.classes)
+
+
 def _absolute(option: str, path: str | Path) -> Path:
     try:
         return Path(os.path.abspath(Path(path).expanduser()))

@@ -3,7 +3,11 @@
 import pytest
 import ray
 
-from tune.__main__ import main
+from fedray.config import fingerprint
+from fedray.data import loading
+from fedray.federate.plan import make_plan
+from tune import sweep
+from tune.__main__ import main, read
 
 REFUSED = [
     (["--space", "lrr=uniform(1,2)"], "--space lrr: no such setting"),
@@ -14,6 +18,14 @@ REFUSED = [
     (["--space", "data.validation=uniform(0.1,0.3)"], "ranked on the same validation examples"),
     (["--data.partition", "iid", "--clients", "850"], "has one training example, which it needs"),
     (["--data.partition", "iid", "--space", "clients=grid(2,850)"], "has one training example, which it needs"),
+    (["--space", "model.name=grid(mlp,typo)"], "--space model.name=grid(mlp,typo): --model.name 'typo' is not"),
+    (["--space", "selection=grid(uniform,typo)"], "typo"),
+    (["--space", "clients_per_round=grid(5,50)"], "--clients-per-round 50: a round needs between 1 and all 10"),
+    (["--space", "data.labels_per_client=grid(2,50)"], "--data.labels-per-client 50"),
+    (["--space", "eval_clients=choice(3,500)"], "--eval-clients 500: the federation has 10 clients"),
+    (["--data.partition", "dirichlet", "--space", "data.alpha=loguniform(0.001,1)"], "alpha 0.001: 100 draws"),
+    (["--data.partition", "dirichlet", "--data.alpha", "0.02", "--seeds", "4"], "--seeds 4: seed 1: "),
+    (["--space", "clients=grid(2,6)", "--space", "clients_per_round=grid(2,4)"], "--clients-per-round 4"),
     (["--resume", "nowhere"], "holds no sweep"),
     (["--runtime", "local"], "a sweep runs on Ray"),
     (["--backend", "compiled"], "--backend compiled: the settings that a sweep varies are constants"),
@@ -27,6 +39,29 @@ REFUSED = [
     (["--checkpoint.url", "s3://bucket"], "--checkpoint.url s3://bucket: a sweep keeps its checkpoints"),
     (["--checkpoint.on-error", "stop"], "stop: Tune repeats a trial"),
 ]
+
+
+COMBINED = ["--space", "clients=grid(9,15,300)", "--space", "data.partition=grid(iid,dirichlet)"]
+
+
+def test_the_configurations_that_decide_how_many_clients_there_are_are_planned_together(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["fedavg", *COMBINED, "--metric", "test/global/accuracy", "--data.alpha", "0.1"]) == 2
+    words = "--space clients=300, data.partition=dirichlet: --data.alpha 0.1: 100 draws left some of 300 clients"
+    assert words in capsys.readouterr().err
+
+
+def test_no_experiment_is_planned_twice_and_the_examples_are_loaded_once(monkeypatch):
+    planned, loads = [], []
+    monkeypatch.setattr(
+        sweep, "make_plan", lambda cfg, given: planned.append(fingerprint(cfg)) or make_plan(cfg, given)
+    )
+    monkeypatch.setattr(loading, "load", lambda cfg, load=loading.load: loads.append(cfg) or load(cfg))
+    space = ["--space", "lr=loguniform(0.01,0.1)", "--space", "clients=grid(4,6)", "--space", "data.classes=grid(8)"]
+    request, _ = read(["fedavg", "--data.partition", "iid", "--seeds", "3", *space])
+    assert request.clients == 6
+    assert len(set(planned)) == len(planned) == 1 + 1 + 1 + 1 + 2  # base; first values; lr, clients and two seeds
+    assert len(loads) == 2  # of all classes, and of eight
 
 
 @pytest.mark.parametrize(("options", "words"), REFUSED)
