@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from ray import tune as ray_tune
+from ray.tune.experiment.trial import Trial as TuneTrial
 from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, MedianStoppingRule, PopulationBasedTraining
 from ray.tune.search import ConcurrencyLimiter
 from ray.tune.search.basic_variant import BasicVariantGenerator
@@ -19,7 +20,23 @@ REDUCTION = 3  # of the trials at a rung, one in three goes on (Li et al. 2020 u
 
 
 class Population(PopulationBasedTraining):
-    """Population based training that loses no trial: Tune's own ends one that it copies over while it is saved."""
+    """Population based training that loses no trial: Tune's own ends one that it copies over while it is saved, and
+    leaves all others waiting for one that fails."""
+
+    def choose_trial_to_run(self, tune_controller: Any) -> Any:
+        """The next trial; where all that are left have waited for one that failed, they are copied without it."""
+        trials = tune_controller.get_trials()
+        left = [trial for trial in trials if not trial.is_finished()]
+        states = self._trial_state
+        reached = self._next_perturbation_sync
+        # Tune copies when the last trial reports that it has come as far as the others, which a failed one never does.
+        if left and all(
+            trial.status == TuneTrial.PAUSED and states[trial].last_train_time >= reached for trial in left
+        ):
+            for trial in set(trials).difference(left):  # Tune goes on waiting for one whose process was lost
+                states[trial].last_train_time = max(states[trial].last_train_time, reached)
+            self.on_trial_result(tune_controller, left[0], states[left[0]].last_result or {})
+        return super().choose_trial_to_run(tune_controller)
 
     def _exploit(self, tune_controller: Any, trial: Any, trial_to_clone: Any) -> None:
         # Pausing a trial whose save is under way makes Tune's controller note a stop for it, which it executes after
@@ -61,8 +78,10 @@ def searcher(sweep: Sweep, space: Mapping[str, Domain], concurrency: int, seeds:
     Raises FedRayError for what Optuna's sampler does not do: several seeds, and grids.
     """
     if sweep.search != "tpe":
+        # Trials that wait to be copied count, too: a bound would be one for the population. Reservations bound it.
+        most = 0 if sweep.scheduler == "pbt" else concurrency
         # A configuration is drawn once and repeated for every seed.
-        return BasicVariantGenerator(constant_grid_search=True, random_state=seeds[0], max_concurrent=concurrency)
+        return BasicVariantGenerator(constant_grid_search=True, random_state=seeds[0], max_concurrent=most)
     if len(seeds) > 1:
         raise FedRayError(f"--seeds {len(seeds)}: tpe learns from single trials; use --search random, or one seed")
     if any(isinstance(domain, Grid) for domain in space.values()):
@@ -81,8 +100,8 @@ def searcher(sweep: Sweep, space: Mapping[str, Domain], concurrency: int, seeds:
 def scheduler(sweep: Sweep, space: Mapping[str, Domain]) -> Any:
     """Tune's trial scheduler; time is counted in rounds.
 
-    Raises FedRayError for population based training over several seeds, clients, data or networks: it copies the
-    states of one trial into another.
+    Raises FedRayError for population based training over several seeds, clients, data or networks, for it copies the
+    states of one trial into another, and with Optuna's sampler.
     """
     metric = sweep.metric
     mode = sweep.mode
@@ -96,6 +115,11 @@ def scheduler(sweep: Sweep, space: Mapping[str, Domain]) -> Any:
         )
     if sweep.scheduler == "median":
         return MedianStoppingRule("round", metric, mode, grace_period=grace, min_samples_required=2)
+    if sweep.search == "tpe":
+        raise FedRayError(
+            "--search tpe: --scheduler pbt begins all trials together, before there is a result to learn from; use "
+            "--search random, or --scheduler asha"
+        )
     if sweep.seeds > 1:
         raise FedRayError(
             f"--seeds {sweep.seeds}: --scheduler pbt copies trials into each other; use one seed, or asha"

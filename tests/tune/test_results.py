@@ -156,6 +156,8 @@ def test_a_search_says_what_it_cannot_do():
         search.searcher(Sweep(search="tpe", seeds=2), space, 1, [0, 1])
     with pytest.raises(FedRayError, match="--search tpe: does not cover a grid"):
         search.searcher(Sweep(search="tpe"), {"a": Grid((1,))}, 1, [0])
+    with pytest.raises(FedRayError, match="--search tpe: --scheduler pbt"):
+        search.scheduler(Sweep(scheduler="pbt", search="tpe"), space)
     with pytest.raises(FedRayError, match="--seeds 2: --scheduler pbt"):
         search.scheduler(Sweep(scheduler="pbt", seeds=2), space)
     with pytest.raises(FedRayError, match="--space clients: --scheduler pbt copies"):

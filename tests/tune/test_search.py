@@ -67,6 +67,70 @@ def test_a_trial_that_is_copied_over_while_it_is_saved_still_ends_its_rounds(tmp
     assert [trial.last_result["round"] for trial in found.trials] == [6, 6, 6, 6]
 
 
+def fails_late(how):
+    """A trainable of which the last trial fails as it comes to where the others wait."""
+
+    class FailsLate(ray_tune.Trainable):
+        def setup(self, config):
+            self.round = 0
+
+        def reset_config(self, new_config):
+            self.round = 0
+            return True
+
+        def step(self):
+            self.round += 1
+            if self.config["seed"] == 3 and self.round == 2:
+                if how == "error":
+                    raise ValueError("lost")
+                return {"round": self.round, "failure": "diverged", "done": True}
+            return {"round": self.round, "score": -self.config["algorithm.lr"], "done": self.round >= 6}
+
+        def save_checkpoint(self, checkpoint_dir):
+            Path(checkpoint_dir, "round").write_text(str(self.round))
+
+        def load_checkpoint(self, checkpoint_dir):
+            self.round = int(Path(checkpoint_dir, "round").read_text())
+
+    return FailsLate
+
+
+class SomebodyGoesOn(ray_tune.Callback):
+    """Fails where all trials wait, step after step."""
+
+    waited = 0
+
+    def on_step_end(self, iteration, trials, **info):
+        left = [trial.status for trial in trials if not trial.is_finished()]
+        self.waited = self.waited + 1 if set(left) == {"PAUSED"} else 0
+        assert self.waited < 10
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["result", "error"])
+def test_the_trials_that_wait_for_one_that_fails_are_copied_and_go_on(how, tmp_path, own_cluster):
+    space = {"algorithm.lr": LogUniform(1e-4, 0.5)}
+    sweep = Sweep(scheduler="pbt", metric="score", mode="max", max_rounds=6, grace_rounds=2)
+    own_cluster(num_cpus=1)
+    found = ray_tune.run(
+        fails_late(how),
+        config=search.parameters(space, "random", [0, 1, 2, 3]),
+        search_alg=search.searcher(sweep, space, 1, [0]),
+        scheduler=search.scheduler(sweep, space),
+        reuse_actors=True,
+        checkpoint_config=ray_tune.CheckpointConfig(checkpoint_frequency=1),
+        storage_path=str(tmp_path),
+        verbose=0,
+        raise_on_failed_trial=False,
+        callbacks=[SomebodyGoesOn()],
+    )
+    ended = [trial.last_result["round"] for trial in sorted(found.trials, key=lambda trial: trial.config["seed"])]
+    assert ended == [6, 6, 6, 1 if how == "error" else 2]
+    # They ran one at a time, and yet somebody was copied over.
+    assert any(trial.config["algorithm.lr"] != trial.evaluated_params["algorithm.lr"] for trial in found.trials)
+
+
 def dies_in_reset(folder):
     """A trainable whose process dies the first time that another trial takes it over."""
 
