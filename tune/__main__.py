@@ -113,38 +113,41 @@ def main(argv: Sequence[str] | None = None) -> int:
     return cli.run_command(lambda: _sweep(given))
 
 
-def _play(request: SweepRequest, resume: bool, go_on: str) -> Report:
-    """Play what is left of a sweep, and say how to go on where it is cut off."""
+def _play(request: SweepRequest, note: Note | None, go_on: str) -> Report:
+    """Play a sweep that a note begins, or what is left of one, and say how to go on where it is cut off.
+
+    Raises FedRayError where another process plays it.
+    """
+    from fedray.running import runfolder
+    from fedray.running.files import write_json
     from tune import sweep
 
-    terminal.say(f"if it is cut off: {sweep.command(request.folder)}")
-    try:
-        with terminal.bar("trial", request.trials, "starting the first trials") as move:
-            return sweep.play(request, resume, terminal.say, move)
-    except KeyboardInterrupt:
-        terminal.say(go_on)
-        raise
+    with runfolder.locked(request.folder):
+        if note:
+            write_json(request.folder / NOTE, note._asdict())
+        terminal.say(f"if it is cut off: {sweep.command(request.folder)}")
+        try:
+            with terminal.bar("trial", request.trials, "starting the first trials") as move:
+                return sweep.play(request, note is None, terminal.say, move)
+        except KeyboardInterrupt:
+            terminal.say(go_on)
+            raise
 
 
 def _sweep(argv: Sequence[str]) -> int:
     """Run the sweep of a command line and show what it found."""
     terminal.check_packages()
     request, resume = read(argv)
-    from fedray.running.files import write_json
     from fedray.running.mlflow_store import shown
     from tune import results, sweep
 
-    if not resume:
-        note = Note(request.name, [shown(word) for word in argv], request.sweep.metric)
-        write_json(request.folder / NOTE, note._asdict())
+    note = None if resume else Note(request.name, [shown(word) for word in argv], request.sweep.metric)
     go_on = f"go on    {sweep.command(request.folder)}"
-    found = sweep.concluded(request) if resume else None
-    if found is None:
-        found = _play(request, resume, go_on)
+    found = (sweep.concluded(request) if resume else None) or _play(request, note, go_on)
     console = terminal.console()
-    note = results.basis(request.sweep.metric, request.base.data.validation)
+    basis = results.basis(request.sweep.metric, request.base.data.validation)
     table = results.by_rank(found.table, request.sweep.mode)
-    console.print(results.show(table, request.sweep.metric, found.best, note))
+    console.print(results.show(table, request.sweep.metric, found.best, basis))
     console.print(f"result   {request.folder / 'result'}\ntracked  {found.hint}", soft_wrap=True)
     console.print("         the [+] beside the sweep unfolds its trials", markup=False)
     if found.best:

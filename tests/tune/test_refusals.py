@@ -6,8 +6,10 @@ import ray
 from fedray.config import fingerprint
 from fedray.data import loading
 from fedray.federate.plan import make_plan
+from fedray.running import runfolder
+from fedray.running.files import write_json
 from tune import sweep
-from tune.__main__ import main, read
+from tune.__main__ import Note, main, read
 
 REFUSED = [
     (["--space", "lrr=uniform(1,2)"], "--space lrr: no such setting"),
@@ -72,6 +74,20 @@ def test_bad_requests_are_refused_before_ray_starts(tmp_path, monkeypatch, capsy
     assert words in capsys.readouterr().err
     assert not ray.is_initialized()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sweep_that_another_process_plays_is_left_alone(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sweep, "play", lambda *_: pytest.fail("it was played"))
+    words = ["fedavg", "--space", "lr=uniform(0.1,0.2)"]
+    folder = tmp_path / "runs/s"
+    with runfolder.locked(folder):
+        assert main([*words, "--name", "s"]) == 2
+        assert "going on in another process" in capsys.readouterr().err
+        assert not folder.exists()
+        write_json(folder / "sweep.json", Note("s", words, "validation/global/accuracy")._asdict())
+        assert main(["--resume", "runs/s"]) == 2
+        assert "going on in another process" in capsys.readouterr().err
 
 
 def test_a_sweep_of_a_version_that_ranked_by_test_data_is_not_resumed(tmp_path, capsys):
