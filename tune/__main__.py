@@ -151,7 +151,8 @@ def _sweep(argv: Sequence[str]) -> int:
     console.print(f"result   {request.folder / 'result'}\ntracked  {found.hint}", soft_wrap=True)
     console.print("         the [+] beside the sweep unfolds its trials", markup=False)
     if found.best:
-        console.print(f"best     {found.command}", soft_wrap=True, markup=False)
+        told = results.repetition(found.best, request.base.rounds, request.sweep.scheduler)
+        console.print(f"best     {found.command}\n         {told}", soft_wrap=True, markup=False)
     if found.tested:
         measures = {f"{kind}/{name}": value for kind, values in found.tested.items() for name, value in values.items()}
         told = (

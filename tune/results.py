@@ -94,6 +94,19 @@ def basis(metric: str, share: float) -> str:
     return f"ranked on validation examples, {share:.0%} of every client's training examples; the best is tested once"
 
 
+def repetition(best: Sequence[TrialResult], rounds: int, scheduler: str) -> str:
+    """What the command of the best configuration is to its trials, in words."""
+    played = min(row.rounds for row in best)
+    if scheduler == "pbt":
+        return "plays all rounds with its last settings; pbt changed settings in mid-run, so the figures differ"
+    if played < rounds:
+        return f"plays all {rounds} rounds; its trial ended after {played}"
+    seeds = {row.seed for row in best}  # a grid repeats them for every sample
+    if len(seeds) > 1:
+        return f"plays the first of its {len(seeds)} seeds again, bit for bit; change --seed for the others"
+    return "plays it again, bit for bit"
+
+
 def csv_rows(table: Sequence[TrialResult], metric: str) -> list[dict[str, Any]]:
     """The table for trials.csv."""
     return [

@@ -24,6 +24,7 @@ from fedray.config import DataConfig, Execution, Experiment, TrackingConfig, fla
 from fedray.config.decode import decode, record, refuse_damage
 from fedray.data import loading
 from fedray.data.readers import Dataset
+from fedray.federate.compiled.choice import may_compile
 from fedray.federate.failures import failure_policy
 from fedray.federate.plan import Plan, make_plan, resolve
 from fedray.running import progress
@@ -190,7 +191,7 @@ def play(
             if not trials:
                 tracker.finish("KILLED")
                 progress.end(request.folder, "interrupted")
-        return _conclude(request, trials, tracker)
+        return _conclude(request, trials, tracker, layout.gpus > 0)
     finally:
         if own:
             ray.shutdown()
@@ -303,7 +304,16 @@ def _records(request: SweepRequest) -> tuple[Tracker, ParentRun | None]:
     return tracker, ParentRun(uri, where.experiment, tracker.run_id, request.name, algorithm)
 
 
-def _conclude(request: SweepRequest, trials: list[Any], tracker: Tracker) -> Report:
+def _best_command(request: SweepRequest, chosen: Experiment, gpus: bool) -> str:
+    """The launch command that computes as the trials did: with backend auto a long launch compiles its steps on CPUs,
+    which round otherwise, and no trial does."""
+    backend = request.execution.backend
+    if backend == "auto" and not gpus and may_compile(_plan(chosen, {})):
+        backend = "vmap"
+    return cli.command(chosen) + (f" --backend {backend}" if backend != "auto" else "")
+
+
+def _conclude(request: SweepRequest, trials: list[Any], tracker: Tracker, gpus: bool = False) -> Report:
     """Rank, write the table, the best configuration and the figures, and hand them to the tracker."""
     sweep = request.sweep
     folder = request.folder / "result"
@@ -311,7 +321,7 @@ def _conclude(request: SweepRequest, trials: list[Any], tracker: Tracker) -> Rep
     order = results.ranked(table, sweep.mode)
     best = order[0] if order else []
     chosen = override(request.base, best[0].settings | {"seed": best[0].seed}) if best else None
-    command = cli.command(chosen) if chosen else ""
+    command = _best_command(request, chosen, gpus) if chosen else ""
     interrupted = len(trials) < request.trials or any(row.outcome == UNFINISHED for row in table)
     final = (
         chosen is not None and not interrupted and not by_test(sweep.metric)

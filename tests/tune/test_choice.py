@@ -13,6 +13,7 @@ import pytest
 
 from actors import server
 from actors.machines.placement import Layout
+from fedray import cli
 from fedray.config import override
 from fedray.data import loading
 from fedray.federate import report
@@ -188,11 +189,22 @@ def test_only_the_best_is_tested_and_only_at_the_end(play: Callable[..., Any], t
     shown = {name: best["tested"]["global"][name] for name in CLASSIFICATION.measures}
     assert told.tested == {"global": shown}
     assert "--data.validation 0.2" in told.command
-    assert told.refit == told.command.replace(" --data.validation 0.2", "")
+    assert told.refit + " --backend vmap" == told.command.replace(" --data.validation 0.2", "")
     header, *_ = (told.request.folder / "result/trials.csv").read_text().splitlines()
     assert header == f"trial,algorithm.lr,seed,rounds,{metric},outcome"
     early = concluded(tmp_path, monkeypatch, found, metric, left=1)
     assert (early.interrupted, early.tested, early.refit) == (True, {}, "")
+
+
+@pytest.mark.parametrize(("options", "backend"), [([], " --backend vmap"), (["--backend", "loop"], " --backend loop")])
+def test_the_command_of_the_best_computes_as_the_trials_did(options, backend, tmp_path, monkeypatch) -> None:
+    """A launch compiles long runs on CPUs, unless it is told otherwise; trials never do."""
+    monkeypatch.chdir(tmp_path)
+    request, _ = read(["fedavg", "--space", "lr=uniform(0.1,0.2)", *options])
+    command = cli.command(request.base)
+    assert sweep._best_command(request, request.base, gpus=False) == command + backend
+    if not options:
+        assert sweep._best_command(request, request.base, gpus=True) == command
 
 
 def test_a_choice_by_test_data_is_said_in_the_table(play: Callable[..., Any], tmp_path, monkeypatch) -> None:

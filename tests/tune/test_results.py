@@ -59,6 +59,19 @@ def test_the_best_score_so_far_is_that_of_no_trial_that_diverged(tmp_path):
     assert notes == ["best m 0.5000"]
 
 
+@pytest.mark.parametrize(
+    ("best", "scheduler", "said"),
+    [
+        ([row(1.0, 0, 0.5)], "asha", "plays it again, bit for bit"),
+        ([row(1.0, 0, 0.5), row(1.0, 1, 0.6)], "none", "plays the first of its 2 seeds again, bit for bit"),
+        ([row(1.0, 0, 0.5, rounds=3, text="stopped early")], "asha", "plays all 12 rounds; its trial ended after 3"),
+        ([row(1.0, 0, 0.5)], "pbt", "plays all rounds with its last settings"),
+    ],
+)
+def test_the_command_of_the_best_is_called_a_repetition_where_it_is_one(best, scheduler, said):
+    assert results.repetition(best, 12, scheduler).startswith(said)
+
+
 def test_the_table_shows_the_best_first_and_what_has_no_rank_last():
     table = [row(3.0, 0, 0.999, text="failed: NaN"), row(1.0, 0, 0.5), row(2.0, 0, 0.8)]
     assert [r.settings["algorithm.zeta"] for r in results.by_rank(table, "max")] == [2.0, 1.0, 3.0]
@@ -93,7 +106,7 @@ def test_a_finished_sweep_is_shown_again_without_ray(tmp_path, monkeypatch, caps
     write_json(request.folder / NOTE, Note("s", words, request.sweep.metric)._asdict())
     assert main(["--resume", "runs/s"]) == 0
     out = capsys.readouterr().out
-    assert told.command in out
+    assert f"best     {told.command}\n         plays it again, bit for bit\n" in out
     assert told.refit in out
     assert "tested   global 20.00% on test examples" in out
     assert out.index(" 0.2000 ") < out.index(" 0.1000 ")

@@ -25,7 +25,7 @@ def choose(plan: Plan, backend: str, begun: str | None, tell: Callable[[str], ob
         if begun:
             tell(f"the run began with the compiled step {begun}; without it, its numbers agree up to rounding")
         return None
-    if backend == "auto" and not begun and not linear(plan.model):
+    if backend == "auto" and not begun and not may_compile(plan):
         return None
     try:
         work = unit(plan)
@@ -49,6 +49,11 @@ def choose(plan: Plan, backend: str, begun: str | None, tell: Callable[[str], ob
     else:
         tell(f"local steps run compiled (package {package.key})")
     return package
+
+
+def may_compile(plan: Plan) -> bool:
+    """Whether ``auto`` compiles long runs of this network on a CPU."""
+    return linear(plan.model)
 
 
 def wanted(plan: Plan, operations: int, begun: str | None) -> bool:
