@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import tyro
 
@@ -16,7 +16,6 @@ from fedray import cli, terminal
 from fedray.types import Algorithm, FedRayError
 
 if TYPE_CHECKING:
-    from fedray.config import Execution
     from tune.sweep import Report, SweepRequest
 
 NOTE = "sweep.json"
@@ -46,65 +45,75 @@ def describe(names: Mapping[str, Algorithm], chosen: str) -> str:
     )
 
 
-def read(argv: Sequence[str]) -> tuple[Any, bool]:
+def read(argv: Sequence[str]) -> tuple[SweepRequest, bool]:
     """(request, whether to resume) of a command line; raises FedRayError for what could not run."""
     from fedray import registry
+    from tune.sweep import check
+
+    folder = cli.early(argv, "--resume")
+    if folder:
+        return _resumed(folder, argv), True
+    parsed = _parsed(argv)
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")[:-3]
+    algorithm = registry.algorithm_name(parsed.experiment.algorithm)
+    name = parsed.execution.name or f"sweep-{algorithm}-{Path(parsed.experiment.data.name).stem}-{stamp}"
+    target = Path(os.path.abspath(parsed.execution.output or Path("runs") / name))
+    if target.exists() and any(target.iterdir()):
+        raise FedRayError(f"--output {target}: already holds something; choose another, or --resume {target}")
+    return check(name, target, parsed.experiment, parsed.execution, parsed.more.sweep), False
+
+
+def _parsed(argv: Sequence[str], old: cli.Parsed | None = None) -> cli.Parsed:
+    """A command line; its defaults are the options of an old one, where there is one."""
+    from tune.options import Sweep
+
+    usual = dataclasses.replace(old.more.sweep, space=()) if old else Sweep()  # the parser appends to a space
+    lead = [("sweep", Annotated[Sweep, tyro.conf.arg(name="")], dataclasses.field(default=usual))]
+    base = (old.experiment, old.execution) if old else None
+    return cli.parse(argv, "python -m tune", describe, (), base, lead=lead)
+
+
+def _resumed(folder: str, argv: Sequence[str]) -> SweepRequest:
+    """The sweep of a folder; a command line may change its trials at a time and where it is tracked.
+
+    Raises FedRayError for a folder without a sweep, for other options, and where a password is missing.
+    """
     from fedray.config import differences
     from fedray.config.decode import decode, record, refuse_damage
-    from tune.options import Sweep
-    from tune.sweep import check, identity
+    from tune.sweep import check, identity, noted
 
-    flat = Annotated[Sweep, tyro.conf.arg(name="")]
-    lead = [("sweep", flat, dataclasses.field(default=Sweep()))]
-    parsed = cli.parse(argv, "python -m tune", describe, (), lead=lead)
-    folder = parsed.more.sweep.resume
-    if not folder:
-        stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")[:-3]
-        algorithm = registry.algorithm_name(parsed.experiment.algorithm)
-        name = parsed.execution.name or f"sweep-{algorithm}-{Path(parsed.experiment.data.name).stem}-{stamp}"
-        target = Path(os.path.abspath(parsed.execution.output or Path("runs") / name))
-        if target.exists() and any(target.iterdir()):
-            raise FedRayError(f"--output {target}: already holds something; choose another, or --resume {target}")
-        return check(name, target, parsed.experiment, parsed.execution, parsed.more.sweep), False
     target = Path(os.path.abspath(folder))
     with refuse_damage(f"--resume {folder}: holds no sweep", "give the folder that `python -m tune` named"):
         stored = record(Note, decode((target / NOTE).read_bytes()))
-    old = cli.parse(stored.argv, "python -m tune", describe, (), lead=lead)
-    execution = _with_password(folder, old.execution, parsed.execution)
-    request = check(stored.name, target, old.experiment, execution, old.more.sweep)
+    old = _parsed(stored.argv)
+    given = _parsed(argv, old)
+    sweep, tracking = given.more.sweep, given.execution.tracking
+    sweep = dataclasses.replace(sweep, space=sweep.space or old.more.sweep.space)
+    begun = identity(old.experiment, old.execution, old.more.sweep)
+    other = differences(begun, identity(given.experiment, given.execution, sweep))
+    if other:
+        other = ["algorithm"] if "algorithm" in other else other  # all of whose settings differ, too
+        raise FedRayError(
+            f"--resume {folder}: holds another sweep (it differs in {', '.join(other)}); leave these options out, or "
+            "start a new sweep without --resume"
+        )
+    if tracking.uri == old.execution.tracking.uri:
+        if "***" in tracking.uri:
+            raise FedRayError(
+                f"--resume {folder}: the password of its store was not kept; add --tracking.uri {tracking.uri} with "
+                "the password"
+            )
+        begun_at = noted(target)
+        if begun_at and tracking.uri != "none":  # a relative address holds in the folder where the sweep began
+            tracking = dataclasses.replace(tracking, uri=begun_at.uri)
+    execution = dataclasses.replace(given.execution, tracking=tracking)
+    request = check(stored.name, target, given.experiment, execution, sweep)
     if stored.metric != request.sweep.metric:
         raise FedRayError(
             f"--resume {folder}: an older version began this sweep, and ranked its trials by test data; start a new "
             "sweep without --resume"
         )
-    if _more_than_resume(argv):
-        asked = check(stored.name, target, parsed.experiment, parsed.execution, parsed.more.sweep)
-        other = differences(identity(asked), identity(request))
-        if other:
-            raise FedRayError(
-                f"--resume {folder}: holds another sweep (it differs in {', '.join(other)}); leave the other options "
-                "out, or start a new sweep without --resume"
-            )
-    return request, True
-
-
-def _with_password(folder: str, stored: Execution, given: Execution) -> Execution:
-    """The stored settings with the tracking address as it was given now, where its password was not stored."""
-    from fedray.running.mlflow_store import shown
-
-    address = stored.tracking.uri
-    if "***" not in address:
-        return stored
-    if shown(given.tracking.uri) != address:
-        raise FedRayError(
-            f"--resume {folder}: the password of its store was not kept; add --tracking.uri {address} with the password"
-        )
-    return dataclasses.replace(stored, tracking=given.tracking)
-
-
-def _more_than_resume(argv: Sequence[str]) -> bool:
-    where = ("--resume", "--tracking.")
-    return any(word.startswith("--") and not word.startswith(where) for word in argv)
+    return request
 
 
 def main(argv: Sequence[str] | None = None) -> int:

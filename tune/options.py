@@ -47,7 +47,7 @@ class Sweep:
     concurrency: str = "auto"
     """Trials at a time; auto fills the cluster by packing each trial's clients into fewer actors."""
     resume: Annotated[str, tyro.conf.arg(metavar="DIR")] = ""
-    """Folder of an interrupted sweep to go on with; it holds all other options."""
+    """Folder of an interrupted sweep to go on with; --concurrency and --tracking.* may differ, other options not."""
 
     def __post_init__(self) -> None:
         check_types(self)

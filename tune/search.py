@@ -19,6 +19,23 @@ from tune.space import Choice, Domain, Grid, show, to_tune
 REDUCTION = 3  # of the trials at a rung, one in three goes on (Li et al. 2020 use 4, for hundreds of trials)
 
 
+class _Bounded:
+    """Resumes with as many trials at a time as it was made for; Tune's own searchers go back to the first command's."""
+
+    max_concurrent: int
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state | {"max_concurrent": self.max_concurrent})  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class Variants(_Bounded, BasicVariantGenerator):
+    """Tune's own draws and grids."""
+
+
+class Limiter(_Bounded, ConcurrencyLimiter):
+    """A sampler that sees a few trials at a time."""
+
+
 class Population(PopulationBasedTraining):
     """Population based training that loses no trial: Tune's own ends one that it copies over while it is saved, and
     leaves all others waiting for one that fails."""
@@ -34,7 +51,7 @@ class Population(PopulationBasedTraining):
             trial.status == TuneTrial.PAUSED and states[trial].last_train_time >= reached for trial in left
         ):
             for trial in set(trials).difference(left):  # Tune goes on waiting for one whose process was lost
-                states[trial].last_train_time = max(states[trial].last_train_time, reached)
+                states[trial].last_train_time = max(states[trial].last_train_time, int(reached))
             self.on_trial_result(tune_controller, left[0], states[left[0]].last_result or {})
         return super().choose_trial_to_run(tune_controller)
 
@@ -81,7 +98,7 @@ def searcher(sweep: Sweep, space: Mapping[str, Domain], concurrency: int, seeds:
         # Trials that wait to be copied count, too: a bound would be one for the population. Reservations bound it.
         most = 0 if sweep.scheduler == "pbt" else concurrency
         # A configuration is drawn once and repeated for every seed.
-        return BasicVariantGenerator(constant_grid_search=True, random_state=seeds[0], max_concurrent=most)
+        return Variants(constant_grid_search=True, random_state=seeds[0], max_concurrent=most)
     if len(seeds) > 1:
         raise FedRayError(f"--seeds {len(seeds)}: tpe learns from single trials; use --search random, or one seed")
     if any(isinstance(domain, Grid) for domain in space.values()):
@@ -92,9 +109,7 @@ def searcher(sweep: Sweep, space: Mapping[str, Domain], concurrency: int, seeds:
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # each study would say that it was created
     sampler = TPESampler(seed=seeds[0], n_startup_trials=max(4, concurrency))
-    return ConcurrencyLimiter(
-        OptunaSearch(metric=sweep.metric, mode=sweep.mode, sampler=sampler), max_concurrent=concurrency
-    )
+    return Limiter(OptunaSearch(metric=sweep.metric, mode=sweep.mode, sampler=sampler), max_concurrent=concurrency)
 
 
 def scheduler(sweep: Sweep, space: Mapping[str, Domain]) -> Any:

@@ -62,6 +62,7 @@ REFUSED = {  # settings of the execution that a sweep decides itself: why, and w
     "checkpoint.url": ("a sweep keeps its checkpoints in its own folder", "use --output"),
     "checkpoint.on_error": ("Tune repeats a trial whose checkpoint cannot be written", "leave the option out"),
 }
+TRACKED = "parent.json"
 LOADED = ("data.name", "data.root", "data.classes", "data.embedding")  # settings that decide which examples there are
 DECIDING = ("clients", "data.name", "data.classes", "data.partition")  # settings that decide how many clients there are
 
@@ -278,29 +279,35 @@ class Tracked(NamedTuple):
 
     uri: str  # without a password
     run_id: str | None
+    experiment: str = ""  # older versions did not note it, and kept to it
+
+
+def noted(folder: Path) -> Tracked | None:
+    """Where the sweep of a folder is tracked so far; None: nowhere. Raises FedRayError where the note is damaged."""
+    note = folder / TRACKED
+    if not note.exists():
+        return None
+    with refuse_damage(f"{note}: cannot be read", "start a new sweep in another folder"):
+        return record(Tracked, decode(note.read_bytes()))
 
 
 def _records(request: SweepRequest) -> tuple[Tracker, ParentRun | None]:
     """The run of the sweep, which the note in its folder leads back to, and where its children go."""
     where = request.execution.tracking
-    note = request.folder / "parent.json"
     if where.uri == "none":
         return NullTracker(), None
-    known = Tracked(locate(where.uri)[0], None)
-    if note.exists():
-        with refuse_damage(f"{note}: cannot be read", "start a new sweep in another folder"):
-            known = record(Tracked, decode(note.read_bytes()))
+    uri = locate(where.uri)[0]
+    known = noted(request.folder)
+    same = known is not None and (known.uri, known.experiment or where.experiment) == (shown(uri), where.experiment)
+    run_id = known.run_id if known and same else None
     algorithm = registry.algorithm_name(request.base.algorithm)
     tags = {"fedray.kind": "sweep", "sweep": request.name, "algorithm": algorithm, "dataset": request.base.data.name}
     space = {f"space.{name}": show(domain) for name, domain in request.space.items()}
     options = to_dict(dataclasses.replace(request.sweep, resume="", space=()))
     params = {"algorithm.name": algorithm} | flatten(to_dict(request.base)) | space
     params |= {f"sweep.{name}": value for name, value in options.items()}
-    run_id = known.run_id
-    given = locate(where.uri)[0]
-    uri = given if known.uri == shown(given) else known.uri  # a password is not noted, but given again
     tracker = MLflowTracker(uri, where.experiment, request.name, {} if run_id else params, tags, run_id=run_id)
-    write_json(note, Tracked(shown(uri), tracker.run_id)._asdict())
+    write_json(request.folder / TRACKED, Tracked(shown(uri), tracker.run_id, where.experiment)._asdict())
     return tracker, ParentRun(uri, where.experiment, tracker.run_id, request.name, algorithm)
 
 
@@ -353,13 +360,8 @@ def _conclude(request: SweepRequest, trials: list[Any], tracker: Tracker, gpus: 
     return Report(request, table, best, command, tested, refit, tracker.hint(), interrupted)
 
 
-def identity(request: SweepRequest) -> dict[str, Any]:
+def identity(base: Experiment, execution: Execution, sweep: Sweep) -> dict[str, Any]:
     """What two command lines must agree on to be the same sweep."""
-    options = to_dict(dataclasses.replace(request.sweep, resume="", concurrency="auto"))
-    execution = to_dict(dataclasses.replace(request.execution, name=None, output=None, tracking=TrackingConfig()))
-    return flatten(
-        {"algorithm_name": registry.algorithm_name(request.base.algorithm)}
-        | to_dict(request.base)
-        | execution
-        | {"sweep": options}
-    )
+    options = to_dict(dataclasses.replace(sweep, resume="", concurrency="auto"))
+    where = to_dict(dataclasses.replace(execution, tracking=TrackingConfig()))
+    return options | flatten(to_dict(base) | where) | {"algorithm": registry.algorithm_name(base.algorithm)}
