@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import math
 import re
+import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -99,6 +100,13 @@ def _current(cfg: Experiment, path: str) -> Any:
     return value
 
 
+def _takes_fractions(cfg: Experiment, path: str) -> bool:
+    """Whether a setting is a real number by its type; its value may be None."""
+    owner, _, field = path.rpartition(".")
+    hint = typing.get_type_hints(type(_current(cfg, owner) if owner else cfg))[field]
+    return float in (hint, *typing.get_args(hint))
+
+
 def _check(name: str, path: str, domain: Domain, cfg: Experiment) -> None:
     """Refuse an empty range, and ends or values that the setting itself refuses."""
     if isinstance(domain, LogUniform | Uniform):
@@ -106,7 +114,7 @@ def _check(name: str, path: str, domain: Domain, cfg: Experiment) -> None:
         if low >= high or (isinstance(domain, LogUniform) and low <= 0):
             positive = " and 0 < LOW" if isinstance(domain, LogUniform) else ""
             raise FedRayError(f"--space {name}={show(domain)}: an empty range; LOW < HIGH{positive} is needed")
-        if not isinstance(_current(cfg, path), float):
+        if not _takes_fractions(cfg, path):
             raise FedRayError(f"--space {name}={show(domain)}: {name} takes no fractions; use choice or grid")
     for value in domain if isinstance(domain, LogUniform | Uniform) else domain.values:
         try:

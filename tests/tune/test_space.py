@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from fedray.algorithms.bayesian.pfedbayes import PFedBayes
+from fedray.algorithms.mixtures.fedamp import FedAMP
 from fedray.config import Experiment
 from fedray.types import Choice, FedRayError, LogUniform, Uniform
 from tests.helpers import ALGORITHMS
@@ -29,6 +30,15 @@ def test_an_entry_names_a_setting_and_its_domain(entry, path, domain):
     name, _, written = entry.replace(" ", "").partition("=")
     assert show(domain) == written
     assert make([f"{name}={show(domain)}"], {}, BASE) == {path: domain}
+
+
+def test_a_real_setting_that_is_left_open_has_a_range():
+    """What None stands for says nothing of the type."""
+    assert make(["data.test_fraction=uniform(0.1,0.3)"], {}, BASE) == {"data.test_fraction": Uniform(0.1, 0.3)}
+    own = make(["alpha=loguniform(0.01,1)"], {}, Experiment(algorithm=FedAMP()))
+    assert own == {"algorithm.alpha": LogUniform(0.01, 1.0)}
+    with pytest.raises(FedRayError, match="clients takes no fractions"):
+        make(["clients=uniform(2,5)"], {}, BASE)
 
 
 def test_without_entries_the_space_is_the_algorithms_own():
