@@ -121,7 +121,7 @@ def read_table(path: Path, space: Mapping[str, Domain], metric: str) -> list[Tri
         return [
             TrialResult(
                 row["trial"],
-                {name: value_of(row[name]) for name in space},
+                {name: value_of(row[name]) if row[name] else None for name in space},
                 int(row["seed"]),
                 int(row["rounds"]),
                 float(row[metric]) if row[metric] else None,

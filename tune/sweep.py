@@ -208,14 +208,20 @@ def concluded(request: SweepRequest) -> Report | None:
         return None
     with refuse_damage(f"{folder}: cannot be read", "start a new sweep in another folder"):
         found = decode((folder / "best.json").read_bytes())
-        if not found.get("finished"):  # older versions did not say
+        if not found.get("finished"):  # older versions did not say, nor does what was cut off as it concluded
             return None
         table = results.read_table(folder / "trials.csv", request.space, request.sweep.metric)
-        best = [row for row in table if decode(json.dumps(row.settings).encode()) == found["settings"]]
+        ids = found.get("trials")  # older versions noted the settings only
+        best = [row for row in table if (row.trial in ids if ids else _plain(row.settings) == found["settings"])]
         tracker, _ = _records(request)
         tracker.finish("FINISHED")
         told = found["command"], found["tested"], found["refit"]
         return Report(request, table, best, *told, tracker.hint(), False)
+
+
+def _plain(settings: dict[str, Any]) -> Any:
+    """Settings as a file holds them."""
+    return decode(json.dumps(settings).encode())
 
 
 def _programme(request: SweepRequest, layout: Layout, at_once: int, resume: bool) -> Programme:
@@ -337,26 +343,28 @@ def _conclude(request: SweepRequest, trials: list[Any], tracker: Tracker, gpus: 
     refit = cli.command(override(chosen, {"data.validation": 0.0})) if final else ""
     folder.mkdir(parents=True, exist_ok=True)
     write_table(folder / "trials.csv", results.csv_rows(table, sweep.metric))
+    write_json(folder / "space.json", {name: show(domain) for name, domain in request.space.items()})
+    results.draw(table, request.space, sweep.metric, folder / "figures")
     found = {
-        "finished": not interrupted,
         "metric": sweep.metric,
         "score": results.mean(best) if best else None,
         "basis": results.basis(sweep.metric, request.base.data.validation),
         "settings": best[0].settings if best else {},
+        "trials": [row.trial for row in best],
         "command": command,
         "tested": tested,
         "refit": refit,
     }
-    write_json(folder / "best.json", found)
-    progress.end(request.folder, "interrupted" if interrupted else "finished")
-    write_json(folder / "space.json", {name: show(domain) for name, domain in request.space.items()})
-    results.draw(table, request.space, sweep.metric, folder / "figures")
+    write_json(folder / "best.json", found)  # for the store
     if best:
         kind, name = sweep.metric.split("/")[1:]
         alike = {f"best/{TEST}/{kind}/{name}": tested[kind][name]} if tested else {}
         tracker.log(0, {f"best/{sweep.metric}": results.mean(best)} | alike)
         tracker.tag("best", command)
     tracker.finish("KILLED" if interrupted else "FINISHED", folder)
+    # Last: whoever is killed before concludes again.
+    write_json(folder / "best.json", {"finished": not interrupted} | found)
+    progress.end(request.folder, "interrupted" if interrupted else "finished")
     return Report(request, table, best, command, tested, refit, tracker.hint(), interrupted)
 
 

@@ -1,5 +1,6 @@
 """Ranking, counting and the launch command of the best configuration."""
 
+import json
 import shlex
 from types import SimpleNamespace
 
@@ -82,7 +83,7 @@ def test_a_table_is_read_as_it_was_written(tmp_path):
     """What a finished sweep shows again stands in its files: fractions to the last bit, words, tuples and gaps."""
     table = [
         TrialResult("x_0", {"a": 0.1 + 0.2, "b": "rho", "c": (8, 4)}, 3, 12, 1 / 3, "finished"),
-        TrialResult("x_1", {"a": 1, "b": "q", "c": ()}, 4, 0, None, "failed: it, and a comma"),
+        TrialResult("x_1", {"a": None, "b": "q", "c": ()}, 4, 0, None, "failed: it, and a comma"),
     ]
     write_table(tmp_path / "trials.csv", results.csv_rows(table, "m"))
     assert results.read_table(tmp_path / "trials.csv", dict.fromkeys("abc"), "m") == table
@@ -111,6 +112,53 @@ def test_a_finished_sweep_is_shown_again_without_ray(tmp_path, monkeypatch, caps
     assert "tested   global 20.00% on test examples" in out
     assert out.index(" 0.2000 ") < out.index(" 0.1000 ")
     assert not ray.is_initialized()
+
+
+@pytest.fixture
+def over(tmp_path, monkeypatch):
+    """A sweep over the clients of a round, all of whose trials have ended: all clients at a time, its default, won."""
+    monkeypatch.chdir(tmp_path)
+    words = ["fedavg", "--search", "grid", "--space", "clients_per_round=grid(5,None)", "--tracking.uri", "none"]
+    request, _ = read([*words, "--max-rounds", "3"])
+    ended = [
+        SimpleNamespace(
+            trial_id=f"x_{i}",
+            config={"clients_per_round": chosen, "seed": 0},
+            status="TERMINATED",
+            last_result={"round": 3, "score": 0.1 * i, "tested": {"global": {"accuracy": 0.5}}, "done": True},
+        )
+        for i, chosen in enumerate((5, None))
+    ]
+    return request, ended
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_the_best_is_found_again_where_its_setting_is_none(older, over):
+    request, ended = over
+    sweep._conclude(request, ended, NullTracker())
+    note = request.folder / "result/best.json"
+    if older:
+        found = json.loads(note.read_text())
+        write_json(note, {name: value for name, value in found.items() if name != "trials"})
+    again = sweep.concluded(request)
+    assert [(row.trial, row.settings) for row in again.best] == [("x_1", {"clients_per_round": None})]
+
+
+def test_a_sweep_that_is_killed_before_all_is_uploaded_is_concluded_again(over):
+    request, ended = over
+    uploaded = []
+
+    class Killed(NullTracker):
+        def finish(self, status, artifacts=None, ended=None):
+            uploaded.extend(path.name for path in artifacts.iterdir())
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep._conclude(request, ended, Killed())
+    assert set(uploaded) == {"trials.csv", "best.json", "space.json", "figures"}
+    assert sweep.concluded(request) is None
+    sweep._conclude(request, ended, NullTracker())
+    assert sweep.concluded(request) is not None
 
 
 def test_what_a_sweep_searches_comes_first_in_its_help(capsys):
