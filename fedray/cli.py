@@ -205,8 +205,8 @@ def parse(
     --help shows before all others.
 
     Defaults are the algorithm's or, to resume a run, those of ``base``. For help and mistakes, tyro prints a text and
-    exits with code 0 or 2. With a ``brief`` description --help shows the options that matter first, and --help-all
-    shows all of them in groups. Raises FedRayError for an unknown algorithm or preset.
+    exits with code 0 or 2. --help-all shows all options in groups; with a ``brief`` description --help shows those that
+    matter first. Raises FedRayError for an unknown algorithm or preset.
     """
     from fedray import registry  # imports PyTorch, for which `fedray status` does not wait
 
@@ -242,7 +242,7 @@ def parse(
     if brief and {"-h", "--help"} & set(argv):
         settings = helptext.short(name, experiment.algorithm, (experiment, execution))
         raise _shown_help(f"{prog} [ALGORITHM] [OPTIONS]", brief(names, name), settings)
-    if brief and "--help-all" in argv:
+    if "--help-all" in argv:
         boxes = [_box(title, some) for title, some in _grouped(fields, name).items()]
         raise _shown_help(f"{prog} [ALGORITHM] [OPTIONS]", describe(names, name), *boxes)
     options: type[Any] = dataclasses.make_dataclass("Options", fields, frozen=True)
@@ -345,8 +345,10 @@ def listed_plug_ins() -> str:
 
 
 def _shown(name: str, record: Any) -> str:
-    """A name as the user types it: a file format stands for the path of a file."""
-    return "PATH" if getattr(record, "suffixes", ()) else name
+    """A name as the user types it: a file format stands for the path of a file, a family for one of its tables."""
+    if getattr(record, "suffixes", ()):
+        return "PATH"
+    return f"{name}-NAME" if getattr(record, "tables", ()) else name
 
 
 def command(experiment: Experiment) -> str:

@@ -12,7 +12,10 @@ from fedray.federate import report
 from fedray.federate.measures.tasks import CLASSIFICATION, Task
 from fedray.types import Algorithm, FedRayError, check_types, require
 
-ASCENDING = ("accuracy", "worst_decile")  # measures of which more is better
+MODES = {  # of the measures of which more, or less, is better
+    "accuracy": "max", "worst_decile": "max", "nll": "min", "ece": "min", "mce": "min", "brier": "min", "rmse": "min",
+    "worst_rmse": "min",
+}  # fmt: skip
 TEST = "test"  # before a measure on test examples, where a sweep was asked to rank by one
 SHARE = 0.2  # of every client's training examples that a sweep holds out, where the experiment says nothing
 
@@ -37,7 +40,7 @@ class Sweep:
     then personal/ or global/, then accuracy, nll, ece, mce, brier or worst_decile; with real targets rmse (the default
     then), nll or worst_rmse."""
     mode: Annotated[Literal["auto", "max", "min"], tyro.conf.arg(name="metric-mode")] = "auto"
-    """Whether more or less of it is better; auto knows."""
+    """Whether more or less of it is better; auto knows it of these."""
     max_rounds: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """Rounds of a trial that is not stopped; by default --rounds."""
     grace_rounds: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
@@ -63,8 +66,8 @@ class Sweep:
 def complete(sweep: Sweep, record: Algorithm, rounds: int, task: Task = CLASSIFICATION) -> Sweep:
     """Fill in what is left open.
 
-    Raises FedRayError for a measure that the algorithm's runs do not have, and for one on test examples by its plain
-    name: a sweep ranks by those only where it is asked for ``test/...``.
+    Raises FedRayError for a measure that the algorithm's runs do not have, for one whose direction is neither known nor
+    given, and for one on test examples by its plain name: a sweep ranks by those only where asked for ``test/...``.
     """
     kinds = {"personal": record.predict_personal, "global": record.predict_global}
     measures = [f"{kind}/{name}" for kind, predict in kinds.items() if predict for name in task.measures]
@@ -88,7 +91,9 @@ def complete(sweep: Sweep, record: Algorithm, rounds: int, task: Task = CLASSIFI
         raise FedRayError(
             f"--grace-rounds {grace}: exceeds the {most} rounds of a trial; lower it or raise --max-rounds"
         )
-    mode = sweep.mode if sweep.mode != "auto" else "max" if metric.endswith(ASCENDING) else "min"
+    mode = MODES.get(metric.rpartition("/")[2], "auto") if sweep.mode == "auto" else sweep.mode
+    reason = f"neither more nor less of {metric} is better by itself"
+    require(mode != "auto", "metric_mode", mode, reason, "give `metric_mode=max` or `metric_mode=min`")
     return dataclasses.replace(sweep, metric=metric, mode=mode, max_rounds=most, grace_rounds=grace)
 
 

@@ -11,6 +11,7 @@ from fedray import cli, launch
 from fedray.algorithms.averaging.fedavg import FedAvg
 from fedray.algorithms.bayesian.pfedbayes import PFedBayes
 from fedray.config import DataConfig, Experiment, ModelConfig
+from fedray.federate.measures.tasks import REGRESSION
 from fedray.running.files import write_json
 from fedray.running.tracking import NullTracker
 from fedray.running.writer import write_table
@@ -165,7 +166,18 @@ def test_what_a_sweep_searches_comes_first_in_its_help(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
     text = capsys.readouterr().out
+    assert "uci-NAME" in text
     assert text.index("--samples INT") < text.index("--space NAME") < text.index("--rounds INT")
+
+
+def test_all_options_are_shown_in_groups_as_those_of_a_launch_are(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["fedavg", "--help-all"])
+    assert ended.value.code == 0
+    _, _, boxes = capsys.readouterr().out.partition("╭─ this command")
+    words = ("--samples INT", "╭─ options of fedavg", "--lr FLOAT", "╭─ federation", "--rounds INT", "╭─ execution")
+    places = [boxes.index(word) for word in words]
+    assert places == sorted(places)
 
 
 @pytest.mark.parametrize(
@@ -235,6 +247,13 @@ def test_options_are_completed_from_the_algorithm():
     assert complete(Sweep(), registry.algorithm_of(FedAvg()), 20).metric == "validation/global/accuracy"
     assert complete(Sweep(), registry.algorithm_of(FedAvg(ft=1)), 20).metric == "validation/personal/accuracy"
     assert complete(Sweep(metric="test/global/nll"), records["pfedbayes"], 20).mode == "min"
+    entropy = Sweep(metric="validation/personal/entropy", mode="max")
+    assert complete(entropy, records["pfedbayes"], 20).mode == "max"
+    assert complete(Sweep(), records["pfedbayes"], 20, REGRESSION).mode == "min"
+    with pytest.raises(
+        FedRayError, match=r"metric_mode auto: neither more nor less of validation/personal/coverage is"
+    ):
+        complete(Sweep(metric="validation/personal/coverage"), records["pfedbayes"], 20, REGRESSION)
     with pytest.raises(FedRayError, match=r"--metric personal/f1: no such measure.*validation/personal/accuracy"):
         complete(Sweep(metric="personal/f1"), records["pfedbayes"], 20)
     with pytest.raises(FedRayError, match="--grace-rounds 30: exceeds the 20 rounds"):
