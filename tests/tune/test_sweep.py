@@ -250,6 +250,19 @@ def test_a_diverging_trial_fails_with_its_reason_and_is_not_the_best(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_combination_that_cannot_run_fails_with_its_reason_and_the_others_end(tmp_path):
+    """Four clients of which ten take part: each value is planned before Ray starts, but not both together."""
+    space = ["--space", "clients=grid(10,4)", "--space", "clients_per_round=grid(4,10)", "--search", "grid"]
+    code, _, err = sweep(
+        tmp_path, *space, "--scheduler", "none", "--max-rounds", "2", "--concurrency", "1", "--clients-per-actor", "10"
+    )
+    assert code == 0, err
+    outcomes = {tuple(line.split(",")[1:3]): line.split(",", 6)[-1] for line in _lines(tmp_path)[1:]}
+    assert outcomes.pop(("4", "10")).strip('"').startswith("failed: clients_per_round 10: a round needs between 1 and")
+    assert set(outcomes.values()) == {"finished"}
+
+
+@pytest.mark.slow
 def test_particles_are_swept_with_their_own_space_and_a_policy_that_asks_for_scores(tmp_path):
     options = ["--samples", "2", "--max-rounds", "2", "--scheduler", "none", "--mode", "serial", "--selection", "hip"]
     code, _, err = sweep(tmp_path, *options, *ONE, "--clients-per-round", "1", algorithm="dsvgd")
