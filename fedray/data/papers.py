@@ -89,7 +89,7 @@ def fill_from_dataset(cfg: Experiment, dataset: Dataset) -> Experiment:
     clients = cfg.clients
     if clients is None:
         clients = int(checked_users(dataset.users, cfg.data.partition).max()) + 1
-    members = clients - cfg.novel_clients
+    members = max(1, clients - cfg.novel_clients)  # too many are refused as such
     settings = {
         "clients": clients,
         "data": _with_labels(cfg.data, dataset),

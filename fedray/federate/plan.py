@@ -178,7 +178,7 @@ def resolve(cfg: Experiment) -> Experiment:
     """
     protocol = papers.protocol(cfg.data)
     clients = protocol.clients if cfg.clients is None else cfg.clients
-    members = None if clients is None else clients - cfg.novel_clients
+    members = None if clients is None else max(1, clients - cfg.novel_clients)  # too many are refused as such
     per_round = members
     if cfg.clients is None and members is not None and protocol.clients_per_round is not None:
         per_round = min(protocol.clients_per_round, members)

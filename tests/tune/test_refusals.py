@@ -24,6 +24,7 @@ REFUSED = [
     (["--space", "selection=grid(uniform,typo)"], "typo"),
     (["--space", "clients_per_round=grid(5,50)"], "--clients-per-round 50: a round needs between 1 and all 10"),
     (["--space", "data.labels_per_client=grid(2,50)"], "--data.labels-per-client 50"),
+    (["--space", "novel_clients=choice(0,50)"], "--novel-clients 50: it leaves none of 10 clients"),
     (["--space", "eval_clients=choice(3,500)"], "--eval-clients 500: the federation has 10 clients"),
     (["--data.partition", "dirichlet", "--space", "data.alpha=loguniform(0.001,1)"], "alpha 0.001: 100 draws"),
     (["--data.partition", "dirichlet", "--data.alpha", "0.02", "--seeds", "4"], "--seeds 4: seed 1: "),
