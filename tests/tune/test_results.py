@@ -44,6 +44,26 @@ def test_what_was_stopped_ranks_below_what_finished_and_what_failed_has_no_rank(
     assert results.ranked(table[2:], "max") == []
 
 
+def test_a_configuration_of_which_one_seed_was_stopped_ranks_below_a_whole_one():
+    stopped = [row(1.0, 0, 0.99), row(1.0, 1, 0.99, rounds=3, text="stopped early")]
+    whole = [row(2.0, 0, 0.5), row(2.0, 1, 0.5)]
+    ranked = results.ranked([*stopped, *whole], "max")
+    assert [group[0].settings["algorithm.zeta"] for group in ranked] == [2.0, 1.0]
+
+
+def test_a_search_that_learns_draws_by_the_seed():
+    """Another seed has another configuration, and the same one the same."""
+
+    def drawn(seed):
+        asked, space = Sweep(search="tpe", metric="m", mode="max"), {"algorithm.zeta": LogUniform(0.1, 10)}
+        found = search.searcher(asked, space, 1, [seed])
+        found.set_search_properties("m", "max", search.parameters(space, "tpe", [seed]))
+        return found.suggest("first")["algorithm.zeta"]
+
+    assert drawn(1) == drawn(1)
+    assert drawn(0) != drawn(1)
+
+
 @pytest.mark.parametrize("score", [float("nan"), float("inf")])
 def test_what_diverged_without_an_error_has_no_rank(tmp_path, score):
     table = [row(z, 0, s) for z, s in enumerate([0.5, score, 0.9])]
