@@ -1,10 +1,13 @@
 """No method mixes CPU and GPU, and no step of one waits for its GPU: seen without one, on tensors that hold nothing."""
 
 import contextlib
+import dataclasses
 import functools
+import typing
 
 import pytest
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -17,8 +20,9 @@ from fedray.federate import evaluation, local_rounds, loss_deviation, totals
 from fedray.federate.block import Block
 from fedray.federate.device.host import moved
 from fedray.federate.local_rounds import LocalRounds
-from fedray.types import Sums
-from tests.helpers import ALGORITHMS, federated_plan, small_plan
+from fedray.federate.plan import make_plan
+from fedray.types import FedRayError, Sums
+from tests.helpers import ALGORITHMS, experiment, federated_plan, small_plan
 
 IDS = (0, 1)
 HOST_ONLY = {"bnfed": "matches neurons by an assignment, which SciPy solves on the CPU"}  # their aggregate
@@ -141,6 +145,70 @@ def test_training_the_sums_of_uploads_and_the_server(name, pretended):
     plan = federated_plan(name)
     after = trained(pretended, plan)
     assert name in HOST_ONLY or {leaf.device.type for leaf in trees.leaves(after)} <= {"cuda"}
+
+
+# What depends on another setting, or has no list of choices.
+MORE = {
+    "pfedme": [{"prior": "gaussian", "variance": (0.5, 2.0)}],
+    "pfedbred": [
+        {"prior": "gaussian", "variance": (0.5, 2.0)},
+        {"prior": "gaussian", "coordinates": "dual"},
+        {"ft": 1},
+    ],
+    "bpfed": [{"sync": False, "prior": "carried"}],
+}
+
+
+def variants(name):
+    """Settings of an algorithm apart from its own: one choice or switch changed, where that alone can run."""
+    config = registry.algorithms()[name].config
+    hints = typing.get_type_hints(config)
+    for field in dataclasses.fields(config):
+        hint = hints[field.name]
+        choices = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else [True, False] * (hint is bool)
+        yield from ({field.name: value} for value in choices if value != field.default)
+    yield from MORE.get(name, ())
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if any(variants(name))])
+def test_every_choice_of_a_setting(name, pretended):
+    played = 0
+    for settings in variants(name):
+        try:
+            plan = federated_plan(name, {f"algorithm.{field}": value for field, value in settings.items()})
+        except FedRayError:
+            continue
+        trained(pretended, plan)
+        played += 1
+    assert played
+
+
+class Normed(nn.Module):
+    """No chain: a norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.norm, self.head = nn.Linear(64, 8), nn.LayerNorm(8), nn.Linear(8, 10)
+
+    def forward(self, x):
+        return self.head(self.norm(self.body(x.flatten(1)).tanh()))
+
+
+TOP = nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, 10)
+NETWORKS = {
+    "by hand": nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), *TOP),
+    "by PyTorch": nn.Sequential(nn.Conv2d(1, 4, 3, padding="same"), *TOP),
+    "own": Normed(),
+}
+
+
+@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
+@pytest.mark.parametrize("name", ["fedavg", "pfedbayes", "bpfed"])
+def test_other_networks(name, network, pretended):
+    plan = make_plan(experiment(name), layers=network)
+    trained(pretended, plan)
+    with pretended(plan, (0,)) as host:
+        evaluation.evaluate(host, 1, moved(plan.view(plan.initial_server()), "cuda"), True)
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if federated_plan(name).algorithm.adapt])
