@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from fedray.federate.plan import Plan, make_plan
 from fedray.federate.rounds import Snapshot, TrainingError, play_round, start
 from fedray.federate.storage.checkpoint import CheckpointStore
 from fedray.types import FedRayError
+from tests.chaos.faults import faulty, issue
 
 EXPONENTS = (-45, -45)  # units for the terms of pFedBayes, whose μ and ρ are far below 2^6
 
@@ -102,20 +102,19 @@ def test_particles_and_who_is_chosen_by_them_are_the_same_on_1_and_2_actors(mode
 
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_an_actor_killed_in_mid_round_changes_nothing(on_disk: bool, tmp_path: Path) -> None:
-    plan = small(rounds=3, local_steps=20, clients_per_round=7)
+    """An actor has five clients; it dies as it trains a sixth time, which is in the second round."""
+    plan, tickets = small(rounds=3), tmp_path / "tickets"
     undisturbed, _ = played(LocalFederation(plan, "loop"))
-    store = CheckpointStore(str(tmp_path), states=str(tmp_path / "states") if on_disk else "")
-    with RayFederation(plan, Execution(clients_per_actor=5, backend="loop"), store) as federation:
-        victim = federation.client_pids()[1]
-        rounds = iter(federation)
-        next(rounds)  # round 1 is done, round 2 is under way
-        killer = threading.Timer(0.3, os.kill, (victim, signal.SIGKILL))
-        killer.start()
-        assert [m.round for m in rounds] == [2, 3]
-        killer.join()
-        survivors = federation.client_pids()
+    issue(tickets, "exit", 0)
+    store = CheckpointStore(str(tmp_path / "kept"), states=str(tmp_path / "states") if on_disk else "")
+    execution = Execution(clients_per_actor=5, backend="loop")
+    with RayFederation(faulty(plan, tickets, spared=5), execution, store) as federation:
+        before = federation.client_pids()
+        rounds = list(federation)
+        after = federation.client_pids()
         snapshot = federation.snapshot()
-    assert victim not in survivors
+    assert len(set(before) & set(after)) == 1
+    assert [(failure.round, failure.kind) for played in rounds for failure in played.failures] == [(2, "lost")]
     assert_same(snapshot, undisturbed)
 
 

@@ -20,13 +20,17 @@ KINDS = ("exception", "nan", "exit", "hang", "memory")
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers know nothing of the tests
 
 
-def faulty(plan: Plan, tickets: Path) -> Plan:
-    """The same plan, whose clients fail once for every ticket; run it with the backend ``loop``."""
-    finish = plan.algorithm.finish
+def faulty(plan: Plan, tickets: Path, spared: int = 0) -> Plan:
+    """The same plan, whose clients fail once for every ticket; run it with the backend ``loop``.
+
+    The first ``spared`` that train in a process do not.
+    """
+    finish, trained = plan.algorithm.finish, []
 
     def failing(ctx, local, data):
         client, up = finish(ctx, local, data)
-        kind = claim(tickets)
+        trained.append(1)
+        kind = claim(tickets) if len(trained) > spared else None
         if kind == "exception":
             raise RuntimeError("a fault was injected")
         if kind == "memory":
