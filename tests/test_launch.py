@@ -92,6 +92,13 @@ def test_bad_input_is_refused_with_value_reason_and_remedy(case: str, capfd: pyt
     assert not list(Path.cwd().rglob("*.safetensors"))
 
 
+def test_options_that_only_ray_has_a_use_for_are_named_without_it(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([*FAST, "--round-timeout", "9", "--gpus", "2", "--name", "a"]) == 0
+    assert "warning: --runtime local has no use for --gpus, --round-timeout\n" in capfd.readouterr().err
+    assert main([*FAST, "--name", "b"]) == 0
+    assert "warning" not in capfd.readouterr().err
+
+
 def test_a_taken_output_is_not_overwritten(capfd: pytest.CaptureFixture[str]) -> None:
     Path("mine").mkdir()
     Path("mine/thesis.tex").write_text("years of work")

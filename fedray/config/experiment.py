@@ -59,8 +59,8 @@ class Experiment:
     use float32."""
     on_failure: Literal["retry", "skip", "abort"] = "retry"
     """What to do about a client that raises, hangs or loses its process. retry: ask again, in a new process, and stop
-    the run if it keeps failing; skip: ask again, then leave the client out of the round, which changes the numbers;
-    abort: stop at once."""
+    the run if it keeps failing; skip: ask again, then leave the client out of the round, which changes the numbers,
+    and where a process hangs, all of its clients at once; abort: stop at once."""
 
     def __post_init__(self) -> None:
         check_types(self)

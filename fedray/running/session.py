@@ -46,6 +46,10 @@ from fedray.running.writer import Writer
 from fedray.terminal import bar, check_packages, headlines, heard, same_handlers, say, stop_if_interrupted
 from fedray.types import for_command_line
 
+OF_RAY = (
+    "address", "clients_per_actor", "gpus_per_client", "gpus", "cpus", "start_timeout", "round_timeout"
+)  # fmt: skip
+
 
 def run_experiment(experiment: Experiment, execution: Execution | None = None) -> RunResult:
     """Run an experiment from Python, as ``fedray launch`` does; raises the errors of :func:`run`."""
@@ -79,6 +83,8 @@ def _run(request: Request, tags: Mapping[str, str], log: Log, tell: Callable[[in
         say(f"data     {for_command_line(note)}")
     for remark in plan.remarks:
         say(f"warning: {for_command_line(remark)}")
+    if idle := _idle(request.execution):
+        say(f"warning: --runtime local has no use for {for_command_line(', '.join(idle))}")
     note = runfolder.read(request.resume) if request.resume else None
     longer = note is not None and plan.cfg.rounds > note.experiment.rounds
     if note and longer:
@@ -96,6 +102,13 @@ def _run(request: Request, tags: Mapping[str, str], log: Log, tell: Callable[[in
             return _guarded(Run(plan, request, name, writer, tracker, store, log, note), tell)
         finally:
             writer.discard()
+
+
+def _idle(execution: Execution) -> list[str]:
+    """The options of Ray that were given to a run without it."""
+    usual = Execution()
+    given = [f"`{name}`" for name in OF_RAY if getattr(execution, name) != getattr(usual, name)]
+    return given if execution.runtime == "local" else []
 
 
 def _guarded(run: Run, tell: Callable[[int], object] | None) -> RunResult:

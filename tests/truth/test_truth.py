@@ -198,7 +198,7 @@ def test_tables_files_and_the_figure_show_the_same_rows(tmp_path, monkeypatch, c
     shown = json.loads(capsys.readouterr().out)
     assert shown["rows"][0]["sbc"] == "calibrated"
     assert shown["bars"] == {"pvi": True}
-    assert json.loads((tmp_path / "truth.json").read_text())["rows"] == shown["rows"]
+    assert json.loads((tmp_path / "truth.json").read_text()) == shown
     assert "| pvi | 0.0005 | 0.1 | 0.99 | 0.02 | 89.8% | calibrated (50 sets) |" in (tmp_path / "table.md").read_text()
     assert len((tmp_path / "ranks.csv").read_text().splitlines()) == 1 + 2 * calibration.BINS
     assert (tmp_path / "figures" / "ranks.png").stat().st_size > 1000
