@@ -87,6 +87,11 @@ class RayFederation:
             self.close()
             raise
 
+    @property
+    def on_gpus(self) -> bool:
+        """Whether its clients compute on GPUs, whose results have other last digits."""
+        return self.layout.gpus > 0
+
     def __enter__(self) -> RayFederation:
         return self
 

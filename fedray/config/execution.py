@@ -67,7 +67,7 @@ class Execution:
     """GPU share of one client; by default what fits evenly."""
     gpus: int | Literal["auto"] = "auto"
     """GPUs that the clients share; 0 for CPUs. auto: those of the cluster and, where it can start machines that have
-    some, one GPU for every eight actors."""
+    some, one GPU for every eight actors; with `runtime=local` none, and 1 is the GPU of this machine."""
     cpus: int | Literal["auto"] = "auto"
     """CPUs that the clients share, without GPUs. auto: those of the cluster and, where it has no GPUs and can start
     machines, one for every actor."""
@@ -118,6 +118,8 @@ class Execution:
         gpus, cpus = self.gpus, self.cpus
         require(gpus == "auto" or gpus >= 0, "gpus", gpus, "a number of GPUs is not negative", "use 0 for CPUs")
         require(cpus == "auto" or cpus >= 1, "cpus", cpus, "clients need a CPU", "give a positive whole number")
+        reason = "a run without Ray is one process, which computes on one GPU"
+        require(gpus in ("auto", 0, 1) or self.runtime == "ray", "gpus", gpus, reason, "use 1, or `runtime=ray`")
         reason = "clients that share GPUs get the CPUs of their machines"
         require(cpus == "auto" or (gpus in ("auto", 0) and not share), "cpus", cpus, reason, "leave it out")
         reason = "the share of a client says how many are needed"

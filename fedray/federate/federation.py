@@ -16,6 +16,11 @@ from fedray.federate.uncertainty.reply import Uncertainty
 class Source(Protocol):
     """A federation whose rounds are played: what a result is made of."""
 
+    @property
+    def on_gpus(self) -> bool:
+        """Whether its clients compute on GPUs, whose results have other last digits."""
+        ...
+
     def snapshot(self) -> Snapshot:
         """The server's and the clients' states now."""
         ...

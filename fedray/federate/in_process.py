@@ -103,7 +103,8 @@ class LocalFederation:
         store: CheckpointStore | None = None,
         begun: Checkpoint | None = None,
     ):
-        self.plan = plan = on_device(plan, torch.device(device).type == "cuda")
+        self.on_gpus = torch.device(device).type == "cuda"
+        self.plan = plan = on_device(plan, self.on_gpus)
         self._store = store
         self._policy = failure_policy(plan.cfg)
         self.state = begun.state if begun else start(plan)

@@ -251,6 +251,7 @@ def run(
 
 def _play(plan: Plan, execution: Execution) -> Generator[Round, bool | None, Outcome]:
     """Play a plan as a launch does; what is sent after a round says whether to stop there."""
+    session.check_gpu(execution)
     name = runfolder.name(plan, execution)
     folder = runfolder.place("", execution.output, name)
     with runfolder.locked(folder):

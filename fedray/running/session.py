@@ -44,10 +44,10 @@ from fedray.running.stages import (
 from fedray.running.tracking import Tracker
 from fedray.running.writer import Writer
 from fedray.terminal import bar, check_packages, headlines, heard, same_handlers, say, stop_if_interrupted
-from fedray.types import for_command_line
+from fedray.types import for_command_line, require
 
 OF_RAY = (
-    "address", "clients_per_actor", "gpus_per_client", "gpus", "cpus", "start_timeout", "round_timeout"
+    "address", "clients_per_actor", "gpus_per_client", "cpus", "start_timeout", "round_timeout"
 )  # fmt: skip
 
 
@@ -73,6 +73,7 @@ def run(
 
 def _run(request: Request, tags: Mapping[str, str], log: Log, tell: Callable[[int], object] | None) -> RunResult:
     check_packages()
+    check_gpu(request.execution)
     plan = make_plan(request.experiment)
     if request.execution.loss_deviation:
         loss_deviation.check(plan)
@@ -149,7 +150,15 @@ def _play(run: Run, tell: Callable[[int], object] | None) -> RunResult:
 
 def on_gpus(execution: Execution) -> bool:
     """Whether clients may be placed on GPUs."""
-    return execution.runtime == "ray" and execution.gpus_per_client != 0 and torch.cuda.is_available()
+    if execution.runtime == "local":
+        return execution.gpus == 1
+    return execution.gpus_per_client != 0 and torch.cuda.is_available()
+
+
+def check_gpu(execution: Execution) -> None:
+    """Raise SettingError where a run without Ray shall compute on a GPU that is not there."""
+    seen = execution.runtime == "ray" or not on_gpus(execution) or torch.cuda.is_available()
+    require(seen, "gpus", execution.gpus, "PyTorch sees no GPU on this machine", "leave it out to compute on its CPUs")
 
 
 def _finish_again(run: Run) -> RunResult:
@@ -185,7 +194,8 @@ def open_federation(
     Where none runs ``ahead`` of the caller, the federation can be stopped after any of them.
     """
     if execution.runtime == "local":
-        return LocalFederation(plan, package or execution.backend, "cpu", store, begun)
+        device = "cuda" if on_gpus(execution) else "cpu"
+        return LocalFederation(plan, package or execution.backend, device, store, begun)
     from actors.federation import RayFederation, announce
 
     with same_handlers():

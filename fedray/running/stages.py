@@ -95,6 +95,7 @@ class Played(NamedTuple):
     evaluated: RoundMetrics | None  # the last round with an evaluation
     failures: tuple[Failure, ...]
     seconds: float  # of all rounds, those before an interruption included
+    on_gpus: bool  # whether the clients computed there
     uncertainty: Uncertainty | None = None  # of the last round's models, where it was asked for
 
 
@@ -166,7 +167,7 @@ def collect(run: Run, federation: Source, tally: Tally) -> Played:
         run.writer.table(loss_deviation.TABLE, loss_deviation.rows(federation.class_losses()))
     asked = run.request.execution.uncertainty
     found = _uncertainty(run, federation) if asked else None
-    return Played(snapshot, history, tally.evaluated, tally.failures, seconds, found)
+    return Played(snapshot, history, tally.evaluated, tally.failures, seconds, federation.on_gpus, found)
 
 
 def conclude(run: Run, played: Played) -> RunResult:
@@ -178,6 +179,7 @@ def conclude(run: Run, played: Played) -> RunResult:
     summary |= {
         "backend": "compiled" if run.package else run.request.execution.backend,
         "package": run.package.key if run.package else "",
+        "on_gpus": played.on_gpus,
     }
     _write(run, summary, played)
     run.log.write(f"finished: {run.folder}")

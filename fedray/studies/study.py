@@ -19,7 +19,7 @@ from fedray.compare.runs import finished, parent_of
 from fedray.config import TrackingConfig, override
 from fedray.federate.plan import make_plan
 from fedray.federate.report import KINDS
-from fedray.running import mlflow_store, progress, runfolder, side_by_side, stages
+from fedray.running import mlflow_store, progress, runfolder, session, side_by_side, stages
 from fedray.running.progress import Status
 from fedray.running.side_by_side import Ended
 from fedray.running.tracking import MLflowTracker, NullTracker, Tracker
@@ -46,6 +46,7 @@ def play(study: str, options: Options, command: str, table: bool = True) -> Mapp
         say(line)
     say(f"{study}: {len(agenda.runs)} in all, {skipped} finished before, {len(chosen)} to run now")
     if chosen:
+        session.check_gpu(options.execution)
         make_plan(chosen[0].experiment)
     if options.record is not None:
         data.prepare(options.record)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -25,23 +25,27 @@ def on_device(plan: Plan, gpu: bool) -> Plan:
 def set_precision(precision: Literal["float32", "tf32"]) -> None:
     """How GPUs multiply from here on: matrices, and the convolutions and LSTMs, whose default in PyTorch is TF32.
 
-    PyTorch's newer switches, one for each kind of product, cannot be used: its compiler still asks for the older ones,
-    and raises where they differ.
+    Convolutions add in one order, or the same run would have other bits each time. PyTorch's newer switches, one for
+    each kind of product, cannot be used: its compiler still asks for the older ones, and raises where they differ.
     """
-    for products in _products():
-        products.allow_tf32 = precision == "tf32"
+    _set([precision == "tf32"] * len(_products()), ordered=True)
 
 
 @contextlib.contextmanager
 def multiplying(precision: Literal["float32", "tf32"]) -> Iterator[None]:
     """The same for a while; restores what the caller had."""
-    before = [products.allow_tf32 for products in _products()]
+    before, ordered = [products.allow_tf32 for products in _products()], torch.backends.cudnn.deterministic
     set_precision(precision)
     try:
         yield
     finally:
-        for products, allowed in zip(_products(), before, strict=True):
-            products.allow_tf32 = allowed
+        _set(before, ordered)
+
+
+def _set(tf32: Sequence[bool], ordered: bool) -> None:
+    for products, allowed in zip(_products(), tf32, strict=True):
+        products.allow_tf32 = allowed
+    torch.backends.cudnn.deterministic = ordered
 
 
 def _products() -> tuple[Any, ...]:

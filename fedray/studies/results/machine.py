@@ -11,10 +11,11 @@ import torch
 # Instruction sets for which PyTorch's libraries have code of their own, with sums in another order.
 SETS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile")
 CPUINFO = Path("/proc/cpuinfo")
+GPU = "; on "
 
 
-def kind() -> str:
-    """The processor's maker and instruction sets, PyTorch and NumPy: runs of one kind agree to the bit."""
+def kind(on_gpu: bool = False) -> str:
+    """The processor's maker and instruction sets, PyTorch, NumPy and the GPU: runs of one kind agree to the bit."""
     facts: dict[str, str] = {}
     if CPUINFO.exists():
         lines = CPUINFO.read_text(encoding="utf-8").splitlines()
@@ -26,4 +27,10 @@ def kind() -> str:
         *(name for name in SETS if name in flags),
     ]
     used = torch.backends.cpu.get_cpu_capability()
-    return f"{' '.join(processor)}; {used}; torch {torch.__version__}; numpy {np.__version__}"
+    gpu = f"{GPU}{torch.cuda.get_device_name()}" if on_gpu else ""
+    return f"{' '.join(processor)}; {used}; torch {torch.__version__}; numpy {np.__version__}{gpu}"
+
+
+def has_gpu(described: str) -> bool:
+    """Whether a run of such a kind of machine was computed on a GPU."""
+    return GPU in described

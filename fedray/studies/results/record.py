@@ -37,6 +37,7 @@ def line(study: str, planned: PlannedRun, folder: Path, commit: str) -> Line | N
         summary = decode((folder / "summary.json").read_bytes())
         played = history(folder)
         cfg = planned.experiment
+        on_gpu = summary.get("on_gpus", False)  # earlier versions ran on CPUs only, where this is not in the result
         return Line(
             study=study,
             cell=planned.cell,
@@ -47,8 +48,8 @@ def line(study: str, planned: PlannedRun, folder: Path, commit: str) -> Line | N
             config=planned.fingerprint,
             protocol=_protocol(summary["protocol"]),
             commit=commit,
-            command=command(study, planned, "uncertainty" in summary),
-            machine=machine.kind(),
+            command=command(study, planned, "uncertainty" in summary, on_gpu),
+            machine=machine.kind(on_gpu),
             cpu_seconds=round(sum(row.get(CPU, 0.0) for row in played), 1),
             digest=digest(folder),
             metrics=measured(played, cfg) | uncertain.tracked(summary),
@@ -61,13 +62,13 @@ def history(folder: Path) -> list[dict[str, float]]:
         return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
 
 
-def command(study: str, planned: PlannedRun, uncertainty: bool) -> str:
+def command(study: str, planned: PlannedRun, uncertainty: bool, on_gpu: bool = False) -> str:
     """What to type to play one run, with the uncertainty report where its study does not ask for it by itself."""
     cfg = planned.experiment
     words = ["python", "-m", "fedray.studies", study, "--only", planned.cell, "--size", "all"]
     words += ["--seeds", "1", "--seed-start", str(cfg.seed), "--rounds", str(cfg.rounds)]
     words += ["--eval-every", str(cfg.eval_every), *(["--eval-last", str(cfg.eval_last)] if cfg.eval_last else [])]
-    words += ["--runtime", "local"]
+    words += ["--runtime", "local", *(["--gpus", "1"] if on_gpu else [])]
     return shlex.join([*words, *(["--uncertainty"] if uncertainty and not planned.uncertainty else [])])
 
 

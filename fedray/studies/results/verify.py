@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 from fedray import registry
 from fedray.compare.groups import of_runs
 from fedray.config import Execution, TrackingConfig, override
 from fedray.running import session
 from fedray.studies.agenda import Data, Options, plan_runs
 from fedray.studies.named import STUDIES
-from fedray.studies.results import data, judgement, record
+from fedray.studies.results import data, judgement, machine, record
 from fedray.studies.results.data import Line
 from fedray.types import FedRayError, require
 
@@ -74,7 +76,9 @@ def again(line: Line, where: Data) -> Line:
     with tempfile.TemporaryDirectory() as place:
         output = Path(place) / "run"
         asked = any(name.endswith("/aurc") for name in line.metrics)
-        execution = Execution(runtime="local", output=output, uncertainty=asked, tracking=TrackingConfig(uri="none"))
+        gpus = 1 if machine.has_gpu(line.machine) and torch.cuda.is_available() else 0
+        tracking = TrackingConfig(uri="none")
+        execution = Execution(runtime="local", gpus=gpus, output=output, uncertainty=asked, tracking=tracking)
         session.run_experiment(planned.experiment, override(execution, {"name": planned.name}))
         played = record.line(line.study, planned, output, line.commit)
     assert played is not None
