@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import fedray
 from fedray import cli, registry
@@ -77,6 +78,7 @@ BAD = {
         ["--gpus-per-client 0.5", "has 0 GPU"],
     ),
     "cluster": (["--runtime", "ray", "--address", "127.0.0.1:9"], ["--address 127.0.0.1:9", "ray start"]),
+    "gpus of one process": (["--gpus", "2"], ["--gpus 2", "one GPU", "--runtime ray"]),
     "share": (["--gpus-per-client", "-1"], ["--gpus-per-client -1.0", "not negative"]),
 }
 
@@ -92,9 +94,18 @@ def test_bad_input_is_refused_with_value_reason_and_remedy(case: str, capfd: pyt
     assert not list(Path.cwd().rglob("*.safetensors"))
 
 
+def test_a_gpu_that_is_not_there_is_refused(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    message = refused([*FAST, "--gpus", "1"], capfd)
+    assert all(word in message for word in ("--gpus 1", "PyTorch sees no GPU", "use 0")), message
+    with pytest.raises(FedRayError, match="PyTorch sees no GPU"):
+        fedray.run("fedavg", "digits", rounds=1, gpus=1)
+    assert main([*FAST, "--gpus", "0", "--name", "a"]) == 0
+
+
 def test_options_that_only_ray_has_a_use_for_are_named_without_it(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main([*FAST, "--round-timeout", "9", "--gpus", "2", "--name", "a"]) == 0
-    assert "warning: --runtime local has no use for --gpus, --round-timeout\n" in capfd.readouterr().err
+    assert main([*FAST, "--round-timeout", "9", "--cpus", "2", "--name", "a"]) == 0
+    assert "warning: --runtime local has no use for --cpus, --round-timeout\n" in capfd.readouterr().err
     assert main([*FAST, "--name", "b"]) == 0
     assert "warning" not in capfd.readouterr().err
 

@@ -158,7 +158,7 @@ def on_gpus(execution: Execution) -> bool:
 def check_gpu(execution: Execution) -> None:
     """Raise SettingError where a run without Ray shall compute on a GPU that is not there."""
     seen = execution.runtime == "ray" or not on_gpus(execution) or torch.cuda.is_available()
-    require(seen, "gpus", execution.gpus, "PyTorch sees no GPU on this machine", "leave it out to compute on its CPUs")
+    require(seen, "gpus", execution.gpus, "PyTorch sees no GPU on this machine", "use 0 to compute on its CPUs")
 
 
 def _finish_again(run: Run) -> RunResult:

@@ -8,13 +8,17 @@ from fedray.arrays import philox, trees
 from fedray.federate.device import host
 from fedray.federate.device.memory import GpuMemory
 from fedray.federate.in_process import LocalCohort, LocalFederation
-from tests.helpers import ALGORITHMS, differing, federated_plan
+from tests.helpers import ALGORITHMS, differing, federated_plan, gathering
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU here"),
 ]
 ROUNDS = {"rounds": 4, "noise_generator": "philox"}  # the first runs as it is, the second is recorded, then replayed
+# On a CPU, too, a change of 1e-7 is one of 1.5 after a round, or of 0.05 after four: BNFed's server matches neurons
+# anew, and the chains of pFedGP decide by comparisons. For these the uploads of the first round are compared.
+UNSTEADY = ("bnfed", "pfedgp")
+UNRECORDED = ("pfedgp",)  # a solver of PyTorch's may need memory while a graph is recorded: it says so, and goes on
 
 
 def final(plan, backend, device):
@@ -25,13 +29,40 @@ def final(plan, backend, device):
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap", "graph"])
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in UNSTEADY])
 def test_a_federation_on_a_gpu_is_that_on_a_cpu_up_to_rounding(name, backend):
     plan = federated_plan(name, ROUNDS)
     here, there = (final(plan, kind, device) for kind, device in (("vmap", "cpu"), (backend, "cuda")))
     for one, other in zip(trees.leaves(there.server), trees.leaves(here.server), strict=True):
         # In norm: Adam makes whole steps of the signs of gradients that are almost zero.
         assert (one - other).norm() <= 1e-2 * max(other.norm(), 1)
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap", "graph"])
+@pytest.mark.parametrize("name", UNSTEADY)
+def test_a_round_on_a_gpu_is_that_on_a_cpu_up_to_rounding(name, backend):
+    plan = gathering(federated_plan(name, ROUNDS))
+    ids = range(plan.clients)
+    down = plan.algorithm.broadcast(plan.context, plan.initial_server(), ids)
+
+    def uploads(kind, device):
+        cohort = LocalCohort(plan, kind, device)
+        played = [reply for number in (1, 2, 3) for reply in cohort.train(number, ids, down)]
+        reasons = {failure.kind for reply in played for failure in reply.failures}
+        assert reasons <= ({"graph"} if name in UNRECORDED else set())
+        return trees.leaves(played[0].ups)
+
+    for one, other in zip(uploads(backend, "cuda"), uploads("vmap", "cpu"), strict=True):
+        assert (one - other).norm() <= 1e-2 * max(other.norm(), 1)
+
+
+@pytest.mark.parametrize("convolutional", [False, True])
+def test_the_same_run_has_the_same_bits_again(convolutional):
+    """Convolutions, too: their gradients are added in one order."""
+    settings = {"model.name": "cnn"} if convolutional else {}
+    plan = federated_plan("pfedbayes", ROUNDS | settings)
+    first, second = (final(plan, "graph", "cuda") for _ in range(2))
+    assert differing(first, second) == []
 
 
 def test_a_graph_is_recorded_and_replayed():
