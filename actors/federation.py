@@ -88,9 +88,9 @@ class RayFederation:
             raise
 
     @property
-    def on_gpus(self) -> bool:
-        """Whether its clients compute on GPUs, whose results have other last digits."""
-        return self.layout.gpus > 0
+    def device(self) -> str:
+        """What its clients compute on."""
+        return self.layout.device
 
     def __enter__(self) -> RayFederation:
         return self

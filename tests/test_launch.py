@@ -99,7 +99,7 @@ def test_a_gpu_that_is_not_there_is_refused(capfd: pytest.CaptureFixture[str], m
     message = refused([*FAST, "--gpus", "1"], capfd)
     assert all(word in message for word in ("--gpus 1", "PyTorch sees no GPU", "use 0")), message
     with pytest.raises(FedRayError, match="PyTorch sees no GPU"):
-        fedray.run("fedavg", "digits", rounds=1, gpus=1)
+        fedray.run("fedavg", "digits", rounds=1, gpus=1, play=False)
     assert main([*FAST, "--gpus", "0", "--name", "a"]) == 0
 
 
@@ -128,7 +128,7 @@ def test_json_is_one_object_on_stdout_and_the_result_reads_back(capfd: pytest.Ca
     summary = json.loads(out)
     assert list(summary) == [
         "run_id", "algorithm", "rounds", "seed", "personal", "global", "seconds", "bytes_up", "bytes_down", "protocol",
-        "backend", "package",
+        "backend", "package", "device",
     ]  # fmt: skip
     assert {"accuracy", "nll", "ece", "brier"} <= set(summary["personal"])
     assert json.loads(Path("here/summary.json").read_text()) == summary

@@ -220,6 +220,11 @@ def test_the_folder_of_a_sweep_holds_no_password_and_resuming_asks_for_it(
         read(["--resume", "runs/s"])
     other, _ = read(["--resume", "runs/s", "--tracking.uri", f"{USER}elsewhere"])  # a new run in another store
     assert other.execution.tracking.uri == f"{USER}elsewhere"
+    path = elsewhere / "runs/s/parent.json"
+    path.write_text(json.dumps(noted | {"uri": "http://other:***@tracking.example:5000"}))  # of the last command
+    with pytest.raises(FedRayError, match=r"password of its store was not kept; add --tracking.uri http://other:\*"):
+        read(["--resume", "runs/s"])
+    path.write_text(json.dumps(noted))
     request, resume = read(["--resume", "runs/s", "--tracking.uri", sweep])
     assert resume
     assert request.execution.tracking.uri == sweep

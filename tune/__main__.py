@@ -97,15 +97,19 @@ def _resumed(folder: str, argv: Sequence[str]) -> SweepRequest:
             f"--resume {folder}: holds another sweep (it differs in {', '.join(other)}); leave these options out, or "
             "start a new sweep without --resume"
         )
-    if tracking.uri == old.execution.tracking.uri:
-        if "***" in tracking.uri:
-            raise FedRayError(
-                f"--resume {folder}: the password of its store was not kept; add --tracking.uri {tracking.uri} with "
-                "the password"
-            )
-        begun_at = noted(target)
-        if begun_at and tracking.uri != "none":  # a relative address holds in the folder where the sweep began
-            tracking = dataclasses.replace(tracking, uri=begun_at.uri)
+    now = {word.partition("=")[0] for word in argv}
+    last = noted(target)
+    if (
+        last and tracking.uri != "none" and "--tracking.uri" not in now
+    ):  # a relative address holds where the sweep began
+        kept = "--tracking.experiment" in now or not last.experiment
+        experiment = tracking.experiment if kept else last.experiment
+        tracking = dataclasses.replace(tracking, uri=last.uri, experiment=experiment)
+    if "***" in tracking.uri:
+        raise FedRayError(
+            f"--resume {folder}: the password of its store was not kept; add --tracking.uri {tracking.uri} with the "
+            "password"
+        )
     execution = dataclasses.replace(given.execution, tracking=tracking)
     request = check(stored.name, target, given.experiment, execution, sweep)
     if stored.metric != request.sweep.metric:

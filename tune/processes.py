@@ -63,9 +63,9 @@ class Processes:
 class Served:
     """What the result of a run is made of, asked of its server in this process."""
 
-    def __init__(self, server: ServerActor, on_gpus: bool):
+    def __init__(self, server: ServerActor, device: str):
         self._server = server
-        self.on_gpus = on_gpus
+        self.device = device
 
     def snapshot(self) -> Snapshot:
         """The server's and the clients' states now."""

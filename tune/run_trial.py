@@ -88,7 +88,7 @@ class RunTrial(ray_tune.Trainable):
                 self._tally = stages.account(run, self._tally, metrics)
                 if metrics.evaluated and metrics.round < run.plan.rounds:
                     return {"round": metrics.round, "rows": self._relay.take(), "done": False}
-            served = Served(self._server, self._task.layout.gpus > 0)
+            served = Served(self._server, self._task.layout.device)
             outcome = stages.conclude(run, stages.collect(run, served, self._tally))
         except FedRayError as error:
             # A result, not a fault: if Tune played the trial again, it would end the same way.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -34,6 +35,15 @@ class Variants(_Bounded, BasicVariantGenerator):
 
 class Limiter(_Bounded, ConcurrencyLimiter):
     """A sampler that sees a few trials at a time."""
+
+
+class Median(MedianStoppingRule):
+    """The median rule among trials with a result: Tune's own looks for the measure in what a failed one reports."""
+
+    def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
+        """Keep the last result of a trial that ended well."""
+        if self._metric in result:
+            super().on_trial_complete(tune_controller, trial, result)
 
 
 class Population(PopulationBasedTraining):
@@ -112,8 +122,8 @@ def searcher(sweep: Sweep, space: Mapping[str, Domain], concurrency: int, seeds:
     return Limiter(OptunaSearch(metric=sweep.metric, mode=sweep.mode, sampler=sampler), max_concurrent=concurrency)
 
 
-def scheduler(sweep: Sweep, space: Mapping[str, Domain]) -> Any:
-    """Tune's trial scheduler; time is counted in rounds.
+def scheduler(sweep: Sweep, space: Mapping[str, Domain], eval_every: int = 1) -> Any:
+    """Tune's trial scheduler; time is counted in rounds, of which every ``eval_every``-th has a result.
 
     Raises FedRayError for population based training over several seeds, clients, data or networks, for it copies the
     states of one trial into another, and with Optuna's sampler.
@@ -129,7 +139,7 @@ def scheduler(sweep: Sweep, space: Mapping[str, Domain]) -> Any:
             "round", metric, mode, max_t=rounds, grace_period=grace, reduction_factor=REDUCTION
         )
     if sweep.scheduler == "median":
-        return MedianStoppingRule("round", metric, mode, grace_period=grace, min_samples_required=2)
+        return Median("round", metric, mode, grace_period=grace, min_samples_required=2)
     if sweep.search == "tpe":
         raise FedRayError(
             "--search tpe: --scheduler pbt begins all trials together, before there is a result to learn from; use "
@@ -153,7 +163,8 @@ def scheduler(sweep: Sweep, space: Mapping[str, Domain]) -> Any:
         "round",
         metric,
         mode,
-        perturbation_interval=grace,
+        # At an evaluated round: of trials that are beyond the next copy already, Tune waits for one that is not.
+        perturbation_interval=math.ceil(grace / eval_every) * eval_every,
         hyperparam_mutations=mutations,
         custom_explore_fn=partial(_clipped, space),
         synch=True,

@@ -244,7 +244,7 @@ def _programme(request: SweepRequest, layout: Layout, at_once: int, resume: bool
         lambda config: layout,
         {},
         search.searcher(sweep, request.space, at_once, request.seeds),
-        search.scheduler(sweep, request.space),
+        search.scheduler(sweep, request.space, request.base.eval_every),
         samples=1 if sweep.search == "grid" else sweep.samples,
         seed=base.seed,
         folder=request.folder,

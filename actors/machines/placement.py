@@ -30,6 +30,11 @@ class Layout(NamedTuple):
         client = {"CPU": self.cpus} | ({"GPU": self.gpus} if self.gpus else {})
         return [{"CPU": SERVER_CPUS}] + [client] * len(self.blocks)
 
+    @property
+    def device(self) -> str:
+        """What the clients compute on; the machine that places them may not see the GPUs."""
+        return "GPU" if self.gpus else "cpu"
+
     def first(self, clients: int) -> Layout:
         """That of the first so many clients only, within the same resources."""
         kept = (tuple(i for i in block if i < clients) for block in self.blocks)

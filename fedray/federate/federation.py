@@ -17,8 +17,8 @@ class Source(Protocol):
     """A federation whose rounds are played: what a result is made of."""
 
     @property
-    def on_gpus(self) -> bool:
-        """Whether its clients compute on GPUs, whose results have other last digits."""
+    def device(self) -> str:
+        """What its clients compute on: cpu, or the name of a GPU. Results have other last digits there."""
         ...
 
     def snapshot(self) -> Snapshot:

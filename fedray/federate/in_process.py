@@ -103,8 +103,9 @@ class LocalFederation:
         store: CheckpointStore | None = None,
         begun: Checkpoint | None = None,
     ):
-        self.on_gpus = torch.device(device).type == "cuda"
-        self.plan = plan = on_device(plan, self.on_gpus)
+        gpu = torch.device(device).type == "cuda"
+        self.device = torch.cuda.get_device_name() if gpu else "cpu"
+        self.plan = plan = on_device(plan, gpu)
         self._store = store
         self._policy = failure_policy(plan.cfg)
         self.state = begun.state if begun else start(plan)

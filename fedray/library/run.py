@@ -245,13 +245,13 @@ def run(
         check_packages()
         wanted = asked(algorithm, data, partition, model, metrics or {}, settings)
         questions.check(wanted.plan, wanted.execution)
+        session.check_gpu(wanted.execution)
         started = Run(wanted.plan, wanted.execution, tuple(callbacks))
     return started.play() if play else started
 
 
 def _play(plan: Plan, execution: Execution) -> Generator[Round, bool | None, Outcome]:
     """Play a plan as a launch does; what is sent after a round says whether to stop there."""
-    session.check_gpu(execution)
     name = runfolder.name(plan, execution)
     folder = runfolder.place("", execution.output, name)
     with runfolder.locked(folder):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import psutil
 import torch
@@ -125,20 +126,31 @@ class Model:
         return total if covered else 0
 
     def _check_rows(self) -> None:
-        """Raise FedRayError where the output for one example is not the same in every minibatch: tried on two."""
+        """Raise FedRayError where the output for one example is not the same in every minibatch: tried on two.
+
+        Inputs of a module of the caller's may have a domain: what it cannot take, or makes NaN of, tells nothing.
+        """
         rng = Stream(0, "network check")
-        theta, x = self.init(rng), rng.normal([2, *self.input_shape])
-        together = self.apply(theta, x)
-        try:
-            same = torch.allclose(self.apply(theta, x[:1]), together[:1], rtol=1e-3, atol=1e-4)
-        except ValueError:  # what BatchNorm says of one example
-            same = False
-        if not same or not torch.allclose(self.apply(theta, x), together, rtol=1e-3, atol=1e-4):
+        theta, shape = self.init(rng), (2, *self.input_shape)
+        if not all(self._same_alone(theta, x) for x in (rng.normal(shape), rng.uniform(shape))):
             raise FedRayError(
                 f"network: {self._others()}: the output for one example changes with the others of its minibatch, as "
                 "with BatchNorm, or is drawn; a posterior over weights needs a function of each example alone; take "
                 "nn.GroupNorm or nn.LayerNorm, in a module of your own"
             )
+
+    def _same_alone(self, theta: Tensor, x: Tensor) -> bool:
+        """Whether the first of some examples has the same output without the others, and all have the same again."""
+        try:
+            together, again = self.apply(theta, x), self.apply(theta, x)
+        except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
+            return True
+        try:
+            alone = self.apply(theta, x[:1])
+        except ValueError:  # what BatchNorm says of one example
+            return False
+        close = partial(torch.allclose, rtol=1e-3, atol=1e-4, equal_nan=True)
+        return close(alone, together[:1]) and close(again, together)
 
     def _others(self) -> str:
         return ", ".join(repr(layer) for layer in self.layers if type(layer) not in PLAIN)

@@ -7,6 +7,7 @@ import csv
 import dataclasses
 import socket
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import torch
 
@@ -73,8 +74,9 @@ def run(
 
 def _run(request: Request, tags: Mapping[str, str], log: Log, tell: Callable[[int], object] | None) -> RunResult:
     check_packages()
-    check_gpu(request.execution)
     plan = make_plan(request.experiment)
+    if not (request.resume and runfolder.finished_rounds(Path(request.resume)) >= plan.cfg.rounds):
+        check_gpu(request.execution)
     if request.execution.loss_deviation:
         loss_deviation.check(plan)
     questions.check(plan, request.execution)
@@ -152,7 +154,8 @@ def on_gpus(execution: Execution) -> bool:
     """Whether clients may be placed on GPUs."""
     if execution.runtime == "local":
         return execution.gpus == 1
-    return execution.gpus_per_client != 0 and torch.cuda.is_available()
+    for_cpus = 0 in (execution.gpus, execution.gpus_per_client) or execution.cpus != "auto"
+    return not for_cpus and torch.cuda.is_available()
 
 
 def check_gpu(execution: Execution) -> None:

@@ -95,7 +95,7 @@ class Played(NamedTuple):
     evaluated: RoundMetrics | None  # the last round with an evaluation
     failures: tuple[Failure, ...]
     seconds: float  # of all rounds, those before an interruption included
-    on_gpus: bool  # whether the clients computed there
+    device: str  # what the clients computed on
     uncertainty: Uncertainty | None = None  # of the last round's models, where it was asked for
 
 
@@ -115,7 +115,7 @@ def guarded(run: Run) -> Iterator[None]:
 
 def ready(run: Run, on_gpus: bool) -> tuple[Run, Checkpoint | None]:
     """The run with the compiled step that it trains with, and the checkpoint from which it goes on."""
-    if not (on_gpus and run.request.execution.backend == "auto"):
+    if not on_gpus:
         known = run.begun.package if run.begun else None
         run = run._replace(package=choose(run.plan, run.request.execution.backend, known, say))
     if runfolder.elsewhere(run.folder, run.store):
@@ -167,7 +167,7 @@ def collect(run: Run, federation: Source, tally: Tally) -> Played:
         run.writer.table(loss_deviation.TABLE, loss_deviation.rows(federation.class_losses()))
     asked = run.request.execution.uncertainty
     found = _uncertainty(run, federation) if asked else None
-    return Played(snapshot, history, tally.evaluated, tally.failures, seconds, federation.on_gpus, found)
+    return Played(snapshot, history, tally.evaluated, tally.failures, seconds, federation.device, found)
 
 
 def conclude(run: Run, played: Played) -> RunResult:
@@ -179,7 +179,7 @@ def conclude(run: Run, played: Played) -> RunResult:
     summary |= {
         "backend": "compiled" if run.package else run.request.execution.backend,
         "package": run.package.key if run.package else "",
-        "on_gpus": played.on_gpus,
+        "device": played.device,
     }
     _write(run, summary, played)
     run.log.write(f"finished: {run.folder}")

@@ -9,6 +9,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from fedray.arrays.rng import Stream
+from fedray.nets.network import given
 from fedray.types import FedRayError
 from tests.helpers import NETS, built, described
 
@@ -151,6 +152,46 @@ def test_a_layer_that_mixes_the_examples_of_a_minibatch_is_refused(norm):
     else:
         with pytest.raises(FedRayError, match=r"BatchNorm2d.*changes with the others of its minibatch.*GroupNorm"):
             described((1, 4, 4), 3, *layers, nn.Linear(32, 3))
+
+
+class Within(nn.Module):
+    """Of inputs from 0 to 1 alone: places in an embedding, and roots."""
+
+    def __init__(self):
+        super().__init__()
+        self.places, self.out = nn.Embedding(17, 2), nn.Linear(15, 3)
+
+    def forward(self, x):
+        return self.out(torch.cat([self.places((x * 16).long()).flatten(1), x.sqrt()], 1))
+
+
+class Mixing(nn.Module):
+    """The same, with the mean of a minibatch."""
+
+    def __init__(self):
+        super().__init__()
+        self.within = Within()
+
+    def forward(self, x):
+        return self.within(x) - x.sqrt().mean()
+
+
+class Rooted(nn.Module):
+    """NaN of what is below 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.out(x.sqrt())
+
+
+def test_a_module_whose_inputs_have_a_domain_is_tried_within_it():
+    for module in (Within(), Rooted()):
+        assert given(module, (5,), 3).size > 0
+    with pytest.raises(FedRayError, match="changes with the others of its minibatch"):
+        given(Mixing(), (5,), 3)
 
 
 def test_a_layer_that_draws_in_training_alone_draws_nothing():

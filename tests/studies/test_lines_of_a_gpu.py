@@ -29,7 +29,6 @@ def test_what_a_gpu_played_is_played_again_on_a_gpu_where_there_is_one(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(agenda, "STUDIES", {"quick": short})
     monkeypatch.setattr(verify, "STUDIES", {"quick": short})
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some GPU")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: here)
     [planned] = agenda.plan_runs("quick", agenda.Options(seeds=1, rounds=1, eval_every=1)).runs
     asked: list[object] = []
@@ -39,7 +38,7 @@ def test_what_a_gpu_played_is_played_again_on_a_gpu_where_there_is_one(
         asked.append(execution.gpus)
         play(cfg, override(execution, {"gpus": 0}))
         path = Path(str(execution.output)) / "summary.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"on_gpus": played}))
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"device": "Some GPU" if played else "cpu"}))
 
     run(planned.experiment, Execution(runtime="local", output="once", tracking=TrackingConfig(uri="none")))
     found = record.line("quick", planned, Path("once"), "abc")

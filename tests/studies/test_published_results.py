@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from fedray.compare.published import Published
 from fedray.compare.tables import style
@@ -199,10 +198,9 @@ def test_the_kind_of_machine_names_what_bits_depend_on(tmp_path: Path, monkeypat
     assert "GenuineIntel avx2 fma; " in machine.kind()
     monkeypatch.setattr(machine, "CPUINFO", tmp_path / "none")
     assert "torch" in machine.kind()
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some GPU")
-    assert machine.kind(True) == f"{machine.kind()}; on Some GPU"
-    assert machine.has_gpu(machine.kind(True))
-    assert not machine.has_gpu(machine.kind())
+    assert machine.kind("Some GPU") == f"{machine.kind()}; on Some GPU"
+    assert machine.has_gpu(machine.kind("Some GPU"))
+    assert not machine.has_gpu(machine.kind("cpu"))
 
 
 def short() -> list[Cell]:

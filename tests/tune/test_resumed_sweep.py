@@ -81,6 +81,9 @@ def test_its_run_goes_on_in_its_store_and_begins_anew_in_another(
     other = f"sqlite:///{tmp_path}/other.db"
     assert tracked("--tracking.uri", other) == (other, "fedray", None)
     assert tracked("--tracking.uri", other) == (other, "fedray", "new")
+    assert tracked() == (other, "fedray", "new")  # where it was last
+    assert tracked("--tracking.uri", here, "--tracking.experiment=e") == (here, "e", None)  # and back
+    assert tracked() == (here, "e", "new")
 
 
 def test_the_store_of_a_sweep_is_found_from_another_folder(

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from ray import tune as ray_tune
+from ray.tune.experiment.trial import Trial as TuneTrial
 
 from fedray.types import LogUniform, Uniform
 from tune import search
@@ -223,6 +224,61 @@ def test_a_trial_that_a_living_process_refuses_to_take_over_fails_and_the_others
         )
     assert [trial.status for trial in found.trials] == ["TERMINATED", "ERROR", "TERMINATED"]
     assert "no such setting" in str(found.trials[1].get_error())
+
+
+@pytest.mark.parametrize(("eval_every", "grace"), [(1, 2), (5, 2), (10, 5), (3, 2), (2, 1), (2, 3)])
+def test_a_population_is_copied_at_rounds_that_have_a_result(eval_every, grace):
+    """Tune counts from the copy before; of trials that have all come farther than the next one, none would go on."""
+    sweep = Sweep(scheduler="pbt", metric="score", mode="max", grace_rounds=grace)
+    pbt = search.scheduler(sweep, {"algorithm.lr": Uniform(0.1, 0.2)}, eval_every)
+    assert pbt._perturbation_interval >= grace
+    pbt._checkpoint_or_exploit = lambda *_: None
+    trials = [Played(i) for i in range(3)]
+    controller = SimpleNamespace(get_trials=lambda: trials, get_live_trials=lambda: set(trials), search_alg=None)
+    for trial in trials:
+        pbt.on_trial_add(controller, trial)
+    while not all(trial.is_finished() for trial in trials):
+        trial = pbt.choose_trial_to_run(controller)
+        assert trial is not None, "all trials wait"
+        trial.play(pbt, controller, eval_every)
+    assert [trial.last_result["round"] for trial in trials] == [60] * 3
+
+
+class Played:
+    """A trial that Tune's scheduler sees, without a process."""
+
+    def __init__(self, number):
+        self.trial_id, self.status, self.last_result = str(number), TuneTrial.PENDING, {"round": 0}
+        self.config = self.evaluated_params = {"algorithm.lr": 0.1}
+        kept = SimpleNamespace(checkpoint_config=SimpleNamespace(checkpoint_frequency=1, num_to_keep=None))
+        self.run_metadata = SimpleNamespace(checkpoint_manager=kept)
+        self.trainable_name = self.experiment_tag = "played"
+
+    def is_finished(self):
+        return self.status == TuneTrial.TERMINATED
+
+    def play(self, scheduler, controller, rounds):
+        """Rounds until it is paused or done with sixty."""
+        self.status = TuneTrial.RUNNING
+        while self.status == TuneTrial.RUNNING:
+            reached = self.last_result["round"] + rounds
+            self.last_result = {"round": reached, "score": 1.0, "training_iteration": reached}
+            if reached >= 60:
+                self.status = TuneTrial.TERMINATED
+                scheduler.on_trial_complete(controller, self, self.last_result)
+            elif scheduler.on_trial_result(controller, self, self.last_result) == "PAUSE":
+                self.status = TuneTrial.PAUSED
+
+
+def test_the_median_rule_goes_on_where_a_trial_has_failed():
+    median = search.scheduler(Sweep(scheduler="median", metric="score", mode="max", grace_rounds=2), {})
+    controller = SimpleNamespace(get_live_trials=list)
+    bad, good = Played(0), Played(1)
+    for number in (1, 2):
+        median.on_trial_result(controller, bad, {"round": number, "score": 0.5})
+    median.on_trial_complete(controller, bad, {"round": 3, "failure": "client 0: not finite", "done": True})
+    found = [median.on_trial_result(controller, good, {"round": number, "score": 0.6}) for number in (1, 2, 3, 4)]
+    assert found == ["CONTINUE"] * 4
 
 
 def test_perturbed_settings_stay_in_their_ranges():

@@ -11,10 +11,11 @@ import torch
 # Instruction sets for which PyTorch's libraries have code of their own, with sums in another order.
 SETS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile")
 CPUINFO = Path("/proc/cpuinfo")
+CPU = "cpu"  # as a result names the device
 GPU = "; on "
 
 
-def kind(on_gpu: bool = False) -> str:
+def kind(device: str = CPU) -> str:
     """The processor's maker and instruction sets, PyTorch, NumPy and the GPU: runs of one kind agree to the bit."""
     facts: dict[str, str] = {}
     if CPUINFO.exists():
@@ -27,7 +28,7 @@ def kind(on_gpu: bool = False) -> str:
         *(name for name in SETS if name in flags),
     ]
     used = torch.backends.cpu.get_cpu_capability()
-    gpu = f"{GPU}{torch.cuda.get_device_name()}" if on_gpu else ""
+    gpu = "" if device == CPU else f"{GPU}{device}"
     return f"{' '.join(processor)}; {used}; torch {torch.__version__}; numpy {np.__version__}{gpu}"
 
 

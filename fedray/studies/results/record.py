@@ -37,7 +37,7 @@ def line(study: str, planned: PlannedRun, folder: Path, commit: str) -> Line | N
         summary = decode((folder / "summary.json").read_bytes())
         played = history(folder)
         cfg = planned.experiment
-        on_gpu = summary.get("on_gpus", False)  # earlier versions ran on CPUs only, where this is not in the result
+        device = summary.get("device", machine.CPU)  # earlier results do not name it
         return Line(
             study=study,
             cell=planned.cell,
@@ -48,8 +48,8 @@ def line(study: str, planned: PlannedRun, folder: Path, commit: str) -> Line | N
             config=planned.fingerprint,
             protocol=_protocol(summary["protocol"]),
             commit=commit,
-            command=command(study, planned, "uncertainty" in summary, on_gpu),
-            machine=machine.kind(on_gpu),
+            command=command(study, planned, "uncertainty" in summary, device != machine.CPU),
+            machine=machine.kind(device),
             cpu_seconds=round(sum(row.get(CPU, 0.0) for row in played), 1),
             digest=digest(folder),
             metrics=measured(played, cfg) | uncertain.tracked(summary),

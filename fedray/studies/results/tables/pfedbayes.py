@@ -125,7 +125,7 @@ TABLES = (
         best=LATE,
         eval_last=100,
         bold=("global/accuracy",),
-        more=("base", "zeta=1"),
+        more=("base", "zeta=0.5", "zeta=1", "zeta=20"),
         fitted=True,
     ),
     Table(
@@ -140,7 +140,7 @@ TABLES = (
         eval_last=100,
         bold=ACCURACY,
         within_rows=True,
-        more=("heurfedamp",),
+        more=("heurfedamp", "per_fedavg,alpha=0.01", "per_fedavg,alpha=0.1"),
         fitted=True,
     ),
 )

@@ -32,7 +32,7 @@ OPEN = {
         "per_fedavg+ft",
     ),
     ("MNIST", "DNN"): ("mh", "mh+ft", "fedamp", "fedavg", "per_fedavg+ft"),
-    ("FMNIST", "DNN"): ("mh+ft", "fedavg", "fedavg+am", "per_fedavg+am"),
+    ("FMNIST", "DNN"): ("mh+ft", "fedavg", "fedavg+am", "per_fedavg+am", "mh+am"),
 }
 
 
