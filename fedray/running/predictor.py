@@ -30,7 +30,7 @@ from fedray.federate.storage.checkpoint_files import as_file, read_clients
 from fedray.federate.uncertainty import conformal
 from fedray.federate.uncertainty import summary as uncertain
 from fedray.nets import network
-from fedray.nets.model import FLOAT_BYTES
+from fedray.nets.model import FLOAT_BYTES, check_memory
 from fedray.running.runfolder import experiment_of
 from fedray.running.writer import PERSONAL
 from fedray.types import FedRayError, client_itself, require, suggestion
@@ -278,12 +278,19 @@ def _plan(folder: Path, described: Any, own_model: nn.Module | None) -> Plan:
 
 
 def _check_size(folder: Path, plan: Plan) -> None:
-    """Raise FedRayError for a network, or a number of models, that files of this size cannot hold."""
+    """Raise FedRayError for a network that files of this size cannot hold, or models that do not fit into memory.
+
+    pFedGP has neither the last layer nor its chains in the files.
+    """
     files = (*folder.glob("*.safetensors"), *folder.glob(f"{PERSONAL}/*.safetensors"))
     held = sum(path.stat().st_size for path in files)
-    wanted = FLOAT_BYTES * plan.model.size * plan.algorithm.particles(plan.cfg.algorithm)
+    wanted = FLOAT_BYTES * plan.model.slices["body"].stop
     if wanted > held:
         raise FedRayError(
-            f"{folder / 'config.json'}: describes models of {wanted} bytes, but the files hold {held}; it is damaged "
+            f"{folder / 'config.json'}: describes a model of {wanted} bytes, but the files hold {held}; it is damaged "
             "or of another run"
         )
+    models = plan.model.size * plan.algorithm.particles(plan.cfg.algorithm)
+    check_memory(
+        models, f"{folder / 'config.json'}: its models", "use a machine with more, or the folder of another run"
+    )
