@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from fedray.config import override
+from fedray.studies.cell import Cell
+from fedray.studies.named.quick import quick
 from fedray.studies.results import missing, sections
 from fedray.studies.results.data import Line
 from fedray.studies.results.table import Table
+
+
+def short() -> list[Cell]:
+    """The first cell of the quick study with two minibatches per round."""
+    return [cell._replace(experiment=override(cell.experiment, {"local_steps": 2})) for cell in quick()[:1]]
 
 
 def line(seed: int = 0, cell: str = "fedavg", **metrics: float) -> Line:

@@ -11,14 +11,8 @@ import torch
 from fedray.config import Execution, Experiment, TrackingConfig, override
 from fedray.running import session
 from fedray.studies import agenda
-from fedray.studies.cell import Cell
-from fedray.studies.named.quick import quick
 from fedray.studies.results import machine, record, verify
-
-
-def short() -> list[Cell]:
-    """The first cell of the quick study with two minibatches per round."""
-    return [cell._replace(experiment=override(cell.experiment, {"local_steps": 2})) for cell in quick()[:1]]
+from tests.studies.published import short
 
 
 @pytest.mark.parametrize(("played", "here", "gpus"), [(True, True, 1), (True, False, 0), (False, True, 0)])

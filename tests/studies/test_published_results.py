@@ -18,9 +18,8 @@ from fedray.federate.in_process import LocalFederation
 from fedray.federate.plan import make_plan
 from fedray.studies import agenda, study
 from fedray.studies.__main__ import main
-from fedray.studies.cell import Cell, experiment
+from fedray.studies.cell import experiment
 from fedray.studies.named import STUDIES
-from fedray.studies.named.quick import quick
 from fedray.studies.results import (
     data,
     judgement,
@@ -34,7 +33,7 @@ from fedray.studies.results import (
 from fedray.studies.results.data import BEST, EVERY, LATE
 from fedray.studies.results.table import Claim, Table
 from fedray.types import FedRayError
-from tests.studies.published import line, publish
+from tests.studies.published import line, publish, short
 
 pytestmark = pytest.mark.usefixtures("unpainted")
 RUN = experiment("fedavg", {})
@@ -201,11 +200,6 @@ def test_the_kind_of_machine_names_what_bits_depend_on(tmp_path: Path, monkeypat
     assert machine.kind("Some GPU") == f"{machine.kind()}; on Some GPU"
     assert machine.has_gpu(machine.kind("Some GPU"))
     assert not machine.has_gpu(machine.kind("cpu"))
-
-
-def short() -> list[Cell]:
-    """The first cell of the quick study with two minibatches per round."""
-    return [cell._replace(experiment=override(cell.experiment, {"local_steps": 2})) for cell in quick()[:1]]
 
 
 def test_record_then_verify_and_what_is_missing(
