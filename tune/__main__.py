@@ -99,9 +99,8 @@ def _resumed(folder: str, argv: Sequence[str]) -> SweepRequest:
         )
     now = {word.partition("=")[0] for word in argv}
     last = noted(target)
-    if (
-        last and tracking.uri != "none" and "--tracking.uri" not in now
-    ):  # a relative address holds where the sweep began
+    # A relative address holds in the folder where the sweep began; the note has the whole one.
+    if last and tracking.uri != "none" and "--tracking.uri" not in now:
         kept = "--tracking.experiment" in now or not last.experiment
         experiment = tracking.experiment if kept else last.experiment
         tracking = dataclasses.replace(tracking, uri=last.uri, experiment=experiment)
