@@ -168,12 +168,12 @@ def _inputs(x: np.ndarray) -> tuple[np.ndarray, list[str]]:
     found = channels_first(x)
     if found is not x:
         notes.append(f"x: images {_sides(x)} have their channels last; they are read as {_sides(found)}")
-    if found.dtype.kind in "iu" and (found.dtype != np.uint8 or found.ndim == 2):
-        if found.ndim > 2 and found.size and found.min() >= 0 and found.max() <= PIXEL:
+    if found.ndim > 2 and _pixels(found):
+        if found.dtype != np.uint8:
             notes.append(f"x: whole numbers from 0 to {PIXEL} in the shape of images are read as their pixels")
             found = found.astype(np.uint8)
-        else:
-            notes.append("x: whole numbers are features and used as they are; `data.scaling=feature` standardises them")
+    elif found.dtype.kind in "iu":
+        notes.append("x: whole numbers are features and used as they are; `data.scaling=feature` standardises them")
     if found.dtype == np.uint8 and found.ndim == 3:
         found = found[:, None]
         notes.append(f"x: images {_sides(x)} are grey; they are read as {_sides(found)}")
@@ -183,6 +183,14 @@ def _inputs(x: np.ndarray) -> tuple[np.ndarray, list[str]]:
         if not np.isfinite(found).all():
             raise ValueError("x holds NaN (a missing value), infinity, or a number too large for float32")
     return found, notes
+
+
+def _pixels(x: np.ndarray) -> bool:
+    """Whether images hold whole numbers in 0..255: of any integers; of floats, which may have units of their own, only
+    where some lie in the upper half."""
+    if x.dtype.kind not in "iuf" or not x.size or not (x.min() >= 0 and x.max() <= PIXEL):
+        return False
+    return x.dtype.kind in "iu" or (x.max() > PIXEL / 2 and np.array_equal(x, x.astype(np.uint8)))
 
 
 def _sides(images: np.ndarray) -> str:

@@ -7,10 +7,11 @@ import numpy as np
 from fedray import registry
 from fedray.config import DataConfig, Experiment, override
 from fedray.data import loading
-from fedray.data.own import GIVEN
+from fedray.data.own import GIVEN, PIXEL
 from fedray.data.partition import Partition, checked_users
 from fedray.data.readers import Dataset
 from fedray.data.records import DealSettings, PartitionRecord, Protocol
+from fedray.data.scaling import within
 from fedray.types import require
 
 UNKNOWN = 1000  # examples of a shard whose size no table gives
@@ -129,6 +130,9 @@ def remarks(cfg: DataConfig, dataset: Dataset, partition: Partition) -> tuple[st
     found: list[str] = []
     if dataset.vectors is not None and cfg.embedding is None:
         found.append("without `data.embedding` the words have random vectors: accuracies are lower than with GloVe's")
+    if cfg.scaling in ("auto", "range", "unit") and (top := _dark(dataset)) is not None:
+        reason = f"the largest pixel is {top}, but they are scaled as from 0 to {PIXEL}, and then hardly differ"
+        found.append(f"{reason}; `data.scaling=standard` scales them by their own mean and sd")
     if cfg.moments == "all" and cfg.scaling in ("standard", "feature"):
         found.append("`data.moments=all`: inputs are scaled by the mean and sd of test examples, too")
     if cfg.partition != GIVEN:
@@ -145,3 +149,12 @@ def remarks(cfg: DataConfig, dataset: Dataset, partition: Partition) -> tuple[st
             "accuracies count them, and compare with others of that kind only"
         )
     return tuple(found)
+
+
+def _dark(dataset: Dataset) -> int | None:
+    """The largest pixel of images that use no more than half of the range of eight bits; None for all other inputs."""
+    units = dataset.scaling
+    if dataset.x.dtype != np.uint8 or units is None or not np.array_equal(units.divisor, within(PIXEL).divisor):
+        return None
+    top = int(dataset.x.max())
+    return top if top <= PIXEL / 2 else None

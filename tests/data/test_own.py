@@ -123,6 +123,50 @@ def test_whole_numbers_are_features_or_pixels_by_their_shape():
     assert own.from_arrays(images + 200, KINDS).x.dtype == np.float32  # not of 8 bits
 
 
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+def test_floats_that_are_all_whole_pixels_are_pixels(kind):
+    pixels = np.random.default_rng(0).integers(0, 256, (N, 8, 6, 3))
+    expected, dataset = own.from_arrays(pixels, KINDS), own.from_arrays(pixels.astype(kind), KINDS)
+    assert (dataset.x.dtype, dataset.x.tolist(), dataset.notes) == (np.uint8, expected.x.tolist(), expected.notes)
+    assert dataset.scaling == expected.scaling
+    assert "x: whole numbers from 0 to 255 in the shape of images are read as their pixels" in dataset.notes
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: (x > 100).astype(float),  # binary
+        lambda x: x // 16,  # four bits
+        lambda x: x / 255,
+        lambda x: x + 0.5,
+        lambda x: x - 1,
+        lambda x: x + 1,
+        lambda x: x[:, 0, 0],  # a table
+    ],
+)
+def test_other_floats_are_used_as_they_are(change):
+    pixels = np.random.default_rng(0).integers(0, 256, (N, 3, 8, 6))
+    pixels[0, :, 0, :2] = 0, 255
+    x = change(pixels.astype(float))
+    dataset = own.from_arrays(x, KINDS)
+    assert (dataset.scaling, dataset.x.dtype) == (None, np.float32)
+    assert np.array_equal(dataset.x, x.astype(np.float32))
+
+
+def test_pixels_that_end_far_below_255_are_warned_of():
+    """Sixteen greys of 256: nearly the same number everywhere, once they are scaled."""
+    pixels = np.random.default_rng(0).integers(0, 256, (N, 8, 6))
+
+    def remarks(x, **settings):
+        cfg = DataConfig(name="given", partition="iid", **settings)
+        return make_plan(Experiment(algorithm=FedAvg(), clients=2, data=cfg), (x, KINDS)).remarks
+
+    (remark,) = remarks(pixels // 16)
+    assert remark.startswith("the largest pixel is 15, but they are scaled as from 0 to 255")
+    assert "`data.scaling=standard`" in remark
+    assert remarks(pixels // 16, scaling="standard") == remarks(pixels) == remarks(pixels / 16) == ()
+
+
 @pytest.mark.parametrize(
     ("shape", "read"),
     [
