@@ -131,9 +131,11 @@ def scaling(cfg: DataConfig, dataset: Dataset, train: Sequence[np.ndarray]) -> S
     require(dataset.vectors is None, "data.scaling", kind, "the vectors of words are used as they are", "leave it out")
     if kind in ("standard", "feature"):
         known = dataset.x if cfg.moments == "all" else dataset.x[np.sort(np.concatenate(train))]
-        if kind == "feature" and dataset.real:  # tables of any units, in which the floor of `moments` may be large
-            return standard(known)
-        return moments(known, each=kind == "feature")
+        each = kind == "feature"
+        floored = record(cfg.name).floored or known.dtype.kind != "f"
+        if floored and not (each and dataset.real):
+            return moments(known, each)
+        return standard(known, each)  # in any units, in which the floor of `moments` may be large
     reason, remedy = "the range of these features is not known", "choose standard or feature"
     require(dataset.scaling is not None, "data.scaling", kind, reason, remedy)
     assert dataset.scaling is not None

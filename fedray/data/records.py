@@ -60,6 +60,7 @@ class DatasetRecord(NamedTuple):
     classes: int | None = None  # likewise
     tables: tuple[str, ...] = ()  # of a family of datasets: --data.name is then its name, a hyphen, and one of these
     owned: Callable[[DataConfig], bool] = no_owners  # of a file: whether its examples have owners, who are the clients
+    floored: bool = False  # float inputs are standardised as published, with FLOOR; False: they may have any units
     suffixes: tuple[str, ...] = ()  # of a file format: --data.name is then the path of a file that ends so
 
 

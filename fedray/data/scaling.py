@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 FLOOR = 0.001  # added to an sd, in the dataset's own units; published generators do so, and a pixel may be constant
+# An sd below this share of the mean is of rounding: to float32, or to float64 and by the sums of the moments.
+ROUNDED, ROUNDED_64 = 1e-6, 1e-14
 
 
 class Scaling(NamedTuple):
-    """An affine map of examples; float32, of one number or one per input."""
+    """An affine map of examples, of one number or one per input; float32, or float64 of targets that this rounds."""
 
     shift: np.ndarray  # [] or [...] as an example
     divisor: np.ndarray
@@ -46,11 +48,20 @@ def moments(x: np.ndarray, each: bool) -> Scaling:
     return Scaling(np.asarray(first, np.float32), np.asarray(sd + FLOOR, np.float32))
 
 
-def standard(x: np.ndarray) -> Scaling:
-    """To mean 0 and sd 1 over examples x [n, ...] of real numbers, each input by itself; constants become 0."""
-    first, sd = x.mean(0, dtype=np.float64), x.std(0, dtype=np.float64)
-    moves = sd > 1e-6 * np.abs(first)  # else float32 has rounded it to a constant
+def standard(x: np.ndarray, each: bool = True) -> Scaling:
+    """To mean 0 and sd 1 over examples x [n, ...] in any units, each input by itself or all; constants become 0."""
+    axes = 0 if each else None
+    first, sd = x.mean(axes, dtype=np.float64), x.std(axes, dtype=np.float64)
+    moves = sd > ROUNDED * np.abs(first)  # else float32 has rounded it to a constant
     return Scaling(np.asarray(first, np.float32), np.asarray(np.where(moves, sd, 1), np.float32))
+
+
+def of_targets(y: np.ndarray) -> Scaling:
+    """To mean 0 and sd 1 over real targets y [n], float64; the map is float64 where their offset needs the digits."""
+    mean, sd = y.mean(), y.std()
+    if sd > ROUNDED * abs(mean):
+        return standard(y)
+    return Scaling(np.asarray(mean), np.asarray(sd if sd > ROUNDED_64 * abs(mean) else 1.0))
 
 
 def to_json(scaling: Scaling | None) -> Any:
@@ -60,4 +71,11 @@ def to_json(scaling: Scaling | None) -> Any:
 
 def from_json(content: Any) -> Scaling | None:
     """The inverse of :func:`to_json`; raises KeyError and TypeError for other content."""
-    return content and Scaling(*(np.asarray(content[name], np.float32) for name in Scaling._fields))
+    return content and Scaling(*(_narrow(np.asarray(content[name], np.float64)) for name in Scaling._fields))
+
+
+def _narrow(numbers: np.ndarray) -> np.ndarray:
+    """The numbers as float32 where that is exact."""
+    with np.errstate(over="ignore"):
+        short = numbers.astype(np.float32)
+    return short if np.array_equal(short, numbers, equal_nan=True) else numbers

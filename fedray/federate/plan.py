@@ -17,7 +17,7 @@ from fedray.data import loading, own, papers
 from fedray.data.loading import Dataset
 from fedray.data.partition import Partition, check_given, hold_out_validation, pooled
 from fedray.data.readers import Names
-from fedray.data.scaling import Scaling, standard
+from fedray.data.scaling import Scaling, of_targets
 from fedray.data.shards import relabelled
 from fedray.federate.given import digests as digests_of
 from fedray.federate.measures import metrics, regression
@@ -337,7 +337,7 @@ def make_plan(
         model = network.given(layers, dataset.input_shape, dataset.classes, density)
     members = partition.train[: len(partition.train) - cfg.novel_clients]
     scaling = loading.scaling(cfg.data, dataset, members)
-    target = (dataset.target or standard(dataset.y[np.concatenate(members)])) if dataset.real else None
+    target = (dataset.target or of_targets(dataset.y[np.concatenate(members)])) if dataset.real else None
     partition = _pooled(cfg, algorithm, partition, owned) if algorithm.pools else partition
     users = dataset.names.users
     each = cfg.data.partition == "natural" and len(users) == cfg.clients  # else clients are groups of users

@@ -8,8 +8,9 @@ from fedray import launch
 from fedray.algorithms.averaging.fedavg import FedAvg
 from fedray.config import DataConfig, Experiment
 from fedray.data import loading
-from fedray.data.scaling import FLOOR, Scaling, from_json, moments, to_json, unit, within
+from fedray.data.scaling import FLOOR, Scaling, from_json, moments, of_targets, standard, to_json, unit, within
 from fedray.federate import plan
+from fedray.federate.in_process import LocalFederation
 from fedray.running import predictor
 from fedray.types import FedRayError
 from tests.helpers import small_plan
@@ -46,12 +47,69 @@ def test_feature_units_have_mean_zero_and_sd_one_of_every_input(dtype):
     assert moments(x, each=True).divisor[0, 1, 2] == np.float32(FLOOR)
 
 
+@pytest.mark.parametrize("kind", ["standard", "feature"])
+@pytest.mark.parametrize("units", [1e-9, 1e-5, 1, 1e5])
+def test_float_features_of_ones_own_have_sd_one_in_any_units(kind, units):
+    x = (units * np.random.default_rng(0).standard_normal((500, 3))).astype(np.float32)
+    x[:, 2] = units  # constant
+    dataset = loading.Dataset(x, np.zeros(500, np.int64), 1, None)
+    found = loading.scaling(DataConfig(name="given", scaling=kind), dataset, [np.arange(500)])
+    scaled = found.apply(torch.from_numpy(x.copy())).double()
+    if kind == "standard":
+        assert scaled.std(correction=0).item() == pytest.approx(1, abs=1e-5)
+    else:
+        torch.testing.assert_close(scaled.std(0, correction=0), torch.tensor([1.0, 1, 0]).double(), atol=1e-5, rtol=0)
+    assert scaled.mean().abs() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("covertype", "feature"), ("femnist", "feature"), ("femnist", "standard"), ("uci-wine", "standard")],
+)
+def test_float_features_of_published_datasets_keep_the_published_floor(name, kind):
+    dataset = loading.Dataset(images(np.float32) / 1e5, np.zeros(500, np.int64), 1, None)
+    found = loading.scaling(DataConfig(name=name, scaling=kind), dataset, [np.arange(500)])
+    assert all(map(np.array_equal, found, moments(dataset.x, each=kind == "feature")))
+
+
 def test_a_scaling_survives_json():
     found = moments(images(), each=True)
     again = from_json(to_json(found))
     assert isinstance(again, Scaling)
     assert all(map(np.array_equal, found, again))
+    assert again.shift.dtype == np.float32
+    far = of_targets(1.7e9 + np.arange(9.0) / 7)
+    again = from_json(to_json(far))
+    assert (again.shift, again.divisor, again.shift.dtype) == (*far, np.float64)
     assert from_json(to_json(None)) is None
+
+
+@pytest.mark.parametrize(("offset", "sd"), [(1.7e9, 100), (1.7e9, 1e-3), (-1e6, 0.5), (0, 1e-9), (1e3, 1)])
+def test_real_targets_have_sd_one_whatever_their_offset(offset, sd):
+    y = offset + sd * np.random.default_rng(0).standard_normal(500)
+    scaled = of_targets(y).apply(torch.from_numpy(y.copy())).double()
+    assert scaled.mean().abs() < 0.1
+    assert scaled.std(correction=0).item() == pytest.approx(1, abs=1e-5)
+
+
+def test_targets_that_float32_can_hold_have_the_units_that_they_always_had():
+    y = 1e5 + np.random.default_rng(0).standard_normal(500)
+    assert all(map(np.array_equal, of_targets(y), standard(y)))
+    assert of_targets(np.full(1000, 0.1 + 1e9)).divisor == 1
+
+
+def test_an_offset_of_real_targets_does_not_matter():
+    """Unix times: a hundred seconds are as well predicted as a hundred of anything else."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((300, 2)).astype(np.float32)
+    y = 100 * (x @ [1.0, -1.0] + 0.1 * rng.standard_normal(300))
+    cfg = Experiment(algorithm=FedAvg(lr=0.1), rounds=3, clients=3, data=DataConfig(name="given", partition="iid"))
+
+    def error(targets):
+        *_, last = LocalFederation(plan.make_plan(cfg, (x, targets)))
+        return float((last.global_.squared_error.sum() / last.global_.examples.sum()).sqrt())
+
+    assert error(y + 1.7e9) == pytest.approx(error(y), rel=1e-3)
 
 
 @pytest.mark.parametrize(

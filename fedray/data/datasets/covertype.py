@@ -72,5 +72,6 @@ DATASET = DatasetRecord(
     protocol=Protocol(
         30, 1, "blr", scaling="feature", held_out=0.2
     ),  # "Client Selection for Federated Bayesian Learning"
+    floored=True,
     partition="ratio",
 )

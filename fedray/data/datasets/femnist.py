@@ -19,5 +19,6 @@ DATASET = DatasetRecord(
     shape=(1, 28, 28),
     classes=62,
     protocol=Protocol(198, 20, "dnn", scaling="unit", held_out=0.1),  # pFedBreD; the share that LEAF keeps for testing
+    floored=True,
     partition="natural",
 )

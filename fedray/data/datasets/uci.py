@@ -51,4 +51,5 @@ DATASET = DatasetRecord(
     protocol=Protocol(clients=5, clients_per_round=None, held_out=0.1, scaling="feature"),
     partition="iid",
     tables=tuple(TABLES),
+    floored=True,
 )
