@@ -91,6 +91,11 @@ def test_a_complaint_speaks_of_settings_and_on_a_command_line_of_options():
 
 
 REFUSED = [
+    (DataConfig, "alpha", (0.0, -3.0, float("nan"), float("inf"))),
+    (DataConfig, "test_fraction", (0.0, 1.0, 5.0, -1.0, float("nan"))),
+    (DataConfig, "majority", (0, -9)),
+    (DataConfig, "alternate", (0,)),
+    (DataConfig, "labels_per_client", (0, -1)),
     ("fedavg", "lr", (0, -1, float("nan"))),
     ("fedavg", "beta", (0, 2.5, -1, float("nan"))),
     ("fedavg", "ft", (-1,)),
@@ -142,7 +147,7 @@ REFUSED = [
 @pytest.mark.parametrize(("kind", "field", "values"), REFUSED)
 def test_settings_are_refused_with_value_reason_and_remedy(kind, field, values):
     kind = registry.algorithms()[kind].config if isinstance(kind, str) else kind
-    name = ("model." if kind is ModelConfig else "") + field
+    name = {ModelConfig: "model.", DataConfig: "data."}.get(kind, "") + field
     for value in values:
         with pytest.raises(
             FedRayError, match=rf"^{name} '?{re.escape(str(value))}'?: .+; (try|use|give|leave|choose) "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -71,6 +72,22 @@ class DataConfig:
         require(0 <= share < 1, "data.validation", share, "not a share", "choose 0 or more and less than 1, e.g. 0.2")
         kept = self.classes
         require(kept is None or kept >= 2, "data.classes", kept, "a classifier needs two", "leave it out for all")
+        held, alpha, tested = self.labels_per_client, self.alpha, self.test_fraction
+        remedy = "leave it out for the paper's number"
+        require(held is None or held >= 1, "data.labels_per_client", held, "a client holds a class", remedy)
+        remedy = "choose a positive number, e.g. 0.5"
+        require(0 < alpha < math.inf, "data.alpha", alpha, "not a concentration", remedy)
+        reason, remedy = "the frequent class has no less", "use 9, as the paper"
+        require(self.majority >= 1, "data.majority", self.majority, reason, remedy)
+        reason, remedy = "clients are counted from 1", "use 2: the classes take turns"
+        require(self.alternate >= 1, "data.alternate", self.alternate, reason, remedy)
+        if tested is not None:
+            check_fraction(tested)
+
+
+def check_fraction(f: float) -> None:
+    """Raise FedRayError unless the share of test examples lies between 0 and 1."""
+    require(0 < f < 1, "data.test_fraction", f, "not a share", "choose between 0 and 1, e.g. 0.25")
 
 
 @dataclass(frozen=True, kw_only=True)

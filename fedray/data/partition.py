@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedray.config.data import check_fraction
 from fedray.types import FedRayError, require
 
 
@@ -142,11 +143,6 @@ def checked_users(users: np.ndarray | None, partition: str) -> np.ndarray:
     require(users is not None, "data.partition", partition, reason, remedy)
     assert users is not None
     return users
-
-
-def check_fraction(f: float) -> None:
-    """Raise FedRayError unless the share of test examples lies between 0 and 1."""
-    require(0 < f < 1, "data.test_fraction", f, "not a share", "choose between 0 and 1, e.g. 0.25")
 
 
 def check_sizes(examples: int, clients: int) -> None:

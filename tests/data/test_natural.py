@@ -75,8 +75,6 @@ def test_the_generator_decides():
         (31, 4, 0.5, 0.25, r"clients 31: the dataset has 30 users; lower it to at most 30"),
         (0, 4, 0.5, 0.25, r"clients 0"),
         (30, 1, 0.5, 0.25, r"clients 30: client 0 has 1 example of its 1 users; .*users are grouped"),
-        (3, 4, 0.0, 0.25, r"data.alpha 0.0"),
-        (3, 4, float("inf"), 0.25, r"data.alpha inf"),
         (3, 4, 0.5, 1.0, r"data.test_fraction 1.0"),
     ],
 )

@@ -270,12 +270,6 @@ def test_too_many_clients_and_bad_fractions_are_refused(build):
             build(labels_of([6, 5]), 2, fraction, rng())
 
 
-@pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf")])
-def test_an_alpha_that_is_no_concentration_is_refused(alpha):
-    with pytest.raises(FedRayError, match=r"data.alpha"):
-        dirichlet(labels_of([50] * 3), 2, alpha, 0.25, rng())
-
-
 @pytest.mark.parametrize(
     ("train", "test"),
     [(([0, 1], [1, 2]), ([3], [4])), (([0, 1], [2]), ([3], [0])), (([0, 0], [1]), ([2], [3]))],

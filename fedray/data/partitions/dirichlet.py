@@ -8,7 +8,7 @@ from fedray.config import DataConfig
 from fedray.data.partition import Partition, check_sizes, hold_out
 from fedray.data.readers import Dataset
 from fedray.data.records import DealSettings, PartitionRecord, Protocol
-from fedray.types import SettingError, require
+from fedray.types import SettingError
 
 REDRAWS = 100  # attempts at a partition that gives every client at least two examples
 
@@ -22,7 +22,6 @@ def dirichlet(
     Source: Hsu et al., arXiv:1909.06335 (here with the shares drawn per class).
     """
     check_sizes(len(labels), clients)
-    require(0 < alpha < np.inf, "data.alpha", alpha, "not a concentration", "choose a positive number, e.g. 0.5")
     available = np.bincount(labels)
     for _ in range(REDRAWS):
         shares = rng.dirichlet(np.full(clients, alpha), len(available))

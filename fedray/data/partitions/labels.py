@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from fedray.config import DataConfig
-from fedray.data.partition import Partition, check_fraction, checked, held_out, owners
+from fedray.config.data import check_fraction
+from fedray.data.partition import Partition, checked, held_out, owners
 from fedray.data.readers import Dataset
 from fedray.data.records import DealSettings, PartitionRecord, Protocol
 from fedray.types import FedRayError, SettingError

@@ -22,9 +22,7 @@ def natural(users: np.ndarray, clients: int, alpha: float, test_fraction: float,
     """
     check_clients(clients)
     count = int(users.max()) + 1
-    remedy = "choose a positive number, e.g. 0.5"
     require(clients <= count, "clients", clients, f"the dataset has {count} users", f"lower it to at most {count}")
-    require(0 < alpha < np.inf, "data.alpha", alpha, "not a concentration", remedy)
     least = min(LEAST, count // clients)
     sizes = least + (rng.dirichlet(np.full(clients, alpha)) * (count - least * clients)).astype(np.int64)
     sizes += np.bincount(rng.integers(clients, size=count - sizes.sum()), minlength=clients)

@@ -36,8 +36,6 @@ def ratio(
     classes = len(np.bincount(labels))
     remedy = "use `data.partition=shards`, dirichlet or iid"
     require(classes == 2, "data.partition", "ratio", f"it is for two classes, and the data have {classes}", remedy)
-    require(majority >= 1, "data.majority", majority, "the frequent class has no less", "use 9, as the paper")
-    require(alternate >= 1, "data.alternate", alternate, "clients are counted from 1", "use 2: the classes take turns")
     split = np.random.default_rng(SPLIT)
     orders = [split.permutation(np.flatnonzero(labels == label)) for label in (0, 1)]
     cuts = [held_out(len(order), test_fraction) for order in orders]
