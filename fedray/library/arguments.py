@@ -28,7 +28,6 @@ from fedray.federate.given import OWNERS, digest
 from fedray.federate.plan import Plan, make_plan
 from fedray.types import FedRayError, suggestion
 
-FILES = ("classes", "download", "embedding", "root")  # settings of data that come from files
 TAKEN = {"algorithm", "data", "model"}  # fields of an experiment that are arguments by themselves
 
 
@@ -55,10 +54,6 @@ def asked(
         data_cfg = override(data_cfg, {"partition": partition})
     parts = _Parts(_algorithm(algorithm), Experiment(), data_cfg, model_cfg, _execution(settings))
     parts = parts.set({name: value for name, value in settings.items() if name not in ("tracking", "checkpoint")})
-    if own and (given := [name for name in FILES if name in settings]):
-        raise FedRayError(
-            f"{given[0]}={settings[given[0]]!r}: is for data in files; leave it out with data of your own"
-        )
     cfg = override(parts.experiment, {"algorithm": parts.algorithm, "data": parts.data, "model": parts.model})
     names: tuple[str, ...] = ()
     owners: dict[str, str] = {}

@@ -108,3 +108,15 @@ def test_examples_that_have_a_name_are_not_digested():
     """Sweeps and studies on Ray load a dataset once for all their runs: these are the runs of one process."""
     cfg = Experiment(algorithm=FedAvg())
     assert make_plan(cfg, loading.load(cfg.data)).digests == make_plan(cfg).digests == {}
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("classes", 2), ("embedding", "/nope"), ("download", True), ("root", "/nope")]
+)
+def test_settings_of_files_are_refused_with_examples_of_ones_own(setting, value):
+    data = DataConfig(name="given", partition="iid", **{setting: value})
+    words = rf"^data.{setting} {value}: is for data in files; leave it out with data of your own"
+    with pytest.raises(FedRayError, match=words):
+        make_plan(Experiment(algorithm=FedAvg(), data=data), noise())
+    plan = make_plan(Experiment(algorithm=FedAvg(), data=DataConfig(name="given", partition="iid")), noise())
+    assert make_plan(plan.cfg, noise()).cfg == plan.cfg  # which has its root

@@ -223,7 +223,7 @@ REFUSED = {
     "buffers": ({"model": nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))}, "^model:.*running_mean"),
     "outputs": ({"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 5))}, "^model: maps.*not to the 10 outputs"),
     "taken": ({"metrics": {"nll": max}}, r"^metrics\['nll'\]: is no free name"),
-    "files": ({"data": (X, Y), "root": "/tmp"}, "^root='/tmp': is for data in files"),
+    "files": ({"data": (X, Y), "root": "/tmp"}, '^root="/tmp": is for data in files'),
     "clients": ({"clients_per_round": 11}, "^clients_per_round=11: .* or raise clients$"),
     "ood": ({"ood": "mnist"}, "^ood="),
 }
