@@ -77,7 +77,8 @@ class LocalRounds:
         self._least = 2 if named == "auto" and not gpu and _same_alone(plan) else 1  # clients that are worth a stack
         self._stacks = stacks
         cfg = plan.cfg
-        self._passes = [Passes(cfg.seed, i, n, cfg.batch_size) for i, n in zip(ids, shards.sizes.tolist(), strict=True)]
+        self._rows = self._context.facts.batch_size
+        self._passes = [Passes(cfg.seed, i, n, self._rows) for i, n in zip(ids, shards.sizes.tolist(), strict=True)]
         self._rounds: dict[tuple[int, bool], StaticRound] = {}  # by the size of the stack, and whether it adapts
         self.said: list[Failure] = []  # what went otherwise than it should, without harm
 
@@ -207,7 +208,7 @@ class LocalRounds:
         cfg = self._plan.cfg
         steps, count = cfg.local_steps, self._plan.algorithm.minibatches(cfg.algorithm)
         first = (round_number - 1) * steps * count
-        picked = np.zeros((steps * count, len(index), cfg.batch_size), np.int64)
+        picked = np.zeros((steps * count, len(index), self._rows), np.int64)
         weight = np.zeros(picked.shape, np.float32)
         for row, k in enumerate(index):
             for place in range(steps * count):
@@ -216,7 +217,7 @@ class LocalRounds:
                 weight[place, row, : len(chosen)] = 1
 
         def by_step(array: np.ndarray) -> np.ndarray:
-            apart = array.reshape(steps, count, len(index), cfg.batch_size)
+            apart = array.reshape(steps, count, len(index), self._rows)
             return apart.swapaxes(1, 2).reshape(steps, len(index), -1)
 
         return by_step(picked), by_step(weight)
@@ -240,7 +241,7 @@ def _stacked(functions: _Functions, down_per_client: bool) -> _Functions:
 
 def _same_alone(plan: Plan) -> bool:
     """Whether a client's result is bitwise the same alone and in a stack: of linear layers that are not tiny."""
-    products = [plan.cfg.batch_size * math.prod(shape) for shape in plan.model.shapes[::2]]
+    products = [plan.facts.batch_size * math.prod(shape) for shape in plan.model.shapes[::2]]
     return linear(plan.model) and min(products) >= TINY
 
 

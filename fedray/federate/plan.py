@@ -28,6 +28,7 @@ from fedray.nets.model import Model, check_memory
 from fedray.types import Algorithm, Context, Facts, FedRayError, Selection, Stats, require
 
 SHOWN = 10  # clients in the uncertainty figure where a sample is evaluated: 100 draws of each cost as much as training
+WIDE = 1000  # rows of a minibatch up to which its padding is computed, whatever it costs: published runs have fewer
 Device = torch.device | str
 
 
@@ -114,7 +115,16 @@ class Plan(NamedTuple):
         chosen = cfg.clients_per_round
         assert chosen is not None
         unheard = clients - chosen if cfg.train_all else 0
-        return Facts(clients, chosen, cfg.rounds, cfg.local_steps, cfg.batch_size, shard, unheard)
+        facts = Facts(clients, chosen, cfg.rounds, cfg.local_steps, cfg.batch_size, shard, unheard)
+        return self._narrowed(facts) if cfg.batch_size > max(WIDE, 2 * shard) else facts
+
+    def _narrowed(self, facts: Facts) -> Facts:
+        """The facts with minibatches of whole shards and no more padding; as they are where every row has noise of its
+        own, and other rows would have other numbers."""
+        narrow = facts._replace(batch_size=facts.shard)
+        contexts = (Context(self.cfg.algorithm, self.model, each) for each in (facts, narrow))
+        given, found = map(self.algorithm.noise_shape, contexts)
+        return narrow if given == found else facts
 
     @property
     def task(self) -> Task:

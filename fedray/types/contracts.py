@@ -92,7 +92,7 @@ class Facts(NamedTuple):
     per_round: int  # S, clients whose uploads are averaged in a round
     rounds: int
     local_steps: int  # R, calls of step per client and round
-    batch_size: int
+    batch_size: int  # B, rows of a minibatch: examples, and padding of weight 0
     shard: int  # the length to which every client's training shard is padded
     unheard: int = 0  # clients that train in a round but are not averaged: with --train-all, all that are not selected
 

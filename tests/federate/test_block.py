@@ -11,6 +11,7 @@ from fedray.arrays.rng import Passes
 from fedray.data import loading
 from fedray.federate import evaluation, local_rounds
 from fedray.federate.device.cpu import numerics
+from fedray.federate.in_process import LocalFederation
 from fedray.federate.measures import metrics
 from fedray.federate.plan import make_plan
 from tests.helpers import block, differing, experiment, play, small_plan
@@ -254,3 +255,25 @@ def test_convolutions_agree_alone_and_stacked_to_rounding(name, tmp_path):
     for one, other in zip(trees.leaves(loop), trees.leaves(stack), strict=True):
         # In norm: where a gradient is almost zero its sign is rounding, and Adam makes whole steps of signs.
         assert (one - other).norm() <= (1e-5 if name == "fedavg" else 1e-3) * max(other.norm(), 1)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "per_fedavg", "pvi", "pfedbayes"])
+def test_a_batch_far_larger_than_every_shard_is_the_shard(name):
+    """As far as no noise is drawn by row, which would be another one."""
+    own = {"algorithm.ft": 1} if name == "fedavg" else {"algorithm.estimator": "weights"} if name == "pfedbayes" else {}
+
+    def played(batch_size):
+        federation = LocalFederation(small_plan(name, {"batch_size": batch_size, **own}))
+        for _ in federation:
+            pass
+        return federation
+
+    padded, huge = played(1000), played(10**9)
+    assert padded.plan.facts.batch_size == 1000
+    assert huge.plan.facts.batch_size == huge.plan.facts.shard < 500
+    for one, other in zip(trees.leaves(padded.state.server), trees.leaves(huge.state.server), strict=True):
+        assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+def test_a_batch_whose_rows_have_noise_is_as_wide_as_asked():
+    assert small_plan("pfedbayes", {"batch_size": 5000, "algorithm.estimator": "local"}).facts.batch_size == 5000
