@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fedray.config import Experiment, flatten, override, to_dict
+from fedray.federate import report
 from fedray.running.mlflow_store import connect
 from fedray.running.tracking import MLflowTracker, NullTracker, Tracker
 from tune.options import Sweep, by_test
@@ -59,6 +60,7 @@ class ChildRun:
             self._tracker.finish("KILLED")
             return
         self._tracker.tag("outcome", text)
+        self._tracker.tag(report.PLAYED, str(self._last))
         self._tracker.finish("FAILED" if text.startswith("failed") else "FINISHED")
 
 

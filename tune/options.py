@@ -25,12 +25,14 @@ class Sweep:
     """What is searched, and how."""
 
     samples: int = 8
-    """Configurations drawn from the space (random, tpe); a grid in the space multiplies them."""
+    """Configurations drawn from the space (random, tpe); a grid in the space multiplies them, where there is something
+    to draw beside it."""
     search: Literal["random", "grid", "tpe"] = "random"
     """random: independent draws; grid: every combination of choice(...) and grid(...); tpe: Optuna's sampler."""
-    scheduler: Literal["asha", "median", "pbt", "none"] = "asha"
+    scheduler: Literal["auto", "asha", "median", "pbt", "none"] = "auto"
     """asha: stop the worse two thirds early, again and again; median: stop what falls below the median; pbt: copy good
-    federations over bad ones and perturb them; none: play every trial to its end."""
+    federations over bad ones and perturb them; none: play every trial to its end; auto: asha, or none over several
+    seeds, for a mean over them needs equal rounds."""
     space: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=...")] = ()
     """What to search, once per setting: NAME=loguniform(0.5,20), uniform(0,1), choice(-1,-2,-2.5) or grid(1,5,10); by
     default the algorithm's own space."""
@@ -94,7 +96,10 @@ def complete(sweep: Sweep, record: Algorithm, rounds: int, task: Task = CLASSIFI
     mode = MODES.get(metric.rpartition("/")[2], "auto") if sweep.mode == "auto" else sweep.mode
     reason = f"neither more nor less of {metric} is better by itself"
     require(mode != "auto", "metric_mode", mode, reason, "give `metric_mode=max` or `metric_mode=min`")
-    return dataclasses.replace(sweep, metric=metric, mode=mode, max_rounds=most, grace_rounds=grace)
+    scheduler = sweep.scheduler if sweep.scheduler != "auto" else "asha" if sweep.seeds == 1 else "none"
+    return dataclasses.replace(
+        sweep, metric=metric, mode=mode, scheduler=scheduler, max_rounds=most, grace_rounds=grace
+    )
 
 
 def by_test(metric: str) -> bool:

@@ -57,19 +57,32 @@ def ranked(table: Sequence[TrialResult], mode: str) -> list[list[TrialResult]]:
     """Configurations (their trials over the seeds), best first.
 
     Those of which every trial finished come first, then stopped ones; a configuration with a failed trial has no rank.
+    Of one that was drawn twice, the longer trial of each seed counts: the shorter is its beginning.
     """
     groups: dict[tuple[Any, ...], list[TrialResult]] = {}
     for row in table:
-        groups.setdefault(tuple(row.settings.items()), []).append(row)
-    sound = [g for g in groups.values() if all(r.scored and not r.outcome.startswith("failed") for r in g)]
+        groups.setdefault(_chosen(row), []).append(row)
+    sound = [_longest(g) for g in groups.values() if all(r.scored and not r.outcome.startswith("failed") for r in g)]
     sign = -1 if mode == "max" else 1
     return sorted(sound, key=lambda g: (-min(row.rounds for row in g), sign * mean(g)))
 
 
+def _chosen(row: TrialResult) -> tuple[Any, ...]:
+    return tuple(row.settings.items())
+
+
+def _longest(group: Sequence[TrialResult]) -> list[TrialResult]:
+    """The trial with most rounds of each seed."""
+    longest: dict[int, TrialResult] = {}
+    for row in sorted(group, key=lambda row: -row.rounds):
+        longest.setdefault(row.seed, row)
+    return [longest[seed] for seed in sorted(longest)]
+
+
 def by_rank(table: Sequence[TrialResult], mode: str) -> list[TrialResult]:
     """The trials of the best configuration first, those of configurations without a rank last."""
-    order = [row for group in ranked(table, mode) for row in group]
-    return order + [row for row in table if row not in order]
+    ranks = {_chosen(group[0]): rank for rank, group in enumerate(ranked(table, mode))}
+    return sorted(table, key=lambda row: ranks.get(_chosen(row), len(ranks)))
 
 
 def mean(group: Sequence[TrialResult]) -> float:
@@ -101,9 +114,8 @@ def repetition(best: Sequence[TrialResult], rounds: int, scheduler: str) -> str:
         return "plays all rounds with its last settings; pbt changed settings in mid-run, so the figures differ"
     if played < rounds:
         return f"plays all {rounds} rounds; its trial ended after {played}"
-    seeds = {row.seed for row in best}  # a grid repeats them for every sample
-    if len(seeds) > 1:
-        return f"plays the first of its {len(seeds)} seeds again, bit for bit; change --seed for the others"
+    if len(best) > 1:
+        return f"plays the first of its {len(best)} seeds again, bit for bit; change --seed for the others"
     return "plays it again, bit for bit"
 
 

@@ -90,9 +90,14 @@ def parameters(space: Mapping[str, Domain], search: str, seeds: Sequence[int]) -
     return domains | {"seed": ray_tune.grid_search(seeds) if len(seeds) > 1 else seeds[0]}
 
 
+def draws(space: Mapping[str, Domain], search: str, samples: int) -> int:
+    """How many configurations are drawn: one of a space of grids alone, for the others would be the same again."""
+    return 1 if search == "grid" or all(isinstance(domain, Grid) for domain in space.values()) else samples
+
+
 def count(space: Mapping[str, Domain], search: str, samples: int, seeds: int) -> int:
     """How many trials the sweep has."""
-    trials = seeds * (1 if search == "grid" else samples)
+    trials = seeds * draws(space, search, samples)
     for domain in space.values():
         if isinstance(domain, Grid) or (search == "grid" and isinstance(domain, Choice)):
             trials *= len(domain.values)
@@ -125,8 +130,9 @@ def searcher(sweep: Sweep, space: Mapping[str, Domain], concurrency: int, seeds:
 def scheduler(sweep: Sweep, space: Mapping[str, Domain], eval_every: int = 1) -> Any:
     """Tune's trial scheduler; time is counted in rounds, of which every ``eval_every``-th has a result.
 
-    Raises FedRayError for population based training over several seeds, clients, data or networks, for it copies the
-    states of one trial into another, and with Optuna's sampler.
+    Raises FedRayError for what stops or copies trials over several seeds, whose mean needs equal rounds; and for
+    population based training over clients, data or networks, for it copies the states of one trial into another, and
+    with Optuna's sampler.
     """
     metric = sweep.metric
     mode = sweep.mode
@@ -134,6 +140,12 @@ def scheduler(sweep: Sweep, space: Mapping[str, Domain], eval_every: int = 1) ->
     grace = sweep.grace_rounds or 1
     if sweep.scheduler == "none":
         return FIFOScheduler()
+    if sweep.seeds > 1:
+        does = "copies trials into each other" if sweep.scheduler == "pbt" else "stops the trial of each seed by itself"
+        raise FedRayError(
+            f"--seeds {sweep.seeds}: --scheduler {sweep.scheduler} {does}, and federations of different length have no "
+            "mean; use --scheduler none, or one seed"
+        )
     if sweep.scheduler == "asha":
         return AsyncHyperBandScheduler(
             "round", metric, mode, max_t=rounds, grace_period=grace, reduction_factor=REDUCTION
@@ -144,10 +156,6 @@ def scheduler(sweep: Sweep, space: Mapping[str, Domain], eval_every: int = 1) ->
         raise FedRayError(
             "--search tpe: --scheduler pbt begins all trials together, before there is a result to learn from; use "
             "--search random, or --scheduler asha"
-        )
-    if sweep.seeds > 1:
-        raise FedRayError(
-            f"--seeds {sweep.seeds}: --scheduler pbt copies trials into each other; use one seed, or asha"
         )
     for name in space:
         if not name.startswith("algorithm."):

@@ -24,6 +24,7 @@ class Grid(NamedTuple):
 
 Domain = LogUniform | Uniform | Choice | Grid
 KINDS = {"loguniform": LogUniform, "uniform": Uniform, "choice": Choice, "grid": Grid}
+OUTSIDE = r",(?![^()]*\))"  # the commas between values, of which one may be a tuple, such as (100,)
 FORM = "NAME=loguniform(LOW,HIGH), uniform(LOW,HIGH), choice(A,B,...) or grid(A,B,...)"
 
 
@@ -51,7 +52,7 @@ def _read(entry: str) -> tuple[str, Domain]:
     if not found or found[2] not in KINDS:
         raise FedRayError(f"--space {entry}: cannot be read; write {FORM}")
     name, kind, inner = found.groups()
-    values = tuple(map(value_of, inner.split(","))) if inner.strip() else ()
+    values = tuple(map(value_of, re.split(OUTSIDE, inner))) if inner.strip() else ()
     if kind in ("choice", "grid"):
         if not values:
             raise FedRayError(f"--space {entry}: an empty range; give at least one value")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -199,7 +200,7 @@ def play(
 
 
 def concluded(request: SweepRequest) -> Report | None:
-    """What a sweep has found that is finished, from its files; None where trials are left to play.
+    """What a sweep has found that is finished, from its files, without Ray and its store; None where trials are left.
 
     Raises FedRayError where a file is damaged.
     """
@@ -213,10 +214,9 @@ def concluded(request: SweepRequest) -> Report | None:
         table = results.read_table(folder / "trials.csv", request.space, request.sweep.metric)
         ids = found.get("trials")  # older versions noted the settings only
         best = [row for row in table if (row.trial in ids if ids else _plain(row.settings) == found["settings"])]
-        tracker, _ = _records(request)
-        tracker.finish("FINISHED")
         told = found["command"], found["tested"], found["refit"]
-        return Report(request, table, best, *told, tracker.hint(), False)
+        hint = found.get("hint") or f"at {request.execution.tracking.uri}"  # older versions did not note it
+        return Report(request, table, best, *told, hint, False)
 
 
 def _plain(settings: dict[str, Any]) -> Any:
@@ -245,7 +245,7 @@ def _programme(request: SweepRequest, layout: Layout, at_once: int, resume: bool
         {},
         search.searcher(sweep, request.space, at_once, request.seeds),
         search.scheduler(sweep, request.space, request.base.eval_every),
-        samples=1 if sweep.search == "grid" else sweep.samples,
+        samples=search.draws(request.space, sweep.search, sweep.samples),
         seed=base.seed,
         folder=request.folder,
         checkpoints=ray_tune.CheckpointConfig(checkpoint_frequency=1, num_to_keep=_kept(sweep)),
@@ -256,7 +256,7 @@ def _programme(request: SweepRequest, layout: Layout, at_once: int, resume: bool
 
 def command(folder: Path) -> str:
     """What to type to go on with the sweep of a folder."""
-    return f"python -m tune --resume {folder}"
+    return f"python -m tune --resume {shlex.quote(str(folder))}"
 
 
 def _show_progress(request: SweepRequest, began: float, move: Callable[[int, str], object], trials: list[Any]) -> None:
@@ -363,9 +363,10 @@ def _conclude(request: SweepRequest, trials: list[Any], tracker: Tracker, gpus: 
         tracker.tag("best", command)
     tracker.finish("KILLED" if interrupted else "FINISHED", folder)
     # Last: whoever is killed before concludes again.
-    write_json(folder / "best.json", {"finished": not interrupted} | found)
+    hint = tracker.hint()
+    write_json(folder / "best.json", {"finished": not interrupted, "hint": hint} | found)
     progress.end(request.folder, "interrupted" if interrupted else "finished")
-    return Report(request, table, best, command, tested, refit, tracker.hint(), interrupted)
+    return Report(request, table, best, command, tested, refit, hint, interrupted)
 
 
 def identity(base: Experiment, execution: Execution, sweep: Sweep) -> dict[str, Any]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -18,11 +19,13 @@ from fedray.compare.figures import Series
 from fedray.compare.groups import DATA, History, RunGroup, arrange, measurable, with_estimates
 from fedray.compare.runs import Files, FinishedRun, RunStore
 from fedray.federate.uncertainty import summary as uncertain
+from fedray.running.files import write_whole
 from fedray.terminal import say
 from fedray.types import FedRayError
 
 Histories = Mapping[str, History]  # by the id of a run
 
+LONGEST = 100  # letters of a title in a file's name
 FORMATS = {"md": "table.md", "latex": "table.tex", "csv": "table.csv", "html": "report.html"}
 METRICS = (
     "personal/accuracy,global/accuracy,personal/rmse,global/rmse,personal/ece,personal/nll,personal/coverage,"
@@ -77,8 +80,6 @@ def compare(options: Options) -> str:
     older = len(found) - len(histories)
     if older:
         say(f"left out {older} older {'run' if older == 1 else 'runs'}: a newer one has the same settings and seed")
-    _make_folder(options.output)
-    pictures = _draw(options.output, store, groups, histories, by)
     table = tables.build(groups, by, metrics)
     gaps = tables.differences(groups, by, metrics, histories, options.baseline)
     written = [table, *([gaps] if gaps else [])]
@@ -87,10 +88,15 @@ def compare(options: Options) -> str:
         "md": "\n".join(map(tables.markdown, written)),
         "latex": "\n".join(map(tables.latex, written)),
         "csv": tables.plain(groups, by, metrics),
-        "html": html.page(written, groups, pictures, facts),
     }
-    for name in formats:
-        (options.output / FORMATS[name]).write_text(texts[name], encoding="utf-8")
+    with _written(options.output):
+        (options.output / "figures").mkdir(parents=True, exist_ok=True)
+        for name in formats:
+            if name in texts:
+                write_whole(options.output / FORMATS[name], texts[name])
+        pictures = _draw(options.output, store, groups, histories, by)
+        if "html" in formats:
+            write_whole(options.output / FORMATS["html"], html.page(written, groups, pictures, facts))
     printed = next((name for name in formats if name != "html"), "md")
     if printed == "md" and sys.stdout.isatty() and not options.markdown:
         width = shutil.get_terminal_size().columns
@@ -127,12 +133,14 @@ def chosen(text: str, runs: Sequence[FinishedRun]) -> list[str]:
     return metrics
 
 
-def _make_folder(output: Path) -> None:
+@contextlib.contextmanager
+def _written(output: Path) -> Iterator[None]:
+    """Raises FedRayError where a folder cannot be written."""
     try:
-        (output / "figures").mkdir(parents=True, exist_ok=True)
+        yield
     except OSError as error:
         raise FedRayError(
-            f"--output {output}: cannot be written ({error.strerror}); choose a folder that you may write to"
+            f"--output {output}: cannot be written ({error.strerror or error}); choose a folder that you may write to"
         ) from None
 
 
@@ -143,7 +151,7 @@ def _draw(
     pictures: dict[str, list[Path]] = {}
     taken: set[str] = set()
     for title, block in blocks(groups).items():
-        suffix = re.sub(r"[^\w.]+", "-", title)
+        suffix = re.sub(r"[^\w.]+", "-", title)[-LONGEST:]  # a title may hold a whole path
         suffix += f"-{len(taken)}" if suffix in taken else ""
         taken.add(suffix)
         rows = [series(store, group, histories, group.name(by)) for group in block]

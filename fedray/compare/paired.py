@@ -15,6 +15,7 @@ from scipy import stats
 from fedray.compare.groups import Estimate, History, RunGroup, of_runs, run_value
 from fedray.types import FedRayError
 
+ROUNDING = 1e-12  # of the values that are subtracted: equal differences deviate by some 1e-16 of them
 SHARED = ("clients", "novel_clients")  # beside the data and the seed, what deals the examples
 
 
@@ -56,7 +57,8 @@ def difference(group: RunGroup, other: RunGroup, histories: Mapping[str, History
     if not gaps:
         return None
     found = of_runs(gaps)
-    if not found.sd:
+    largest = max(abs(value) for value in (*ours.values(), *theirs.values()) if value is not None)
+    if not found.sd or found.sd <= ROUNDING * largest:
         return Difference(found, None)
     t = abs(found.mean) * math.sqrt(found.n) / found.sd
     return Difference(found, float(2 * stats.t.sf(t, found.n - 1)))

@@ -181,12 +181,14 @@ def _existing(uri: str) -> str:
 
 
 def _finished_run(run: Run) -> FinishedRun:
+    tags = run.data.tags
+    shorter = {"rounds": tags[report.PLAYED]} if report.PLAYED in tags else {}  # parameters cannot change
     return FinishedRun(
         id=run.info.run_id,
         name=run.info.run_name or run.info.run_id,
         started=run.info.start_time,
-        settings=dict(run.data.params),
-        tags={name: value for name, value in run.data.tags.items() if not name.startswith("mlflow.")},
+        settings=run.data.params | shorter,
+        tags={name: value for name, value in tags.items() if not name.startswith("mlflow.")},
         measured=frozenset(run.data.metrics),
     )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -259,7 +260,7 @@ def place(resume: str, output: str | Path | None, name: str) -> Path:
 
 def command(folder: Path) -> str:
     """What to type to go on with the run of a folder."""
-    return f"python -m fedray.launch --resume {folder}"
+    return f"python -m fedray.launch --resume {shlex.quote(str(folder))}"
 
 
 def name(plan: Plan, execution: Execution) -> str:

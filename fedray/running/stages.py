@@ -192,6 +192,7 @@ def track(run: Run, summary: Mapping[str, Any]) -> None:
     """Record the summary's own numbers beside those of the rounds, and of which rounds they are."""
     run.tracker.log(run.plan.cfg.rounds, report.averaged(run.plan, summary) | uncertain.tracked(summary))
     run.tracker.tag(report.AVERAGED, summary["protocol"]["rounds"])
+    run.tracker.tag(report.PLAYED, str(run.plan.cfg.rounds))
 
 
 def _note(run: Run) -> Note:

@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from fedray.federate import report
+from fedray.federate.uncertainty.summary import TRACKED
 from fedray.running import mlflow_store
 from fedray.types import FedRayError
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 Ending = Literal["FINISHED", "FAILED", "KILLED"]
 
 FLUSH_SECONDS = 2.0
-MAX_METRICS = 60
+MAX_METRICS = 60  # beside those of the result
 SYSTEM = "system/"  # MLflow shows metrics of such names in a tab of their own, and not among the charts
 KIND, TRAINING = "mlflow.experimentKind", "custom_model_development"  # of an experiment: not about language models
 PATIENCE = 10.0  # the pause after a failed delivery, in units of its duration: a hanging store costs <= 1/10
@@ -137,6 +139,7 @@ class MLflowTracker:
         self._names: set[str] = set()  # of the metrics of the run
         self._full = False  # whether there were more of them than a run may have
         self._next_flush = 0.0
+        mlflow_store.prepare()  # MLflow reads some of it as it is imported
         try:
             from mlflow.entities import Param
 
@@ -256,7 +259,13 @@ class MLflowTracker:
         return f"{command}\nthen open http://127.0.0.1:5000/{page}"
 
     def _fits(self, name: str) -> bool:
-        """Whether the run may have this metric: the page draws a chart of each, and is slow with more."""
+        """Whether the run may have this metric: the page draws a chart of each, and is slow with more.
+
+        What the result adds at the end, which tables are made of, always has a place.
+        """
+        kind, _, measure = name.partition("/")
+        if kind == report.AVERAGED or measure in TRACKED:
+            return True
         if name in self._names or len(self._names) < MAX_METRICS:
             self._names.add(name)
             return True

@@ -11,9 +11,11 @@ from html.parser import HTMLParser
 
 import pytest
 
+import fedray
 from fedray import launch
 from fedray.compare.__main__ import main
 from fedray.compare.runs import finished
+from fedray.config import TrackingConfig
 from fedray.running import mlflow_store
 from fedray.running.tracking import MLflowTracker
 
@@ -250,3 +252,39 @@ def test_a_folder_that_cannot_be_written_is_named(store, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert run(store, tmp_path / "file", "--metrics", "global/accuracy") == 2
     assert "--output" in capsys.readouterr().err
+
+
+def test_a_folder_whose_figures_cannot_be_written_has_its_tables(store, tmp_path, capsys, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fedray.compare.figures.draw", full)
+    assert run(store, tmp_path, "--metrics", "global/accuracy") == 2
+    assert f"--output {tmp_path}: cannot be written (No space left on device)" in capsys.readouterr().err
+    assert (tmp_path / "table.csv").stat().st_size > 0
+
+
+def test_files_of_one_name_in_deep_folders_are_compared(tmp_path):
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    deep = "/data/" + "/".join("x" * 40 for _ in range(8))
+    for name in ("a", "b"):
+        params = PAPER | {"data.name": f"{deep}/{name}/data.csv", "algorithm.name": "fedavg", "seed": 0}
+        tracker = MLflowTracker(uri, "fedray", name, params, {})
+        for step in (1, 2):
+            tracker.log(step, {"global/accuracy": 0.5, "time/round_seconds": 1.0})
+        assert tracker.finish("FINISHED")
+    assert main(["--uri", uri, "--output", str(tmp_path / "out"), "--metrics", "global/accuracy"]) == 0
+    assert len({path.name for path in (tmp_path / "out" / "figures").glob("accuracy*.png")}) == 2
+
+
+def test_runs_that_were_stopped_early_are_not_averaged_with_whole_ones(tmp_path):
+    """MLflow keeps the rounds that were planned; a callback and a scheduler play fewer."""
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    asked = {"rounds": 3, "local_steps": 1, "tracking": TrackingConfig(uri=uri)}
+    for seed in (0, 1):
+        stop = [lambda played, seed=seed: seed == 1 and played.number == 2]
+        fedray.run("fedavg", seed=seed, callbacks=stop, name=f"s{seed}", output=tmp_path / f"s{seed}", **asked)
+    assert main(["--uri", uri, "--output", str(tmp_path / "out"), "--metrics", "global/accuracy"]) == 0
+    with (tmp_path / "out" / "table.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert sorted(row["settings"] for row in rows) == ["rounds=2", "rounds=3"]

@@ -229,6 +229,16 @@ def test_one_seed_has_a_difference_without_an_interval():
     assert texts(found) == [["b", "a", "1", "-25.00"]]
 
 
+def test_the_same_difference_in_all_seeds_has_no_p_value_where_subtraction_rounds():
+    (a, first), (b, second) = (
+        seeded("a", {"0": 780 / 850, "1": 770 / 850}),
+        seeded("b", {"0": 790 / 850, "1": 780 / 850}),
+    )
+    assert 790 / 850 - 780 / 850 != 780 / 850 - 770 / 850
+    found = tables.differences([a, b], ["algorithm"], [ACC], first | second, "")
+    assert texts(found) == [["b", "a", "2", "+1.18 ± 0.00"]]
+
+
 def test_a_terminal_gets_columns_in_parts_that_fit():
     lines = tables.terminal(build(A, B), 40).splitlines()
     plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]

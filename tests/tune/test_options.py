@@ -51,7 +51,7 @@ def test_trials_share_the_examples_unless_a_setting_that_decides_them_is_searche
     entry: str, alike: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweep.ray, "put", lambda value: value)
-    base, asked = experiment(), Sweep(max_rounds=2, mode="max")
+    base, asked = experiment(), Sweep(max_rounds=2, mode="max", scheduler="asha")
     space = make([entry], {}, base)
     request = sweep.SweepRequest("s", Path(), base, Execution(), asked, space, [0], trials=1, clients=6)
     common = sweep._programme(request, LAYOUT, 1, False).common

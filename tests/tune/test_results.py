@@ -1,5 +1,6 @@
 """Ranking, counting and the launch command of the best configuration."""
 
+import dataclasses
 import json
 import shlex
 from types import SimpleNamespace
@@ -10,8 +11,9 @@ import ray
 from fedray import cli, launch
 from fedray.algorithms.averaging.fedavg import FedAvg
 from fedray.algorithms.bayesian.pfedbayes import PFedBayes
-from fedray.config import DataConfig, Experiment, ModelConfig
+from fedray.config import DataConfig, Experiment, ModelConfig, TrackingConfig
 from fedray.federate.measures.tasks import REGRESSION
+from fedray.running import runfolder
 from fedray.running.files import write_json
 from fedray.running.tracking import NullTracker
 from fedray.running.writer import write_table
@@ -49,6 +51,15 @@ def test_a_configuration_of_which_one_seed_was_stopped_ranks_below_a_whole_one()
     whole = [row(2.0, 0, 0.5), row(2.0, 1, 0.5)]
     ranked = results.ranked([*stopped, *whole], "max")
     assert [group[0].settings["algorithm.zeta"] for group in ranked] == [2.0, 1.0]
+
+
+def test_of_a_configuration_that_was_drawn_twice_the_longer_trial_counts():
+    """Its figures and the shorter one's are of unequal rounds, so they have no mean."""
+    twice = [row(1.0, 0, 0.2, rounds=1, text="stopped early"), row(1.0, 0, 0.9)]
+    other = row(2.0, 0, 0.8)
+    assert results.ranked([*twice, other], "max") == [[twice[1]], [other]]
+    assert results.by_rank([other, *twice], "max") == [*twice, other]
+    assert results.repetition([twice[1]], 12, "asha") == "plays it again, bit for bit"
 
 
 def test_a_search_that_learns_draws_by_the_seed():
@@ -124,7 +135,7 @@ def test_a_finished_sweep_is_shown_again_without_ray(tmp_path, monkeypatch, caps
         for i, lr in enumerate((0.1, 0.2))
     ]
     assert sweep.concluded(request) is None
-    told = sweep._conclude(request, ended * 8, NullTracker())  # the grid is repeated for every sample
+    told = sweep._conclude(request, ended, NullTracker())
     write_json(request.folder / NOTE, Note("s", words, request.sweep.metric)._asdict())
     assert main(["--resume", "runs/s"]) == 0
     out = capsys.readouterr().out
@@ -156,12 +167,13 @@ def over(tmp_path, monkeypatch):
 @pytest.mark.parametrize("older", [False, True])
 def test_the_best_is_found_again_where_its_setting_is_none(older, over):
     request, ended = over
-    sweep._conclude(request, ended, NullTracker())
+    told = sweep._conclude(request, ended, NullTracker())
     note = request.folder / "result/best.json"
     if older:
         found = json.loads(note.read_text())
         write_json(note, {name: value for name, value in found.items() if name != "trials"})
     again = sweep.concluded(request)
+    assert again.hint == told.hint
     assert [(row.trial, row.settings) for row in again.best] == [("x_1", {"clients_per_round": None})]
 
 
@@ -180,6 +192,27 @@ def test_a_sweep_that_is_killed_before_all_is_uploaded_is_concluded_again(over):
     assert sweep.concluded(request) is None
     sweep._conclude(request, ended, NullTracker())
     assert sweep.concluded(request) is not None
+
+
+def test_a_finished_sweep_is_shown_where_its_store_is_gone(over, tmp_path):
+    request, ended = over
+    sweep._conclude(request, ended, NullTracker())
+    gone = tmp_path / "gone" / "mlflow.db"
+    execution = dataclasses.replace(request.execution, tracking=TrackingConfig(uri=f"sqlite:///{gone}"))
+    assert sweep.concluded(request._replace(execution=execution)).best
+    assert not gone.parent.exists()
+
+
+def test_a_sweep_over_seeds_plays_every_trial_to_its_end(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    words = ["fedavg", "--space", "lr=choice(0.1,0.2)", "--tracking.uri", "none", "--max-rounds", "3"]
+    assert read(words)[0].sweep.scheduler == "asha"
+    assert read([*words, "--seeds", "2"])[0].sweep.scheduler == "none"
+
+
+def test_the_command_to_go_on_holds_in_a_folder_with_a_space(tmp_path):
+    for told in (sweep.command(tmp_path / "my runs"), runfolder.command(tmp_path / "my runs")):
+        assert shlex.split(told)[-2:] == ["--resume", str(tmp_path / "my runs")]
 
 
 def test_what_a_sweep_searches_comes_first_in_its_help(capsys):
@@ -239,6 +272,8 @@ def test_trials_are_counted_as_tune_makes_them():
     assert search.count(space, "random", 4, 2) == 24
     del space["c"]
     assert search.count(space, "grid", 4, 2) == 12
+    del space["b"]
+    assert search.count(space, "random", 4, 2) == 6  # nothing is left to draw
 
 
 def test_a_search_says_what_it_cannot_do():
@@ -251,8 +286,9 @@ def test_a_search_says_what_it_cannot_do():
         search.searcher(Sweep(search="tpe"), {"a": Grid((1,))}, 1, [0])
     with pytest.raises(FedRayError, match="--search tpe: --scheduler pbt"):
         search.scheduler(Sweep(scheduler="pbt", search="tpe"), space)
-    with pytest.raises(FedRayError, match="--seeds 2: --scheduler pbt"):
-        search.scheduler(Sweep(scheduler="pbt", seeds=2), space)
+    for name in ("asha", "median", "pbt"):
+        with pytest.raises(FedRayError, match=f"--seeds 2: --scheduler {name} .*use --scheduler none, or one seed"):
+            search.scheduler(Sweep(scheduler=name, seeds=2), space)
     with pytest.raises(FedRayError, match="--space clients: --scheduler pbt copies"):
         search.scheduler(Sweep(scheduler="pbt"), space | {"clients": Choice((2, 5))})
 

@@ -6,7 +6,7 @@ import csv
 import hashlib
 import itertools
 import json
-import textwrap
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ AVERAGED = ("accuracy", "rmse", "nll", "ece", "coverage")  # of these the averag
 TABLE = "clients.json"  # among the artifacts of a run
 MAX_ROWS = 1000  # of the table: the page loads all of them
 MAX_NOTE = 7500  # characters: MLflow refuses a tag of more than 8000
+LINE = 90  # characters of a command: a long line widens the page
 TEST = "evaluation"  # MLflow's word for the context of test examples
 DIGEST_DIGITS = 16
 CHOSEN = 3  # figures in the description
@@ -77,7 +78,12 @@ def _title(plan: Plan) -> str:
 def _again(command: str | None) -> str:
     if not command:
         return ""
-    lines = textwrap.wrap(command, 90, break_long_words=False, break_on_hyphens=False)  # a long line widens the page
+    lines: list[str] = []
+    for word in map(shlex.quote, shlex.split(command)):  # a break within quotes would belong to the value
+        if lines and len(lines[-1]) + len(word) < LINE:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
     return "Run it again:\n\n```\n" + " \\\n  ".join(lines) + "\n```\n\n"
 
 

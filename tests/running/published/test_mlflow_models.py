@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -144,9 +145,19 @@ def test_a_run_has_at_most_sixty_metrics_and_says_so_once(tracked):
         tracker.log(step, {f"m{i:03}": 1.0 for i in range(70)})
     assert tracker.finish("FINISHED")
     assert sorted(tracker._client.get_run(tracker.run_id).data.metrics) == [f"m{i:03}" for i in range(60)]
+    tracker.log(1, {"averaged/global_accuracy": 0.5, "personal/adaptive_ece": 0.1})  # the result has its own places
+    assert tracker.finish("FINISHED")
+    held = tracker._client.get_run(tracker.run_id).data.metrics
+    assert (held["averaged/global_accuracy"], held["personal/adaptive_ece"], len(held)) == (0.5, 0.1, 62)
     assert len(warned) == 1
     assert "m060" in warned[0]
     assert "metrics.csv" in warned[0]
+
+
+def test_a_command_is_broken_between_its_words():
+    command = shlex.join(["python", "-m", "fedray.launch", "--data.name", f"/data/{'of last year/' * 9}x.npz"])
+    shown = page._again(command).split("```")[1].replace(" \\\n", " ")
+    assert shlex.split(shown) == shlex.split(command)
 
 
 def test_the_page_says_what_was_run_and_belongs_to_model_training(tracked):
