@@ -60,8 +60,8 @@ def filled(data: Batch) -> int:
 
 
 def spaced(data: Batch, count: int) -> Batch:
-    """Examples at equal distances in a padded shard, again and again where it has fewer; 0, or too many: all."""
+    """Examples at equal distances in a padded shard, all where it has fewer, and padding; 0, or too many: all."""
     if not 0 < count < len(data.weight):
         return data
-    rows = (torch.arange(count, device=data.weight.device) * (data.weight.sum() / count)).long()
+    rows = (torch.arange(count, device=data.weight.device) * (data.weight.sum() / count).clamp_min(1)).long()
     return Batch(data.x[rows], data.y[rows], data.weight[rows], data.place[rows], data.total)

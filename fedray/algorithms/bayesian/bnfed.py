@@ -186,8 +186,10 @@ def aggregate(ctx: Context[BNFed], server: Server, ids: Sequence[int], ups: Up, 
 
 
 def output_share(counts: Tensor) -> Tensor:
-    """f_jc / Σ_j f_jc [K, C] of class counts [K, C]; 0 for a class that nobody has."""
-    return counts / counts.sum(0).clamp_min(1)
+    """f_jc / Σ_j f_jc [K, C] of class counts [K, C]; 1/K for a class that nobody of this round has, whose weights all
+    clients hold as they got them: without a share they would be forgotten."""
+    total = counts.sum(0)
+    return torch.where(total > 0, counts / total.clamp_min(1), 1 / len(counts))
 
 
 def predict_global(ctx: Context[BNFed], view: Network, x: Tensor, noise: Tensor) -> Tensor:

@@ -169,11 +169,12 @@ def step(ctx: Context[FedPop], local: Local, batch: Batch, noise: Tensor) -> tup
 
 
 def advance(cfg: FedPop, local: Local, score: Tensor, n: Tensor, noise: Tensor) -> Local:
-    """z ← z + h (∇_z log p(D|φ, z) + ∇_z log p(z|β)) + √(2h) ξ; the state before it adds to I and to J.
+    """z ← z + h (∇_z log p(D|φ, z) + ∇_z log p(z|β)) + √(2h (1 - h/2v)) ξ; the state before it adds to I and to J.
 
     h [k] is γ/n, but v/2 where that is less: steps of more than 2v overshoot the prior's mean further each time, as
-    those of few examples would. Writes into ``local.j``. ``score`` [P] is ∇ log p(D|φ, z) in φ and z; n [] examples;
-    ξ [k].
+    those of few examples would. The noise is less by √(1 - h/2v): with it, a z of which the data say nothing keeps the
+    variance v for any h. Without, it has v / (1 - h/2v), from which β would learn a larger v, round after round.
+    Writes into ``local.j``. ``score`` [P] is ∇ log p(D|φ, z) in φ and z; n [] examples; ξ [k].
     """
     z, beta = local.theta.gather(0, local.own), local.down.beta
     pull = (z - beta.mu) / beta.var
@@ -183,7 +184,7 @@ def advance(cfg: FedPop, local: Local, score: Tensor, n: Tensor, noise: Tensor) 
     h = (cfg.step_size / n).minimum(beta.var / 2)
     moved = z + h * (score.gather(0, local.own) - pull)
     if cfg.sampler != "map":
-        moved = moved + (2 * h).sqrt() * noise
+        moved = moved + (2 * h * (1 - h / (2 * beta.var))).sqrt() * noise
     return local._replace(theta=local.theta.scatter(0, local.own, moved), i=i, r=local.r + 1)
 
 
@@ -222,8 +223,9 @@ def absorb(ctx: Context[FedPop], server: Server, sums: Up, n: Tensor) -> Server:
 
 
 def personalize(ctx: Context[FedPop], client: Client, view: Down, data: Batch, noise: Tensor) -> Networks:
-    """The kept heads on the latest body."""
-    return Networks(torch.stack([ctx.model.assemble(ctx.cfg.personal, z, view.phi) for z in client.kept]))
+    """The kept heads on the latest body; before a client's first round, the prior's mean as it is known by then."""
+    kept = torch.where(client.rounds > 0, client.kept, view.beta.mu)
+    return Networks(torch.stack([ctx.model.assemble(ctx.cfg.personal, z, view.phi) for z in kept]))
 
 
 def predict_personal(ctx: Context[FedPop], personal: Networks, x: Tensor, noise: Tensor) -> Tensor:

@@ -77,8 +77,8 @@ class Local(NamedTuple):
     """A client that estimates its score."""
 
     x: Tensor  # [M, P]
-    s: Tensor  # [M, P] sum of the minibatches' estimates
-    steps: Tensor  # [] their number
+    s: Tensor  # [M, P] sum of the minibatches' estimates, each as often as it has examples
+    examples: Tensor  # [] of all of them
 
 
 class Up(NamedTuple):
@@ -110,17 +110,20 @@ def begin(ctx: Context[SVGD], client: Nothing, down: Particles, data: Batch) -> 
 
 
 def step(ctx: Context[SVGD], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
-    return estimate(local, network(ctx.model, batch, ctx.cfg.temperature))
+    return estimate(local, network(ctx.model, batch, ctx.cfg.temperature), batch.weight.sum())
 
 
-def estimate(local: Local, likelihood: Likelihood) -> tuple[Local, Info]:
-    """One minibatch more in the estimate of the score at the same particles."""
+def estimate(local: Local, likelihood: Likelihood, examples: Tensor) -> tuple[Local, Info]:
+    """One minibatch of so many ``examples`` more in the estimate of the score at the same particles.
+
+    A pass over the shard ends in a short one: weighed alike, its examples would count more than the others.
+    """
     nll, s = likelihood(local.x)
-    return local._replace(s=local.s + s, steps=local.steps + 1), Info(nll)
+    return local._replace(s=local.s + examples * s, examples=local.examples + examples), Info(nll)
 
 
 def finish(ctx: Context[SVGD], local: Local, data: Batch) -> tuple[Nothing, Up]:
-    return Nothing(), Up(local.s / local.steps)
+    return Nothing(), Up(local.s / local.examples)
 
 
 def absorb(ctx: Context[SVGD], server: Server, sums: Up, n: Tensor) -> Server:

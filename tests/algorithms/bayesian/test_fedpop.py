@@ -56,13 +56,16 @@ def posterior():
 
 @pytest.mark.parametrize("gamma", [0.02, 0.1])
 def test_the_chain_has_the_conjugate_posterior_up_to_its_known_bias(gamma):
-    """Of a Gaussian with variance v, Langevin steps γ have the mean exactly and the variance v / (1 - γ/(2v))."""
+    """Of a Gaussian with variance v, Langevin steps γ have the mean exactly and the variance v / (1 - γ/(2v)); those
+    whose noise is right for the prior's variance s² have v (1 - γ/(2s²)) / (1 - γ/(2v))."""
     cfg = FedPop(step_size=gamma * EXAMPLES.item())
     _, states = chain(likelihood, round(20 / gamma), cfg)
     late = states[len(states) // 4 :]
     mean, variance = posterior()
     assert_close(late.mean().item(), mean, rtol=0, atol=5e-3)
-    assert_close(late.var().item(), variance / (1 - gamma / (2 * variance)), rtol=0.02, atol=0)
+    assert_close(
+        late.var().item(), variance * (1 - gamma / (2 * S**2)) / (1 - gamma / (2 * variance)), rtol=0.02, atol=0
+    )
 
 
 def test_a_smaller_step_is_nearer_to_the_posterior():
@@ -84,11 +87,12 @@ def test_without_data_the_chain_targets_the_prior():
 
 @pytest.mark.parametrize("gamma", [1.0, 10.0, 1e4])
 def test_whatever_the_step_size_a_chain_without_data_keeps_the_spread_of_the_prior(gamma):
-    """Few examples have steps γ/n far above 2 v, by which a plain chain runs away; those of v/2 have 4/3 of v."""
+    """Few examples have steps γ/n far above 2 v, by which a plain chain runs away; with the plain noise, steps of v/2
+    would have 4/3 of v."""
     _, states = chain(silence, 400, FedPop(step_size=gamma * EXAMPLES.item()), z=torch.full([K], 2.0))
     late = states[100:]
     assert_close(late.mean().item(), MU, rtol=0, atol=0.02)
-    assert_close(late.var().item(), S**2 * 4 / 3, rtol=0.05, atol=0)
+    assert_close(late.var().item(), S**2, rtol=0.05, atol=0)
 
 
 def log_marginal(phi, mu, var):
@@ -262,6 +266,16 @@ def test_a_prediction_averages_the_kept_heads_on_the_published_body():
     for row, z in zip(log_p, client.kept, strict=True):
         assert_close(row, torch.log_softmax(hidden @ z[:80].view(8, 10) + z[80:], -1), rtol=1e-4, atol=1e-5)
     assert len(torch.unique(client.kept, dim=0)) == 2
+
+
+def test_a_client_that_was_never_asked_predicts_with_the_learned_mean():
+    plan = small_plan("fedpop", {"algorithm.particles": 2})
+    beta = Prior(*(leaf + 0.5 for leaf in plan.initial_server().beta))
+    view = plan.view(plan.initial_server())._replace(beta=beta)
+    host = block(plan)
+    personal = fedpop.personalize(plan.context, trees.row(host.states, 2), view, shard(host, 2), torch.zeros(0))
+    own = personal.thetas[:, plan.model.part(("head",))]
+    assert torch.equal(own, beta.mu.expand(2, -1))
 
 
 def test_a_newcomer_starts_at_the_learned_mean_and_moves_its_head_alone():

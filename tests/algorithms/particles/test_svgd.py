@@ -41,7 +41,7 @@ def test_its_rounds_are_steps_of_svgd_on_the_whole_posterior(rule):
         ups = []
         for k in range(4):
             local = svgd.begin(ctx, None, svgd.broadcast(ctx, server, range(4)), data(9.0))
-            local, _ = svgd.estimate(local, lambda x, k=k: (torch.zeros(()), a[k] * (m[k] - x)))
+            local, _ = svgd.estimate(local, lambda x, k=k: (torch.zeros(()), a[k] * (m[k] - x)), torch.tensor(9.0))
             ups.append(svgd.finish(ctx, local, None)[1])
         server = aggregated(svgd.ALGORITHM, ctx, server, range(4), trees.stack(ups), None)
     central = descend(Descent(0.05, rule=rule), x, lambda x: (a * m).sum(0) - (a.sum(0) + 2.0) * x, 30)
@@ -87,6 +87,17 @@ def test_local_steps_are_minibatches_of_one_estimate():
     reply = host.train(1, (0, 1), down)
     assert_close(reply.up.s[1], network(plan.model, together)(server.x)[1], rtol=1e-4, atol=1e-3)
     assert reply.info.nll[1].unique().numel() == 3
+
+
+def test_a_pass_that_ends_in_a_short_minibatch_has_the_exact_score():
+    """Each example counts as often as any other: 100 of 110 in the first batch, ten in the second."""
+    scores = torch.arange(110.0)
+    local = svgd.begin(None, None, svgd.Particles(torch.zeros(1, 1)), data(110.0))
+    for part in scores.split(100):
+        local, _ = svgd.estimate(
+            local, lambda x, part=part: (x.sum(), 110 * part.mean()), torch.tensor(float(len(part)))
+        )
+    assert_close(svgd.finish(None, local, None)[1].s, scores.sum().expand(1, 1))
 
 
 def test_those_who_answer_stand_for_those_who_failed():
