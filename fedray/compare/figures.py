@@ -1,4 +1,4 @@
-"""Figures of a comparison, one set per dataset: accuracy against cost, reliability, clients, and loss deviation."""
+"""Figures of a comparison, one set per dataset: accuracy or RMSE against cost, reliability, clients, loss deviation."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 from fedray.compare.groups import Estimate, estimate
 from fedray.compare.runs import DOWN, SECONDS, UP
 from fedray.federate import report
+from fedray.federate.measures.tasks import CLASSIFICATION, REGRESSION, Shown
 from fedray.running.drawing import client_figures, uncertainty_figures
 from fedray.running.drawing.client_figures import DeviationCurve
 from fedray.running.drawing.figure_style import PALETTE, Builders, Rows, add_legend, canvas, column, jitter, save_all
@@ -32,7 +33,7 @@ COLUMNS = 4  # reliability diagrams side by side
 
 
 class Cost(NamedTuple):
-    """What accuracy is plotted against."""
+    """What accuracy or RMSE is plotted against."""
 
     label: str
     metrics: tuple[str, ...]  # summed over metrics and rounds; none: the number of the round
@@ -61,10 +62,10 @@ class Series(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """Accuracy against a cost, over seeds."""
+    """A measure against a cost, over seeds."""
 
     x: np.ndarray  # [evaluations] mean cost
-    mean: np.ndarray  # [evaluations] share of correct answers
+    mean: np.ndarray  # [evaluations] of the measure, such as the share of correct answers
     sd: np.ndarray  # [evaluations] sample standard deviation; 0 for a single run
 
 
@@ -77,7 +78,7 @@ def builders(series: Sequence[Series]) -> Builders:
     """What draws each figure of some rows, by its name; at most ROWS_MAX rows."""
     shown = _shown(series)
     built = {
-        "accuracy": lambda: accuracy_figure(shown),
+        headline(shown).name: lambda: accuracy_figure(shown),
         "clients": lambda: clients_figure(shown),
         "loss_deviation": lambda: deviation_figure(shown),
     }
@@ -87,23 +88,30 @@ def builders(series: Sequence[Series]) -> Builders:
     }
 
 
+def headline(series: Sequence[Series]) -> Shown:
+    """Accuracy, or RMSE where that is what the runs measured."""
+    measured = {name for each in series for rows in each.histories for row in rows for name in row}
+    real = any(f"{kind}/{REGRESSION.headline}" in measured for kind in report.NAMES)
+    return (REGRESSION if real else CLASSIFICATION).shown[0]
+
+
 def _shown(series: Sequence[Series]) -> list[Series]:
     """The first rows, and after them the controls, which are never crowded out."""
     bounds = [each for each in series if each.control][:BOUNDS_MAX]
     return [each for each in series if not each.control][: ROWS_MAX - len(bounds)] + bounds
 
 
-def curve(histories: Sequence[Sequence[Mapping[str, float]]], kind: str, cost: Cost) -> Curve:
-    """Accuracy of one kind of model against a cost, at the rounds that every run evaluated."""
-    points = [_points(rows, f"{kind}/accuracy", cost) for rows in histories]
+def curve(histories: Sequence[Sequence[Mapping[str, float]]], kind: str, cost: Cost, name: str = "accuracy") -> Curve:
+    """A measure of one kind of model against a cost, at the rounds that every run evaluated."""
+    points = [_points(rows, f"{kind}/{name}", cost) for rows in histories]
     points = [run for run in points if run]
     common = sorted(set.intersection(*(set(run) for run in points))) if points else []
     if not common:
         return Curve(np.empty(0), np.empty(0), np.empty(0))
     costs = np.array([[run[step][0] for step in common] for run in points])
-    accuracies = np.array([[run[step][1] for step in common] for run in points])
-    sd = accuracies.std(0, ddof=1) if len(points) > 1 else np.zeros(len(common))
-    return Curve(costs.mean(0) / cost.unit, accuracies.mean(0), sd)
+    values = np.array([[run[step][1] for step in common] for run in points])
+    sd = values.std(0, ddof=1) if len(points) > 1 else np.zeros(len(common))
+    return Curve(costs.mean(0) / cost.unit, values.mean(0), sd)
 
 
 def _points(rows: Sequence[Mapping[str, float]], metric: str, cost: Cost) -> dict[int, tuple[float, float]]:
@@ -118,55 +126,67 @@ def _points(rows: Sequence[Mapping[str, float]], metric: str, cost: Cost) -> dic
 
 
 def accuracy_figure(series: Sequence[Series]) -> Figure | None:
-    """Accuracy (%) against rounds, seconds and bytes, with a band of one sd; one row of panels per kind of model.
+    """Accuracy (%), or RMSE, against rounds, seconds and bytes, with a band of one sd; a row of panels per kind.
 
     Controls are horizontal lines at their results: every kind of model is tested on the same examples.
     """
     rows = [each for each in series if not each.control] or series
-    kinds = [kind for kind in report.NAMES if any(len(curve(each.histories, kind, COSTS[0]).x) for each in rows)]
+    of = headline(series)
+    kinds = [
+        kind for kind in report.NAMES if any(len(curve(each.histories, kind, COSTS[0], of.name).x) for each in rows)
+    ]
     if not kinds:
         return None
     figure = canvas(12, 3.4 * len(kinds) + 0.25 * math.ceil(len(series) / 3))
     axes = figure.subplots(len(kinds), len(COSTS), squeeze=False, sharey="row")
     for kind, panels in zip(kinds, axes, strict=True):
         for ax, cost in zip(panels, COSTS, strict=True):
-            _draw_curves(ax, series, kind, cost)
+            _draw_curves(ax, series, kind, cost, of)
             ax.set_xlabel(cost.label)
             ax.locator_params(axis="x", nbins=5)  # large totals have long labels
-        panels[0].set_ylabel(f"Accuracy of the {report.NAMES[kind]} (%)")
+        panels[0].set_ylabel(_labelled(of, f"of the {report.NAMES[kind]}"))
     _legend(figure, series)
     return figure
 
 
-def _draw_curves(ax: Axes, series: Sequence[Series], kind: str, cost: Cost) -> None:
+def _labelled(measure: Shown, of: str) -> str:
+    """A measure of something, with the unit last: Accuracy of the global model (%)."""
+    name, _, unit = measure.label.partition(" (")
+    return textwrap.fill(f"{name[0].upper()}{name[1:]} {of} ({unit}", 42)
+
+
+def _draw_curves(ax: Axes, series: Sequence[Series], kind: str, cost: Cost, of: Shown) -> None:
     for index, each in enumerate(series):
         if each.control:
-            _draw_bound(ax, index, bound(each.histories, kind))
+            _draw_bound(ax, index, bound(each.histories, kind, of.name), of.scale)
             continue
-        x, mean, sd = curve(each.histories, kind, cost)
+        x, mean, sd = curve(each.histories, kind, cost, of.name)
         if not len(x):
             continue
         look = _look(index)
         every = max(1, len(x) // 8)  # about eight markers a line, at other places than those of the next line
-        ax.plot(x, 100 * mean, markevery=(index % every, every), **look)
+        ax.plot(x, of.scale * mean, markevery=(index % every, every), **look)
         if sd.any():
-            ax.fill_between(x, 100 * (mean - sd), 100 * (mean + sd), color=look["color"], alpha=0.2, linewidth=0)
+            ax.fill_between(
+                x, of.scale * (mean - sd), of.scale * (mean + sd), color=look["color"], alpha=0.2, linewidth=0
+            )
 
 
-def bound(histories: Sequence[Sequence[Mapping[str, float]]], kind: str) -> Estimate | None:
-    """The result of a control beside models of a kind: the accuracy of whichever model it has; newcomers' are apart."""
+def bound(histories: Sequence[Sequence[Mapping[str, float]]], kind: str, measure: str = "accuracy") -> Estimate | None:
+    """The result of a control beside models of a kind: that of whichever model it has; newcomers' are apart."""
     kinds = (kind,) if kind == report.NOVEL else report.KINDS
-    found = [estimate(histories, f"{name}/accuracy") for name in kinds]
+    found = [estimate(histories, f"{name}/{measure}") for name in kinds]
     return next((each for each in found if each), None)
 
 
-def _draw_bound(ax: Axes, index: int, found: Estimate | None) -> None:
+def _draw_bound(ax: Axes, index: int, found: Estimate | None, scale: float) -> None:
     if found is None:
         return
     look = _bound_look(index)
-    ax.axhline(100 * found.mean, **look)
+    ax.axhline(scale * found.mean, **look)
     if found.sd:
-        ax.axhspan(100 * (found.mean - found.sd), 100 * (found.mean + found.sd), color=look["color"], alpha=0.15, lw=0)
+        low, high = scale * (found.mean - found.sd), scale * (found.mean + found.sd)
+        ax.axhspan(low, high, color=look["color"], alpha=0.15, lw=0)
 
 
 def _bound_look(index: int) -> dict[str, Any]:
@@ -322,25 +342,25 @@ UNCERTAINTY = {"risk_coverage": risk_figure, "unknown": unknown_figure, "shift":
 
 
 def clients_figure(series: Sequence[Series]) -> Figure | None:
-    """Accuracy (%) on every client at the last evaluation: one point per client and seed, and their quartiles."""
-    values = {kind: [_client_accuracies(each, kind) for each in series] for kind in report.NAMES}
+    """Accuracy (%), or RMSE, on every client at the last evaluation: a point per client and seed, and quartiles."""
+    of = headline(series)
+    values = {kind: [_of_clients(each, f"{kind}_{of.name}") for each in series] for kind in report.NAMES}
     kinds = [kind for kind in report.NAMES if any(len(each) for each in values[kind])]
     if not kinds:
         return None
     figure = canvas(1.5 + 5 * len(kinds), 1.2 + 0.55 * len(series))
     axes = figure.subplots(1, len(kinds), squeeze=False, sharey=True)[0]
     for ax, kind in zip(axes, kinds, strict=True):
-        for index, accuracies in enumerate(values[kind]):
-            _draw_clients(ax, index, 100 * accuracies)
-        ax.set(xlabel=f"Accuracy on a client, {report.NAMES[kind]} (%)")
+        for index, each in enumerate(values[kind]):
+            _draw_clients(ax, index, of.scale * each)
+        ax.set(xlabel=_labelled(of, f"on a client, {report.NAMES[kind]}"))
         ax.grid(visible=False, axis="y")
     axes[0].set_yticks(range(len(series)), [_wrap(each.name) for each in series])
     axes[0].set_ylim(len(series) - 0.5, -0.5)  # the first row on top, as in the table
     return figure
 
 
-def _client_accuracies(series: Series, kind: str) -> np.ndarray:
-    name = f"{kind}_accuracy"
+def _of_clients(series: Series, name: str) -> np.ndarray:
     values = column([row for table in series.clients for row in table if row.get(name)], name)
     return values[np.isfinite(values)]
 

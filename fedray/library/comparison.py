@@ -49,10 +49,11 @@ class Comparison:
     @property
     def figures(self) -> tuple[str, ...]:
         """The names that :meth:`plot` knows."""
-        return tuple(figures.builders([]))
+        return tuple(dict.fromkeys(name for shown in self._series.values() for name in figures.builders(shown)))
 
-    def plot(self, figure: str = "accuracy", data: str = "") -> Figure:
-        """A figure of all rows that were measured on the same data; ``data`` says on which where there are several.
+    def plot(self, figure: str = "", data: str = "") -> Figure:
+        """A figure of all rows that were measured on the same data, by default of accuracy or RMSE; ``data`` says on
+        which where there are several.
 
         Raises FedRayError for an unknown name, and for a figure that the runs measured nothing for.
         """
@@ -61,7 +62,7 @@ class Comparison:
                 f"data={data!r}: the runs were measured on {'; '.join(self._series)}; choose one of these"
             )
         shown = self._series[data or next(iter(self._series))]
-        return drawn(figures.builders(shown), figure)
+        return drawn(figures.builders(shown), figure or figures.headline(shown).name)
 
     def __repr__(self) -> str:
         return tables.markdown(self._table)

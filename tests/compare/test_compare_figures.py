@@ -187,3 +187,18 @@ def test_every_figure_is_written_and_none_from_nothing(tmp_path):
     assert [path.name for path in paths] == names
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
     assert figures.draw(tmp_path, "none", [Series("a", [[]], [[]], [[]])]) == []
+
+
+def test_of_real_targets_the_rmse_is_drawn_in_their_units():
+    def real(name, *values):
+        rows = [{"round": i, SECONDS: 1.0, "global/rmse": value} for i, value in enumerate(values, 1)]
+        return Series(name, [rows], [[]], [[{"global_rmse": "2.5"}]])
+
+    rows = [real("a", 4.0, 3.0), real("b", 5.0, 2.0)]
+    built = figures.builders(rows)
+    assert ("rmse" in built, "accuracy" in built) == (True, False)
+    (ax, *_) = built["rmse"]().axes
+    assert [line.get_ydata().tolist() for line in ax.lines] == [[4.0, 3.0], [5.0, 2.0]]
+    assert ax.get_ylabel().replace("\n", " ") == "RMSE of the global model (units of the target)"
+    (ax,) = built["clients"]().axes
+    assert 2.5 in ax.lines[0].get_xdata()
