@@ -29,6 +29,7 @@ MARKERS = "osD^vPX*"
 ROWS_MAX = 12  # rows that a panel can show
 BOUNDS_MAX = 4  # of them controls
 BOUND = "#555555"  # their colour
+LABEL = 42  # letters along an axis
 COLUMNS = 4  # reliability diagrams side by side
 
 
@@ -152,7 +153,8 @@ def accuracy_figure(series: Sequence[Series]) -> Figure | None:
 def _labelled(measure: Shown, of: str) -> str:
     """A measure of something, with the unit last: Accuracy of the global model (%)."""
     name, _, unit = measure.label.partition(" (")
-    return textwrap.fill(f"{name[0].upper()}{name[1:]} {of} ({unit}", 42)
+    words = f"{name[0].upper()}{name[1:]} {of}"
+    return f"{words}{' ' if len(words) + len(unit) < LABEL else chr(10)}({unit}"
 
 
 def _draw_curves(ax: Axes, series: Sequence[Series], kind: str, cost: Cost, of: Shown) -> None:
