@@ -48,6 +48,7 @@ def describe(names: Mapping[str, Algorithm], chosen: str) -> str:
 def read(argv: Sequence[str]) -> tuple[SweepRequest, bool]:
     """(request, whether to resume) of a command line; raises FedRayError for what could not run."""
     from fedray import registry
+    from fedray.running import runfolder
     from tune.sweep import check
 
     folder = cli.early(argv, "--resume")
@@ -56,7 +57,9 @@ def read(argv: Sequence[str]) -> tuple[SweepRequest, bool]:
     parsed = _parsed(argv)
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")[:-3]
     algorithm = registry.algorithm_name(parsed.experiment.algorithm)
-    name = parsed.execution.name or f"sweep-{algorithm}-{Path(parsed.experiment.data.name).stem}-{stamp}"
+    name = (
+        runfolder.given_name(parsed.execution) or f"sweep-{algorithm}-{Path(parsed.experiment.data.name).stem}-{stamp}"
+    )
     target = Path(os.path.abspath(parsed.execution.output or Path("runs") / name))
     if target.exists() and any(target.iterdir()):
         raise FedRayError(f"--output {target}: already holds something; choose another, or --resume {target}")

@@ -263,12 +263,17 @@ def command(folder: Path) -> str:
     return f"python -m fedray.launch --resume {shlex.quote(str(folder))}"
 
 
+def given_name(execution: Execution) -> str:
+    """The user's name for what is played, or the empty one; raises FedRayError for one that is a path."""
+    if execution.name and Path(execution.name).name != execution.name:
+        raise FedRayError(f"--name {execution.name}: is not a plain name; use --output for a folder elsewhere")
+    return execution.name
+
+
 def name(plan: Plan, execution: Execution) -> str:
     """A run's name, the user's or algorithm-dataset-s<seed>-<time>; raises FedRayError for one that is a path."""
-    if execution.name:
-        if Path(execution.name).name != execution.name:
-            raise FedRayError(f"--name {execution.name}: is not a plain name; use --output for a folder elsewhere")
-        return execution.name
+    if given := given_name(execution):
+        return given
     dataset = Path(plan.cfg.data.name).stem
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")[:-3]
     return f"{registry.algorithm_name(plan.cfg.algorithm)}-{dataset}-s{plan.cfg.seed}-{stamp}"

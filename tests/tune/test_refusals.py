@@ -30,6 +30,7 @@ REFUSED = [
     (["--data.partition", "dirichlet", "--data.alpha", "0.02", "--seeds", "4"], "--seeds 4: seed 1: "),
     (["--space", "clients=grid(2,6)", "--space", "clients_per_round=grid(2,4)"], "--clients-per-round 4"),
     (["--resume", "nowhere"], "holds no sweep"),
+    (["--name", "../x"], "--name ../x: is not a plain name"),
     (["--runtime", "local"], "a sweep runs on Ray"),
     (["--backend", "compiled"], "--backend compiled: the settings that a sweep varies are constants"),
     (["--loss-deviation"], "launch its best configuration"),

@@ -145,6 +145,7 @@ def inputs(value=0.0):
         (body(x=3), r"the shape \[\]"),
         (body(x={"0": 1}), r"the shape \[\]"),
         (body(x=[[0.0] * 64]), r"the shape \[1, 64\]"),
+        (b'{"x": ' + b"[" * 40 + b"]" * 40 + b"}", r"the shape \[1, 1, .*B at least 1"),
         (body(x=[[[[0.0] * 8] * 7 + [[0.0] * 7]]]), "lists of unequal length"),
         (body(x=inputs() * 5), "has 5 inputs; send at most 4"),
         (body(x=inputs("1")), "not a number"),
