@@ -22,6 +22,11 @@ from fedray.federate.uncertainty.summary import TRACKED
 LONG = 1e5  # larger numbers are shown in scientific notation
 MISSING = "–"
 TITLE_WIDTH = 16  # characters of a line of a title in a terminal
+CELLS = (
+    "Mean ± half its 95 % interval (Student's t) over n seeds; one seed has none. Each run counts with its mean over "
+    "the last tenth of its evaluations, at most ten. Bold: the best result on the same data, with as many rounds and "
+    "the same clients evaluated."
+)
 CONTROLS = "Controls, not federated"  # the title of their block
 
 
@@ -210,11 +215,7 @@ def _cite(result: Published, shown: Style) -> str:
 def _caption(blocks: Sequence[Sequence[Sequence[Entry]]], metrics: Sequence[str]) -> str:
     """What the numbers mean, as far as the table has them."""
     entries = [entry for block in blocks for row in block for entry in row]
-    text = (
-        "Mean ± half its 95 % interval (Student's t) over n seeds; one seed has none. Each run counts with its mean "
-        "over the last tenth of its evaluations, at most ten. Bold: the best result on the same data, with as many "
-        "rounds and the same clients evaluated."
-    )
+    text = CELLS
     if any(entry.text == CONTROLS for entry in entries):
         text += (
             " Controls bound the federated methods and do not compete: local trains every client alone, from below; "

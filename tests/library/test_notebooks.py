@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from fedray.compare.tables import CELLS
+
 FOLDER = Path(__file__).parents[2] / "docs" / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 SECONDS = 300  # of one cell, on a machine that is busy
@@ -26,6 +28,8 @@ def test_there_are_five_and_they_are_committed_with_their_outputs():
             assert output.get("name") != "stderr"
             image = output.get("data", {}).get("image/png", "")
             assert len(image) * 3 / 4 < 100_000, path.name
+        captions = re.findall(r"^ *\"(Mean ±.*)\"", path.read_text(), re.MULTILINE)
+        assert all(caption.startswith(CELLS) for caption in captions), path.name  # else: run it again
         assert not re.search(r"/(work|home|root|Users)/", path.read_text()), path.name
 
 
