@@ -191,6 +191,11 @@ def plug_ins() -> tuple[str, ...]:
     return tuple(_named)
 
 
+def is_plug_in(kind: Kind, name: str) -> bool:
+    """Whether the record of this name is none of FedRay's own."""
+    return name not in _built_in(kind)
+
+
 def plug_ins_of(used: Mapping[Kind, str]) -> tuple[str, ...]:
     """The modules that the user named and that define one of these records: what a run must import to be resumed."""
     return tuple(

@@ -132,6 +132,8 @@ def _enter(request: stages.Request, datasets: dict[DataConfig, Dataset], locks: 
     if files not in datasets:
         datasets[files] = loading.load(cfg.data)
     plan = make_plan(resolve(cfg), datasets[files])._replace(given=None)  # unresolved, all users would be clients
+    if note:
+        runfolder.check_examples(request.resume, note, plan)
     if execution.loss_deviation:
         loss_deviation.check(plan)
     questions.check(plan, execution)
@@ -170,7 +172,8 @@ class _TrackedRun:
         self._tracker = session.open_tracker(plan, execution, self._name, tags, note)
         noted = runfolder.absolute(execution, self._tracker.uri)
         package = note.package if note else ""
-        runfolder.write(self._folder, runfolder.Note(self._name, plan.cfg, noted, self._tracker.run_id, package))
+        own = runfolder.Note(self._name, plan.cfg, noted, self._tracker.run_id, package, plan.examples)
+        runfolder.write(self._folder, own)
 
     def add(self, row: Mapping[str, float]) -> None:
         """Log the measures of a round."""

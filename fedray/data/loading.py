@@ -39,6 +39,11 @@ def _not_here(cfg: DataConfig, classes: int | None) -> Dataset:
 _GIVEN = DatasetRecord("examples that the caller gives from Python", _not_here, protocols={"natural": own.OWNED})
 
 
+def of_the_users(name: str) -> bool:
+    """Whether a dataset's examples are the user's own: given from Python, in a file, or from a plug-in."""
+    return name == own.GIVEN or bool(record(name).suffixes) or registry.is_plug_in(registry.DATASET, record_name(name))
+
+
 def record_name(name: str) -> str:
     """The name of a dataset, or of the format of a file; raises as :func:`record`."""
     if name == own.GIVEN:

@@ -15,19 +15,21 @@ EXAMPLES, OWNERS, LAYERS = "data.examples", "data.owners", "model.layers"
 DIGITS = 12
 
 
-def digests(dataset: Dataset | None, partition: Partition | None, layers: nn.Module | None) -> Mapping[str, str]:
-    """A digest of each that was given, beside the settings of the run: of a network as it prints itself, with the
-    shapes of its parameters."""
-    found = {}
-    if dataset is not None:
-        arrays = (dataset.x, dataset.y, *(() if dataset.users is None else (dataset.users,)))
-        found[EXAMPLES] = digest(arrays)
+def digests(examples: str, partition: Partition | None, layers: nn.Module | None) -> Mapping[str, str]:
+    """A digest of each that was given, beside the settings of the run: of ``examples`` it is known, of a network it is
+    that of how it prints itself, with the shapes of its parameters."""
+    found = {EXAMPLES: examples} if examples else {}
     if partition is not None:
         found[OWNERS] = digest((*partition.train, *partition.test))
     if layers is not None:
         shapes = [(name, tuple(each.shape)) for name, each in layers.named_parameters()]
         found[LAYERS] = hashlib.sha256(f"{layers}{shapes}".encode()).hexdigest()[:DIGITS]
     return found
+
+
+def of_examples(dataset: Dataset) -> str:
+    """The digest of the examples of a dataset, and of whose they are."""
+    return digest((dataset.x, dataset.y, *(() if dataset.users is None else (dataset.users,))))
 
 
 def digest(arrays: Iterable[np.ndarray]) -> str:

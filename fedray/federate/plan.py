@@ -20,6 +20,7 @@ from fedray.data.readers import Names
 from fedray.data.scaling import Scaling, of_targets
 from fedray.data.shards import relabelled
 from fedray.federate.given import digests as digests_of
+from fedray.federate.given import of_examples
 from fedray.federate.measures import metrics, regression
 from fedray.federate.measures.tasks import CLASSIFICATION, REGRESSION, Task
 from fedray.nets import network
@@ -50,6 +51,7 @@ class Plan(NamedTuple):
     # By name, of probabilities [n, C] and labels [n] of a client's test examples; they are averaged over clients.
     own_metrics: Mapping[str, Callable[[np.ndarray, np.ndarray], float]] = {}
     digests: Mapping[str, str] = {}  # of examples, owners and layers that the caller gave: two runs may differ in them
+    examples: str = ""  # a digest of examples of the user's own, which may change between two starts; empty: not theirs
 
     @property
     def clients(self) -> int:
@@ -355,8 +357,10 @@ def make_plan(
     each = cfg.data.partition == "natural" and len(users) == cfg.clients  # else clients are groups of users
     names = Names(dataset.names.classes, users if each else ())
     plan = Plan(cfg, algorithm, selection, model, partition, scaling, target, remarks, given, names, dataset.notes)
-    nameless = given if cfg.data.name == own.GIVEN else None  # sweeps and studies give what a name stands for
-    return _accept(plan._replace(plug_ins=plug_ins_of(cfg), digests=digests_of(nameless, owners, layers)))
+    examples = of_examples(dataset) if loading.of_the_users(cfg.data.name) else ""
+    nameless = examples if cfg.data.name == own.GIVEN else ""  # a name says itself what its examples are
+    digests = digests_of(nameless, owners, layers)
+    return _accept(plan._replace(plug_ins=plug_ins_of(cfg), digests=digests, examples=examples))
 
 
 def _named_as_given(

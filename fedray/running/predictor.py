@@ -21,7 +21,7 @@ from fedray.config.decode import decode, fits, record, refuse_damage
 from fedray.data import loading, own, partition, scaling
 from fedray.data.readers import Names
 from fedray.data.scaling import Scaling
-from fedray.federate.given import EXAMPLES, digests
+from fedray.federate.given import EXAMPLES, of_examples
 from fedray.federate.measures import metrics, regression
 from fedray.federate.messages import Saved
 from fedray.federate.plan import Plan
@@ -211,9 +211,10 @@ def load(folder: str | Path, model: nn.Module | None = None, data: Any = None) -
         described = decode((folder / "config.json").read_bytes())
         plan = _plan(folder, described, model)
     if data is not None:
-        plan = plan._replace(given=own.given(data))
+        given = own.given(data)
+        plan = plan._replace(given=given)
         noted = described.get("digests", {}).get(EXAMPLES)
-        if noted and noted != digests(plan.given, None, None)[EXAMPLES]:
+        if noted and noted != of_examples(given):
             raise FedRayError(f"{folder}: data are not the examples of this run; give those, or leave `data` out")
     with refuse_damage(f"{folder}: its models cannot be read", "run it again"):
         _check_size(folder, plan)

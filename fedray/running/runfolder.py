@@ -46,6 +46,9 @@ class Note(NamedTuple):
     execution: Execution
     run_id: str | None  # in the tracking store
     package: str = ""  # key of the compiled step that it trains with; empty: none
+    examples: str = (
+        ""  # the plan's digest of the user's own examples; empty: they are not, or an older version noted it
+    )
 
 
 def write(folder: Path, note: Note) -> None:
@@ -115,15 +118,16 @@ def read(place: str) -> Note:
             execution = replace(execution, checkpoint=replace(execution.checkpoint, url=place))
         name = found["name"]
         run_id = found["run_id"]
-        package = found.get("package", "")  # older versions had none
+        package, examples = found.get("package", ""), found.get("examples", "")  # older versions had none
         if (
             not isinstance(name, str)
             or Path(name).name != name
             or not fits(run_id, str | None)
             or not fits(package, str)
+            or not fits(examples, str)
         ):
-            raise ValueError("its name, its run_id or its package is not one")
-        return Note(name, experiment, execution, run_id, package)
+            raise ValueError("its name, its run_id, its package or its digest is not one")
+        return Note(name, experiment, execution, run_id, package, examples)
 
 
 def _content(note: Note) -> dict[str, Any]:
@@ -136,6 +140,7 @@ def _content(note: Note) -> dict[str, Any]:
         "execution": to_dict(note.execution),
         "run_id": note.run_id,
         "package": note.package,
+        "examples": note.examples,
     }
 
 
@@ -190,6 +195,15 @@ def check_same(place: str, note: Note, asked: Experiment, execution: Execution) 
     if uri != "none" and uri == note.execution.tracking.uri and "***" in uri:
         raise FedRayError(
             f"--resume {place}: the password of its store was not kept; add --tracking.uri {uri} with the password"
+        )
+
+
+def check_examples(place: str, note: Note, plan: Plan) -> None:
+    """Raise FedRayError where the user's own examples are not those with which the run began."""
+    if note.examples and plan.examples != note.examples:
+        raise FedRayError(
+            f"--resume {place}: {plan.cfg.data.name} holds other examples than when the run began, and a test example "
+            "may be one of training by now; bring the data of then back, or start a new run without --resume"
         )
 
 

@@ -89,6 +89,8 @@ def _run(request: Request, tags: Mapping[str, str], log: Log, tell: Callable[[in
     if idle := _idle(request.execution):
         say(f"warning: --runtime local has no use for {for_command_line(', '.join(idle))}")
     note = runfolder.read(request.resume) if request.resume else None
+    if note:
+        runfolder.check_examples(request.resume, note, plan)
     longer = note is not None and plan.cfg.rounds > note.experiment.rounds
     if note and longer:
         extension.check(plan, note.experiment.rounds)

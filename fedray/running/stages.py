@@ -197,7 +197,8 @@ def track(run: Run, summary: Mapping[str, Any]) -> None:
 
 def _note(run: Run) -> Note:
     execution = runfolder.absolute(run.request.execution, run.tracker.uri)
-    return Note(run.name, run.plan.cfg, execution, run.tracker.run_id, run.package.key if run.package else "")
+    package = run.package.key if run.package else ""
+    return Note(run.name, run.plan.cfg, execution, run.tracker.run_id, package, run.plan.examples)
 
 
 def _checkpoint(run: Run) -> Checkpoint | None:

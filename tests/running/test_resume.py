@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import fedray
@@ -356,3 +357,32 @@ def test_a_note_gives_back_what_was_asked(tmp_path: Path) -> None:
     note = runfolder.Note("x", plan.cfg, runfolder.absolute(request.execution, "sqlite:///x.db"), None)
     runfolder.write(tmp_path / "x", note)
     assert runfolder.read(str(tmp_path / "x")) == note
+
+
+def test_a_run_does_not_go_on_with_a_file_whose_examples_changed(
+    cut: Callable[..., int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(200, 5)), np.arange(200) % 4
+    np.savez("mine.npz", x=x, y=y)
+    argv = [*FAST, "--tracking.uri", "none", "--data.name", "mine.npz"]
+    assert cut([*argv, "--name", "cut"], 3) == 130
+    assert launch.main([*argv, "--name", "whole"]) == 0
+    order = rng.permutation(200)
+    np.savez("mine.npz", x=x[order], y=y[order])
+    for asked in (["--resume", "runs/cut"], ["--resume", "runs/whole", "--rounds", "8"]):
+        capfd.readouterr()
+        assert launch.main(asked) == 2
+        assert "mine.npz holds other examples than when the run began" in capfd.readouterr().err
+    np.savez("mine.npz", x=x, y=y)
+    assert launch.main(["--resume", "runs/cut"]) == 0
+    same_result("runs/whole", "runs/cut")
+
+
+def test_a_note_of_an_older_version_without_a_digest_goes_on(cut: Callable[..., int]) -> None:
+    np.savez("mine.npz", x=np.eye(80), y=np.arange(80) % 4)
+    assert cut([*FAST, "--tracking.uri", "none", "--data.name", "mine.npz", "--name", "cut"], 3) == 130
+    note = json.loads(Path("runs/cut/run.json").read_text())
+    assert note.pop("examples")
+    Path("runs/cut/run.json").write_text(json.dumps(note))
+    assert launch.main(["--resume", "runs/cut"]) == 0
