@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedray import DataConfig, Experiment, LocalFederation, load, make_plan, registry
@@ -166,3 +167,60 @@ def test_a_loaded_run_knows_its_plug_ins_and_passes_them_on(folder, monkeypatch)
         writer.commit()
     loaded = load(folder / "out").plan
     assert describe(loaded)["plug_ins"] == ["rings"]  # what newcomers write of it
+
+
+def rings_that(folder, monkeypatch, code):
+    """A plan of the plug-in rings with another end."""
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "rings", raising=False)
+    (folder / "rings.py").write_text(f"{RINGS}\n{code}\n", encoding="utf-8")
+    registry.plug_in("rings")
+    return make_plan(Experiment(algorithm=FedAvg(), data=DataConfig(name="rings")))
+
+
+DEALS = "PARTITION = PARTITION._replace(deal=lambda *words: changed(deal(*words)))"
+LOADS = "DATASET = DATASET._replace(load=lambda *words: changed(load(*words)))"
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ("p._replace(train=p.test)", "example .* occurs twice"),
+        ("p._replace(train=p.train[1:], test=p.test[1:])", "it deals to 3 clients, and 4 are asked for"),
+        ("p._replace(test=(p.test[0][:0], *p.test[1:]))", "client 0 has no examples to test"),
+        ("p._replace(test=(p.test[0] + 800, *p.test[1:]))", "it leaves the 800 examples"),
+        ("p.train", "one list for training and one for testing"),
+    ],
+)
+def test_a_partition_of_a_plug_in_that_deals_wrongly_is_refused(folder, monkeypatch, changed, reason):
+    with pytest.raises(FedRayError, match=rf"data.partition rings: .*{reason}.*correct the function deal"):
+        rings_that(folder, monkeypatch, f"changed = lambda p: {changed}\n{DEALS}")
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ("d._replace(y=d.y + 1)", "labels are not 800 integers that number 2 classes"),
+        ("d._replace(x=d.x / np.float32(0))", "x holds NaN or infinity"),
+        ("d._replace(users=d.y - 1)", "users are not 800 integers"),
+        ("d.x", "is not a Dataset"),
+    ],
+)
+def test_a_dataset_of_a_plug_in_that_is_none_is_refused(folder, monkeypatch, changed, reason):
+    with (
+        np.errstate(all="ignore"),
+        pytest.raises(FedRayError, match=rf"data.name rings: load.*{reason}.*correct this function"),
+    ):
+        rings_that(folder, monkeypatch, f"changed = lambda d: {changed}\n{LOADS}")
+
+
+@pytest.mark.usefixtures("fresh")
+def test_the_rings_of_the_guide_are_too_few_for_so_many_clients(folder, monkeypatch):
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "rings", raising=False)
+    registry.plug_in("rings")
+    cfg = Experiment(algorithm=FedAvg(), clients=500, data=DataConfig(name="rings"))
+    with pytest.raises(FedRayError, match=r"data.partition rings: .* has no examples to test; lower `clients`"):
+        make_plan(cfg)

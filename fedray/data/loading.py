@@ -17,7 +17,7 @@ from fedray import registry
 from fedray.config import DataConfig
 from fedray.data import own
 from fedray.data.partition import Partition
-from fedray.data.readers import Dataset, Names, reading
+from fedray.data.readers import Dataset, Names, checked_dataset, reading
 from fedray.data.records import DatasetRecord
 from fedray.data.scaling import Scaling, moments, standard, unit
 from fedray.data.shards import Shards
@@ -98,6 +98,8 @@ def load(cfg: DataConfig, classes: int | None = None, labels: tuple[str, ...] = 
     """
     cfg = absolute_paths(cfg)
     dataset = record(cfg.name).load(cfg, classes if cfg.classes is None else None)
+    if registry.is_plug_in(registry.DATASET, record_name(cfg.name)):
+        dataset = checked_dataset(dataset, f"data.name {cfg.name}: load", "correct this function of the plug-in")
     reason, remedy = "the dataset has no texts", "leave it out, or choose `data.name=sent140`"
     require(cfg.embedding is None or dataset.vectors is not None, "data.embedding", cfg.embedding, reason, remedy)
     dataset = dataset if cfg.classes is None else _first(dataset, cfg.classes)

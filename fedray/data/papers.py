@@ -8,7 +8,7 @@ from fedray import registry
 from fedray.config import DataConfig, Experiment, override
 from fedray.data import loading
 from fedray.data.own import GIVEN, PIXEL
-from fedray.data.partition import Partition, checked_users
+from fedray.data.partition import Partition, checked_users, fault
 from fedray.data.readers import Dataset
 from fedray.data.records import DealSettings, PartitionRecord, Protocol
 from fedray.data.scaling import within
@@ -101,7 +101,8 @@ def fill_from_dataset(cfg: Experiment, dataset: Dataset) -> Experiment:
 
 
 def deal(cfg: Experiment, dataset: Dataset, rng: np.random.Generator) -> Partition:
-    """Deal the examples to the clients; raises FedRayError where they are too few, or the settings do not fit."""
+    """Deal the examples to the clients; raises FedRayError where they are too few, or the settings do not fit, and for
+    a partition of a plug-in that does not deal as it should."""
     own = _with_labels(fill_from_protocol(cfg.data), dataset)
     record = partition_record(own)
     assert cfg.clients is not None, "the number of clients is known before the examples are dealt"
@@ -112,7 +113,12 @@ def deal(cfg: Experiment, dataset: Dataset, rng: np.random.Generator) -> Partiti
     reason, remedy = "it deals by labels, and the targets are real numbers", "choose dirichlet, iid or natural"
     require(record.real or not dataset.real, "data.partition", own.partition, reason, remedy)
     settings = DealSettings(cfg.clients, own.labels_per_client, own.test_fraction, own, protocol(own))
-    return record.deal(dataset, settings, rng)
+    partition = record.deal(dataset, settings, rng)
+    reason, remedy = fault(partition, len(dataset.y)), "lower `clients`, or correct the function deal of the partition"
+    require(not reason, "data.partition", own.partition, reason, remedy)
+    reason = f"it deals to {len(partition.train)} clients, and {cfg.clients} are asked for"
+    require(len(partition.train) == cfg.clients, "data.partition", own.partition, reason, remedy)
+    return partition
 
 
 def describe(cfg: DataConfig) -> str:

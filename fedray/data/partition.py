@@ -99,10 +99,15 @@ def hold_out_validation(
 
 def check_disjoint(partition: Partition) -> None:
     """Raise FedRayError if an example occurs twice: at two clients, or in training and in testing."""
+    if reason := _shared(partition):
+        raise FedRayError(f"{reason}; no example may be shared")
+
+
+def _shared(partition: Partition) -> str:
+    """Which example occurs twice; empty where none does."""
     indices = np.sort(np.concatenate([*partition.train, *partition.test, *partition.validation]))
     twice = indices[1:][indices[1:] == indices[:-1]]
-    if len(twice):
-        raise FedRayError(f"example {twice[0]} occurs twice in the partition; no example may be shared")
+    return f"example {twice[0]} occurs twice in the partition" if len(twice) else ""
 
 
 def checked(
@@ -116,20 +121,29 @@ def checked(
 
 def check_given(partition: Partition, clients: int | None, examples: int) -> None:
     """Raise FedRayError unless a caller's own partition deals existing examples to this number of clients."""
-    remedy = "give a Partition(train, test) of int64 arrays, one of each per client"
-    if not isinstance(partition, Partition) or len(partition.train) != len(partition.test):
-        raise FedRayError(f"partition: has not one list for training and one for testing per client; {remedy}")
-    if len(partition.validation) not in (0, len(partition.train)):
-        raise FedRayError("partition: has validation examples of some clients only; give one list per client, or none")
-    parts = (*partition.train, *partition.test, *partition.validation)
-    if any(not isinstance(part, np.ndarray) or part.dtype != np.int64 or part.ndim != 1 for part in parts):
-        raise FedRayError(f"partition: holds something else than flat int64 arrays; {remedy}")
-    if any(len(part) == 0 or part.min() < 0 or part.max() >= examples for part in parts):
-        raise FedRayError(f"partition: a list is empty, or leaves the {examples} examples; {remedy}")
+    if reason := fault(partition, examples):
+        raise FedRayError(f"partition: {reason}; give a Partition(train, test) of int64 arrays, one of each per client")
     require(
         clients == len(partition.train), "clients", clients, f"the partition has {len(partition.train)}", "leave it out"
     )
-    check_disjoint(partition)
+
+
+def fault(partition: Partition, examples: int) -> str:
+    """Why a partition does not deal some of that many examples, each once; empty where it does."""
+    if not isinstance(partition, Partition) or len(partition.train) != len(partition.test):
+        return "it has not one list for training and one for testing per client"
+    if len(partition.validation) not in (0, len(partition.train)):
+        return "it has validation examples of some clients only"
+    lists = {"train": partition.train, "test": partition.test, "validate": partition.validation}
+    for use, parts in lists.items():
+        for client, part in enumerate(parts):
+            if not isinstance(part, np.ndarray) or part.dtype != np.int64 or part.ndim != 1:
+                return "it holds something else than flat int64 arrays"
+            if len(part) == 0:
+                return f"a list is empty: client {client} has no examples to {use}"
+            if part.min() < 0 or part.max() >= examples:
+                return f"it leaves the {examples} examples"
+    return _shared(partition) if partition.train else "it has no clients"
 
 
 def check_clients(clients: int) -> None:

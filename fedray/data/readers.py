@@ -17,6 +17,9 @@ import numpy as np
 from fedray.data.scaling import Scaling, within
 from fedray.types import FedRayError
 
+GIVE = (
+    "give arrays (x [N, ...], y [N]), a DataFrame, a Dataset of PyTorch or Hugging Face, or one of fedray.data.readers"
+)
 REPLACE = "delete it and add `data.download`, or choose another `data.root`"
 
 
@@ -112,32 +115,35 @@ def checked_targets(values: Any, count: int) -> np.ndarray:
     return y.astype(np.float64)
 
 
-def checked_dataset(dataset: Dataset) -> Dataset:
+def checked_dataset(dataset: Dataset, who: str = "dataset", remedy: str = GIVE) -> Dataset:
     """The caller's own examples, labels as int64; raises FedRayError where they do not fit together."""
-    remedy = (
-        "give arrays (x [N, ...], y [N]), a DataFrame, a Dataset of PyTorch or Hugging Face, or one of "
-        "fedray.data.readers"
-    )
     if not isinstance(dataset, Dataset):
-        raise FedRayError(f"dataset={type(dataset).__name__}: is not a Dataset; {remedy}")
+        raise FedRayError(f"{who}={type(dataset).__name__}: is not a Dataset; {remedy}")
     x, users, vectors = dataset.x, dataset.users, dataset.vectors
     reason = ""
     if not isinstance(x, np.ndarray) or x.ndim < 2 or x.dtype.kind not in "iuf":
         reason = "x is not an array [N, ...] of numbers"
     elif x.dtype.kind == "f" and not np.isfinite(x).all():
         reason = "x holds NaN or infinity"
-    elif users is not None and np.shape(users) != (len(x),):
-        reason = f"users are not {len(x)} numbers"
+    elif users is not None and not _numbered(users, len(x)):
+        reason = f"users are not {len(x)} integers that number the users 0, 1, ... without gaps"
     elif vectors is not None and (x.dtype.kind == "f" or x.min() < 0 or x.max() >= len(vectors)):
         reason = "x are not word numbers of the vectors"
     if reason:
-        raise FedRayError(f"dataset: {reason}; {remedy}")
+        raise FedRayError(f"{who}: {reason}; {remedy}")
     try:
         if np.asarray(dataset.y).dtype.kind == "f" and dataset.classes == 1:
             return dataset._replace(y=checked_targets(dataset.y, len(x)))
         return dataset._replace(y=checked_labels(dataset.y, len(x), dataset.classes))
     except (ValueError, TypeError) as error:
-        raise FedRayError(f"dataset: {error}; {remedy}") from None
+        raise FedRayError(f"{who}: {error}; {remedy}") from None
+
+
+def _numbered(users: Any, count: int) -> bool:
+    """Whether they are the users [count] of as many examples, 0..U-1 with an example each."""
+    if not isinstance(users, np.ndarray) or users.shape != (count,) or users.dtype.kind not in "iu":
+        return False
+    return np.array_equal(found := np.unique(users), np.arange(len(found)))
 
 
 def idx_images(files: Sequence[Path]) -> Dataset:

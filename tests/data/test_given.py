@@ -86,6 +86,9 @@ def test_a_partition_that_does_not_fit_is_refused(train, test, clients, match):
         ({"y": np.full(1797, 10)}, "number 10 classes"),
         ({"classes": "ten"}, "dataset: "),
         ({"users": np.zeros(3)}, "users are not 1797"),
+        ({"users": np.zeros(1797)}, "users are not 1797"),
+        ({"users": np.arange(1797) - 1}, "users are not 1797"),
+        ({"users": np.arange(1797) // 2 * 2}, "without gaps"),
     ],
 )
 def test_examples_that_do_not_fit_are_refused(changes, match):
