@@ -14,11 +14,11 @@ from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, Ray
 from actors.machines.cluster import machines
 from actors.machines.seats import Seat, doomed
 from fedray.arrays import trees
-from fedray.federate.failures import FailurePolicy, StageError
+from fedray.federate.failures import FailurePolicy
 from fedray.federate.messages import Failure, TrainReply
 from fedray.federate.storage.states import Piece
 from fedray.terminal import say
-from fedray.types import FedRayError, first_line
+from fedray.types import FedRayError, RunError, first_line
 
 WATCH_SECONDS = 5.0  # between two looks at the machines of those who have not answered
 START_SECONDS = 180.0  # that a new process may take before the clock of --round-timeout runs
@@ -215,7 +215,7 @@ class Crew:
                 raise FedRayError(f"the actor of {self._named(call.slot)} could not start: {refused}") from None
             return None, Failure(0, "", "lost", f"{type(error).__name__}: {first_line(error)}")
         except RayTaskError as error:
-            if isinstance(error.cause, StageError):
+            if isinstance(error.cause, RunError):
                 raise error.cause from None
             raise
         self._fresh.discard(call.slot)

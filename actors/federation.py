@@ -268,7 +268,7 @@ class RayFederation:
                 warnings.simplefilter("ignore")
                 return ray.get(ref)
         except RayTaskError as error:
-            if isinstance(error.cause, FedRayError):
+            if isinstance(error.cause, FedRayError | OSError):
                 raise error.cause from None
             if isinstance(error.cause, ClientsLostError | RayError):
                 raise LostError(first_line(error.cause)) from None

@@ -33,7 +33,7 @@ from fedray.running.runfolder import Note
 from fedray.running.tracking import Tracker
 from fedray.running.writer import PERSONAL, Writer
 from fedray.terminal import headlines, say
-from fedray.types import FedRayError
+from fedray.types import FedRayError, writing
 
 RECENT_ROUNDS = 10  # whose mean time tells how long the rest will take
 
@@ -125,7 +125,8 @@ def ready(run: Run, on_gpus: bool) -> tuple[Run, Checkpoint | None]:
 
 def begin(run: Run, begun: Checkpoint | None) -> Tally:
     """Note what is played in the run's folder, and log the rounds that were played before an interruption."""
-    runfolder.write(run.folder, _note(run))
+    with writing(run.folder):
+        runfolder.write(run.folder, _note(run))
     run.log.open(run.folder)
     before = tuple(begun.state.rows) if begun else ()
     for row in before:  # some may have been on their way to the store when the run was interrupted
@@ -160,11 +161,14 @@ def collect(run: Run, federation: Source, tally: Tally) -> Played:
     """What the result is made of, taken from a federation that has played its last round."""
     seconds = time.perf_counter() - tally.started + sum(row["time/round_seconds"] for row in tally.before)
     history = federation.history()
-    snapshot = _saved(run, federation, history) if run.store.states else federation.snapshot()
+    with writing(run.folder):
+        snapshot = _saved(run, federation, history) if run.store.states else federation.snapshot()
     seconds -= sum(row.get(report.START, 0.0) for row in history.rows[len(tally.before) :])
     if run.request.execution.loss_deviation:
         say("loss deviation: every personal model predicts the test examples of all clients")
-        run.writer.table(loss_deviation.TABLE, loss_deviation.rows(federation.class_losses()))
+        losses = loss_deviation.rows(federation.class_losses())
+        with writing(run.folder):
+            run.writer.table(loss_deviation.TABLE, losses)
     asked = run.request.execution.uncertainty
     found = _uncertainty(run, federation) if asked else None
     return Played(snapshot, history, tally.evaluated, tally.failures, seconds, federation.device, found)
@@ -181,7 +185,14 @@ def conclude(run: Run, played: Played) -> RunResult:
         "package": run.package.key if run.package else "",
         "device": played.device,
     }
-    _write(run, summary, played)
+    with writing(run.folder):
+        _write(run, summary, played)
+    _draw(run)
+    run.tracker.flush()
+    progress.end(run.folder, "finished", run.writer.folder)
+    with writing(run.folder):
+        run.writer.commit()
+    runfolder.clear(run.folder, run.store)
     run.log.write(f"finished: {run.folder}")
     run.tracker.finish("FINISHED", run.folder)
     run.tracker.publish(Finished(run.plan, run.folder, run.request.execution.register))
@@ -269,7 +280,7 @@ def _saved(run: Run, federation: Source, history: State) -> Snapshot:
 
 
 def _write(run: Run, summary: dict[str, Any], played: Played) -> None:
-    """Write the result into the run's folder, then remove the checkpoints."""
+    """Write the tables and models of the result."""
     writer = run.writer
     writer.run(run.plan, played.snapshot, played.history.spotlights)
     writer.selection(played.history.selection)
@@ -288,14 +299,15 @@ def _write(run: Run, summary: dict[str, Any], played: Played) -> None:
         writer.table(uncertain.SHIFT, list(uncertain.shift_rows(run.plan, found)))
     if played.failures:
         writer.table("failures.csv", [failure._asdict() for failure in played.failures])
+
+
+def _draw(run: Run) -> None:
+    """Draw the figures of the result from its tables."""
+    folder = run.writer.folder
     try:
         if (also := run.request.execution.figures) != "none":
-            figures.draw_all(writer.folder, also)
-            client_figures.draw_all(writer.folder, also)
-            uncertainty_figures.draw_all(writer.folder, also)
+            figures.draw_all(folder, also)
+            client_figures.draw_all(folder, also)
+            uncertainty_figures.draw_all(folder, also)
     except Exception as error:  # a figure must not cost the result
         say(f"warning: the figures could not be drawn ({error}); the data for them are in the result")
-    run.tracker.flush()
-    progress.end(run.folder, "finished", writer.folder)
-    writer.commit()
-    runfolder.clear(run.folder, run.store)

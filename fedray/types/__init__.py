@@ -57,6 +57,7 @@ from fedray.types.errors import (
     for_command_line,
     require,
     suggestion,
+    writing,
 )
 from fedray.types.settings import BEFORE, added, at_its_origin
 
@@ -118,4 +119,5 @@ __all__ = [
     "suggestion",
     "unchanged",
     "whole_upload",
+    "writing",
 ]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import numbers
 import re
 import typing
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from types import UnionType
 from typing import Any, cast
@@ -19,6 +20,16 @@ class FedRayError(Exception):
 
 class RunError(FedRayError):
     """A run that had begun cannot go on. The message names who failed, the reason and the remedy."""
+
+
+@contextlib.contextmanager
+def writing(what: object) -> Generator[None, None, None]:
+    """Turn the OSError of a disk that is full, or of a folder that cannot be written, into a RunError that names it."""
+    try:
+        yield
+    except OSError as error:
+        reason = (error.strerror or first_line(error)).lower()
+        raise RunError(f"{what}: cannot be written ({reason}); free space there and go on with --resume") from None
 
 
 def first_line(error: BaseException) -> str:

@@ -26,6 +26,7 @@ from fedray.arrays import tensor_files, trees
 from fedray.federate.device.host import leaving, moved
 from fedray.federate.messages import File, Saved
 from fedray.federate.storage.checkpoint_files import link, local_path, read_clients, write_clients, write_some
+from fedray.types import writing
 
 
 class Piece(NamedTuple):
@@ -49,7 +50,7 @@ class ClientStates(Protocol):
         ...
 
     def replace(self, round_number: int, ids: Sequence[int], states: Any) -> None:
-        """Keep the states [K, ...] that clients have after a round."""
+        """Keep the states [K, ...] that clients have after a round; raises RunError where the disk refuses them."""
         ...
 
     def piece(self, ids: Iterable[int]) -> Callable[[], Piece]:
@@ -145,13 +146,13 @@ class OnDisk:
             if number < round_number:
                 path.unlink(missing_ok=True)
         self._replaced = [(number, path) for number, path in self._replaced if number >= round_number]
-        folder = self._folder(round_number)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = self._made(round_number)
         for k, i in enumerate(ids):
             if i in self._files and self._files[i][0] != round_number:
                 self._replaced.append((round_number, self._path(*self._files[i])))
             state = trees.tree_map(lambda leaf, k=k: leaf[k : k + 1].cpu(), states)
-            self._files[i] = round_number, write_some(str(folder), [i], state)
+            with writing(folder):
+                self._files[i] = round_number, write_some(str(folder), [i], state)
 
     def piece(self, ids: Iterable[int]) -> Callable[[], Piece]:
         own = tuple(i for i in ids if i in self._files)
@@ -186,13 +187,13 @@ class OnDisk:
     def load(self, saved: Saved) -> None:
         self._files = {}
         self._sweep()
-        folder = self._folder(saved.round)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = self._made(saved.round)
         alone = {file.clients[0]: file for file in saved.files if len(file.clients) == 1}
         here = local_path(saved.folder)
         if here is not None:
             for i in self._ids & alone.keys():
-                link(here / alone[i].name, self._path(saved.round, alone[i]))
+                with writing(folder):
+                    link(here / alone[i].name, self._path(saved.round, alone[i]))
                 self._files[i] = saved.round, alone[i]
         for i, state in read_clients(saved, self._ids - self._files.keys(), self._initial):
             self.replace(saved.round, [i], trees.tree_map(lambda leaf: leaf[None], state))
@@ -205,6 +206,13 @@ class OnDisk:
                 path.unlink()
             if not any(folder.iterdir()):
                 folder.rmdir()
+
+    def _made(self, round_number: int) -> Path:
+        """The folder of a round, which is there by now."""
+        folder = self._folder(round_number)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        return folder
 
     def _folder(self, round_number: int) -> Path:
         return self._root / f"round-{round_number:06d}"
