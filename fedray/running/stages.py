@@ -24,7 +24,7 @@ from fedray.federate.storage.checkpoint_files import Checkpoint
 from fedray.federate.uncertainty import questions
 from fedray.federate.uncertainty import summary as uncertain
 from fedray.federate.uncertainty.reply import Uncertainty
-from fedray.running import extension, progress, runfolder
+from fedray.running import extension, failure_list, progress, runfolder
 from fedray.running.drawing import client_figures, figures, uncertainty_figures
 from fedray.running.log import Log
 from fedray.running.progress import Status
@@ -134,10 +134,11 @@ def begin(run: Run, begun: Checkpoint | None) -> Tally:
     done = len(before)
     if done:
         run.log.write(f"goes on after round {done}")
+    failures = failure_list.begin(run.folder, done)
     go_on = runfolder.command(run.folder)
-    status = Status(run.name, "running", done, run.plan.rounds, {}, 0.0, 0, done or None, go_on)
+    status = Status(run.name, "running", done, run.plan.rounds, {}, 0.0, len(failures), done or None, go_on)
     progress.write(run.folder, status)
-    return Tally(status, time.perf_counter(), before)
+    return Tally(status, time.perf_counter(), before, failures=failures)
 
 
 def account(run: Run, tally: Tally, metrics: RoundMetrics) -> Tally:
@@ -153,6 +154,7 @@ def account(run: Run, tally: Tally, metrics: RoundMetrics) -> Tally:
     _log(run, metrics, values)
     status = _after(run, tally.status, metrics, values, recent)
     progress.write(run.folder, status)
+    failure_list.add(run.folder, metrics.failures)
     failures = (*tally.failures, *metrics.failures)
     return tally._replace(status=status, evaluated=evaluated, failures=failures, recent=recent)
 
@@ -298,7 +300,7 @@ def _write(run: Run, summary: dict[str, Any], played: Played) -> None:
         writer.table(uncertain.RISKS, list(uncertain.risk_rows(found)))
         writer.table(uncertain.SHIFT, list(uncertain.shift_rows(run.plan, found)))
     if played.failures:
-        writer.table("failures.csv", [failure._asdict() for failure in played.failures])
+        writer.table(failure_list.FILE, failure_list.rows(played.failures))
 
 
 def _draw(run: Run) -> None:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -386,3 +387,33 @@ def test_a_note_of_an_older_version_without_a_digest_goes_on(cut: Callable[..., 
     assert note.pop("examples")
     Path("runs/cut/run.json").write_text(json.dumps(note))
     assert launch.main(["--resume", "runs/cut"]) == 0
+
+
+def test_the_failures_before_an_interruption_stay_in_the_table(
+    cut: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Those of rounds that are played again are those of the second time."""
+    honest, calls = checkpoint.write, iter(range(1, 100))
+
+    def write(*words: Any) -> None:
+        if next(calls) in (2, 5, 6):  # rounds 2 and 5; round 5 again
+            raise OSError("the disk\nis full")
+        honest(*words)
+
+    monkeypatch.setattr(checkpoint, "write", write)
+    assert cut([*FAST, "--tracking.uri", "none", "--name", "cut"], 5) == 130
+    assert [row["round"] for row in failures("runs/cut")] == ["2", "5"]
+    with Path("runs/cut/failures.csv").open("a") as file:
+        file.write('6,torn by the "kill')
+    assert launch.main(["--resume", "runs/cut"]) == 0
+    found = failures("runs/cut")
+    assert [(row["round"], row["action"]) for row in found] == [(n, "went on without it") for n in ("2", "5")]
+    assert "the disk, while writing" in found[0]["reason"]
+    assert progress.read(Path("runs/cut")).failures == 2
+    assert launch.main(["--resume", "runs/cut", "--rounds", "7"]) == 0
+    assert failures("runs/cut") == found
+
+
+def failures(folder: str) -> list[dict[str, str]]:
+    with (Path(folder) / "failures.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
