@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from fedray.running.writer import write_table
 from fedray.terminal import bar, check_packages, say
 from fedray.truth import meter, reference, report
 from fedray.truth.problem import PROBLEMS
-from fedray.types import require
+from fedray.types import FedRayError, RunError, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,15 +47,29 @@ def measure(options: Options) -> list[meter.Row]:
     problems = (report.EXACT,) if options.quick else options.problems
     for name in problems:
         reference.check(PROBLEMS[name])
+    claim(options.output)
     sets = 1 if options.quick else options.sets
     with bar("federations", meter.count(problems, sets), "starting") as moved:
         return meter.play(problems, sets, options.processes, moved)
 
 
+def claim(folder: Path) -> None:
+    """Make the folder of the files; raises FedRayError where they could not be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise FedRayError(_unwritten(folder, error)) from None
+
+
+def _unwritten(folder: Path, error: OSError) -> str:
+    return f"--output {folder}: cannot be written ({error.strerror}); choose a folder that can be, with room for files"
+
+
 def keep(options: Options, rows: Sequence[meter.Row]) -> None:
     """Write the files."""
     folder = options.output
-    folder.mkdir(parents=True, exist_ok=True)
     write_table(folder / "table.csv", [report.record(row) for row in rows])
     write_table(folder / "ranks.csv", report.histogram(rows))
     write_json(folder / "truth.json", report.summary(rows, {"sets": options.sets, "quick": options.quick}))
@@ -75,7 +90,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"How far the methods' posteriors are from the exact ones. Problems are\n\n{described}",
         )
         rows = measure(options)
-        keep(options, rows)
+        try:
+            keep(options, rows)
+        except OSError as error:
+            print(report.markdown(rows))  # what took so long to measure is not lost
+            raise RunError(_unwritten(options.output, error)) from None
         print((options.output / "truth.json").read_text().rstrip() if options.json else report.markdown(rows))
         found = report.bars(rows)
         for method, passed in found.items():

@@ -1,6 +1,8 @@
 """The truth meter: closed forms against brute force, posteriors as they are read, and verdicts about known errors."""
 
+import errno
 import json
+import os
 import re
 import sys
 
@@ -202,6 +204,26 @@ def test_tables_files_and_the_figure_show_the_same_rows(tmp_path, monkeypatch, c
     assert "| pvi | 0.0005 | 0.1 | 0.99 | 0.02 | 89.8% | calibrated (50 sets) |" in (tmp_path / "table.md").read_text()
     assert len((tmp_path / "ranks.csv").read_text().splitlines()) == 1 + 2 * calibration.BINS
     assert (tmp_path / "figures" / "ranks.png").stat().st_size > 1000
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_played(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(meter, "play", lambda *_: pytest.fail("played"))
+    (tmp_path / "file").touch()
+    assert main(["--quick", "--output", str(tmp_path / "file/truth")]) == 2
+    assert re.search(r"--output .*file/truth: cannot be written \(Not a directory\); choose", capsys.readouterr().err)
+
+
+def test_a_disk_that_is_full_at_the_end_does_not_cost_the_tables(tmp_path, monkeypatch, capsys):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    rows = [Row("orthogonal", "pvi", Distance(5e-4, 0.1, 0.99, 0.02, 0.898), None, 2.0)]
+    monkeypatch.setattr(meter, "play", lambda *_: rows)
+    monkeypatch.setattr(report, "save_figure", full)
+    assert main(["--quick", "--output", str(tmp_path)]) == 1
+    found = capsys.readouterr()
+    assert "cannot be written (No space left on device)" in found.err
+    assert "| pvi | 0.0005" in found.out
 
 
 @pytest.mark.parametrize("words", [["--problems", "lines"], ["--sets", "0"], ["--processes", "0"]])
