@@ -8,6 +8,7 @@ user's examples into training and test files is undone, like that of all dataset
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,11 @@ def _users(path: Path) -> Iterator[tuple[str, Any, Any]]:
         content = json.load(file)
     if not isinstance(content, dict):
         raise ValueError("it is no JSON object of users and user_data")
+    listed, known = list(map(str, content["users"])), content["user_data"]
+    if twice := [user for user, count in Counter(listed).items() if count > 1]:
+        raise ValueError(f"users lists {twice[0]} twice, and its examples would count twice")
+    if unlisted := sorted(known.keys() - set(listed)):
+        raise ValueError(f"user_data holds {unlisted[0]}, whom users does not list: its examples would be left out")
     for user in content["users"]:
         yield str(user), content["user_data"][user]["x"], content["user_data"][user]["y"]
 

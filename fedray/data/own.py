@@ -55,6 +55,8 @@ def from_columns(columns: Mapping[str, np.ndarray], classes: int | None = None) 
         raise ValueError(f"no column is named {' or '.join(TARGETS)}{hint}the columns are {', '.join(columns)}")
     unnamed = [name for name in columns if not name or name.startswith("Unnamed: ")]
     left_out = {target, CLIENT, *unnamed}
+    if len(columns[target]) == 0:
+        raise ValueError("it has no examples: not one row")
     features = {name: np.asarray(values) for name, values in columns.items() if name not in left_out}
     if not features:
         raise ValueError(f"it has no column but {', '.join(columns)}: there are no inputs")
@@ -165,6 +167,8 @@ def _inputs(x: np.ndarray) -> tuple[np.ndarray, list[str]]:
     notes: list[str] = []
     if x.ndim < 2 or x.dtype.kind not in "iufb":
         raise ValueError(f"x has shape {list(x.shape)} and type {x.dtype}; it takes numbers [N, ...], N examples")
+    if x.size == 0:
+        raise ValueError(f"x has shape {list(x.shape)}: it has no examples, or these have no inputs")
     found = channels_first(x)
     if found is not x:
         notes.append(f"x: images {_sides(x)} have their channels last; they are read as {_sides(found)}")

@@ -123,6 +123,8 @@ def checked_dataset(dataset: Dataset, who: str = "dataset", remedy: str = GIVE) 
     reason = ""
     if not isinstance(x, np.ndarray) or x.ndim < 2 or x.dtype.kind not in "iuf":
         reason = "x is not an array [N, ...] of numbers"
+    elif x.size == 0:
+        reason = f"x has shape {list(x.shape)}: it has no examples, or these have no inputs"
     elif x.dtype.kind == "f" and not np.isfinite(x).all():
         reason = "x holds NaN or infinity"
     elif users is not None and not _numbered(users, len(x)):

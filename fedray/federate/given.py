@@ -20,7 +20,8 @@ def digests(examples: str, partition: Partition | None, layers: nn.Module | None
     that of how it prints itself, with the shapes of its parameters."""
     found = {EXAMPLES: examples} if examples else {}
     if partition is not None:
-        found[OWNERS] = digest((*partition.train, *partition.test))
+        more = () if partition.relabel is None else (partition.relabel,)
+        found[OWNERS] = digest((*partition.train, *partition.test, *partition.validation, *more))
     if layers is not None:
         shapes = [(name, tuple(each.shape)) for name, each in layers.named_parameters()]
         found[LAYERS] = hashlib.sha256(f"{layers}{shapes}".encode()).hexdigest()[:DIGITS]

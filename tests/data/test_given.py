@@ -123,3 +123,16 @@ def test_settings_of_files_are_refused_with_examples_of_ones_own(setting, value)
         make_plan(Experiment(algorithm=FedAvg(), data=data), noise())
     plan = make_plan(Experiment(algorithm=FedAvg(), data=DataConfig(name="given", partition="iid")), noise())
     assert make_plan(plan.cfg, noise()).cfg == plan.cfg  # which has its root
+
+
+def test_owners_that_differ_in_validation_or_wrong_labels_have_other_digests():
+    def owners(**changes):
+        parts = [np.arange(start, start + 40) for start in (0, 40, 80)]
+        partition = Partition(tuple(part[:20] for part in parts), tuple(part[30:] for part in parts))
+        return make_plan(Experiment(algorithm=FedAvg()), noise(), partition._replace(**changes)).digests["data.owners"]
+
+    held = tuple(np.arange(start, start + 10) for start in (20, 60, 100))
+    wrong = np.array([[0, 1]])
+    found = [owners(), owners(validation=held), owners(relabel=wrong), owners(relabel=wrong + 1)]
+    assert len(set(found)) == 4
+    assert found[0] == "001f8c84f41b"  # as it always was

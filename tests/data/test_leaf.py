@@ -142,6 +142,14 @@ DAMAGED = {
     "two widths": (leaf({"a": [([1.0, 2.0], 0)], "b": [([1.0], 1)]}), "from 1 to 2 numbers"),
     "nan": (b'{"users": ["a"], "user_data": {"a": {"x": [[NaN], [1]], "y": [0, 1]}}}', "neither a text nor"),
     "objects": (leaf({"a": [({}, 0), ({}, 1)]}), "where numbers belong"),
+    "a user twice": (
+        b'{"users": ["a", "b", "a"], "user_data": {"a": {"x": [[1]], "y": [0]}, "b": {"x": [[2]], "y": [1]}}}',
+        "lists a twice",
+    ),
+    "a user that is not listed": (
+        b'{"users": ["a"], "user_data": {"a": {"x": [[1], [2]], "y": [0, 1]}, "b": {"x": [[2]], "y": [1]}}}',
+        "user_data holds b, whom users does not list",
+    ),
     "short tweet": (leaf({"a": [(["x", "y"], 0), (["x", "y"], 1)]}), "a list of 2 fields, but its text is the 5th"),
 }
 

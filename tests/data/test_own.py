@@ -11,6 +11,7 @@ import pytest
 from fedray.algorithms.averaging.fedavg import FedAvg
 from fedray.config import DataConfig, Experiment
 from fedray.data import loading, own
+from fedray.data.readers import Dataset
 from fedray.federate.plan import make_plan
 from fedray.types import FedRayError
 
@@ -237,6 +238,7 @@ def test_columns_of_arrays_and_of_texts():
         ({"town": np.array(["Rome", "Bonn", "Oslo"])[KINDS], "a": KINDS, "y": KINDS}, "column town holds 'Rome'"),
         ({"when": KINDS.astype("M8[D]"), "y": KINDS}, "column when holds '1970-01-01'"),
         ({"a": np.array([[1, 2], [3], [4, 5]], object)[KINDS], "y": KINDS}, "a has examples of different shapes"),
+        ({"a": FEATURES[:0, 0], "b": FEATURES[:0, 0], "y": KINDS[:0]}, "it has no examples: not one row"),
         ({"a": np.zeros((N, 2, 2)), "b": KINDS, "y": KINDS}, "column a holds images beside other inputs"),
     ],
 )
@@ -252,6 +254,7 @@ def test_tables_that_are_none_are_refused(columns, reason):
         (b"a,y\n1,2\n1,2,3\n", "line 3 has more values than its header has columns"),
         (b"\xff\xfe\x00", "it is not text in UTF-8"),
         (b"a,y\n1,\n2,3\n", "y lacks 1 of its values"),
+        (b"a,y\n", "it has no examples: not one row"),
         (None, "there is no such file"),
     ],
 )
@@ -355,3 +358,15 @@ def test_a_table_of_small_whole_numbers_holds_features_and_no_pixels():
     byte, long = (own.from_arrays(x.astype(kind), KINDS) for kind in (np.uint8, np.int64))
     assert (byte.scaling, byte.x.dtype, byte.notes) == (None, np.float32, long.notes)
     assert byte.x.tolist() == long.x.tolist() == x.tolist()
+
+
+@pytest.mark.parametrize("shape", [(40, 0), (0, 5)])
+def test_examples_without_numbers_are_refused(tmp_path, shape):
+    path = tmp_path / "mine.npz"
+    x, y = np.zeros(shape), np.arange(shape[0]) % 2
+    np.savez(path, x=x, y=y)
+    reason = rf"x has shape \[{shape[0]}, {shape[1]}\]: it has no examples, or these have no inputs"
+    with pytest.raises(FedRayError, match=rf"mine\.npz: {reason}; give an .npz"):
+        loading.load(DataConfig(name=str(path)))
+    with pytest.raises(FedRayError, match=f"dataset: {reason}; give arrays"):
+        own.given(Dataset(x, y, 2, None))
