@@ -47,9 +47,7 @@ class Note(NamedTuple):
     execution: Execution
     run_id: str | None  # in the tracking store
     package: str = ""  # key of the compiled step that it trains with; empty: none
-    examples: str = (
-        ""  # the plan's digest of the user's own examples; empty: they are not, or an older version noted it
-    )
+    examples: str = ""  # the digest of the user's own; empty: of no other data, nor in older versions
 
 
 def write(folder: Path, note: Note) -> None:
@@ -282,7 +280,7 @@ def given_name(execution: Execution) -> str:
     """The user's name for what is played, or the empty one; raises FedRayError for one that is a path."""
     if execution.name and Path(execution.name).name != execution.name:
         raise FedRayError(f"--name {execution.name}: is not a plain name; use --output for a folder elsewhere")
-    return execution.name
+    return execution.name or ""
 
 
 def name(plan: Plan, execution: Execution) -> str:
