@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from fedray import registry
 from fedray.arrays import philox
 from fedray.arrays.rng import Stream
-from fedray.config import DataConfig, Experiment, differing, override
+from fedray.config import Experiment, override
 from fedray.data import loading, own, papers
 from fedray.data.loading import Dataset
 from fedray.data.partition import Partition, check_given, hold_out_validation, pooled
 from fedray.data.readers import Names
 from fedray.data.scaling import Scaling, of_targets
 from fedray.data.shards import relabelled
+from fedray.federate.given import check_no_files, of_examples
 from fedray.federate.given import digests as digests_of
-from fedray.federate.given import of_examples
 from fedray.federate.measures import metrics, regression
 from fedray.federate.measures.tasks import CLASSIFICATION, REGRESSION, Task
 from fedray.nets import network
@@ -331,7 +331,7 @@ def make_plan(
         )
     given = None if dataset is None else own.given(dataset)
     if given is not None and cfg.data.name == own.GIVEN:
-        _check_no_files(cfg.data)
+        check_no_files(cfg.data)
     cfg = resolve(_named_as_given(cfg, given, partition, layers))
     algorithm, selection = _methods(cfg)
     dataset = loading.load(cfg.data) if given is None else given
@@ -376,14 +376,6 @@ def _named_as_given(
         clients = len(dataset.names.users) if cfg.clients is None else cfg.clients
         cfg = override(cfg, {"data.partition": "natural", "clients": clients})
     return cfg
-
-
-def _check_no_files(cfg: DataConfig) -> None:
-    """Raise FedRayError for settings that decide which examples of a file there are: the caller's are all taken."""
-    usual = loading.absolute_paths(DataConfig(name=own.GIVEN))  # root is among the settings of a finished run
-    for name in differing(loading.files(loading.absolute_paths(cfg)), usual):
-        remedy = "leave it out with data of your own"
-        require(False, f"data.{name}", getattr(cfg, name), "is for data in files", remedy)
 
 
 def _dealt(cfg: Experiment, dataset: Dataset, partition: Partition | None) -> Partition:
