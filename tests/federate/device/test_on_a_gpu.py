@@ -2,13 +2,15 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.testing import assert_close
 
 from fedray.arrays import philox, trees
 from fedray.federate.device import host
 from fedray.federate.device.memory import GpuMemory
 from fedray.federate.in_process import LocalCohort, LocalFederation
-from tests.helpers import ALGORITHMS, differing, federated_plan, gathering
+from fedray.federate.plan import make_plan
+from tests.helpers import ALGORITHMS, differing, experiment, federated_plan, gathering
 
 pytestmark = [
     pytest.mark.gpu,
@@ -50,7 +52,7 @@ def test_a_round_on_a_gpu_is_that_on_a_cpu_up_to_rounding(name, backend):
         played = [reply for number in (1, 2, 3) for reply in cohort.train(number, ids, down)]
         reasons = {failure.kind for reply in played for failure in reply.failures}
         assert reasons <= ({"graph"} if name in UNRECORDED else set())
-        return trees.leaves(played[0].ups)
+        return trees.leaves(played[0].up)
 
     for one, other in zip(uploads(backend, "cuda"), uploads("vmap", "cpu"), strict=True):
         assert (one - other).norm() <= 1e-2 * max(other.norm(), 1)
@@ -59,8 +61,9 @@ def test_a_round_on_a_gpu_is_that_on_a_cpu_up_to_rounding(name, backend):
 @pytest.mark.parametrize("convolutional", [False, True])
 def test_the_same_run_has_the_same_bits_again(convolutional):
     """Convolutions, too: their gradients are added in one order."""
-    settings = {"model.name": "cnn"} if convolutional else {}
-    plan = federated_plan("pfedbayes", ROUNDS | settings)
+    shape = [nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 6 * 6, 10)]
+    network = nn.Sequential(*shape) if convolutional else None
+    plan = make_plan(experiment("pfedbayes", ROUNDS), layers=network)
     first, second = (final(plan, "graph", "cuda") for _ in range(2))
     assert differing(first, second) == []
 
