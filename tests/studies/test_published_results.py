@@ -183,6 +183,9 @@ def test_a_repeated_run_is_judged_by_its_bits_or_by_the_deviation() -> None:
     assert not verify.judge(seeds[0], seeds[0]._replace(digest="other"), seeds).same
     assert not verify.judge(seeds[0], seeds[0]._replace(metrics={"global/accuracy": 0.91}), seeds).same
     assert not verify.judge(seeds[0], seeds[0]._replace(metrics={}, machine="arm"), seeds).same
+    told = verify.judge(seeds[0], seeds[0]._replace(metrics={"global/accuracy": 0.9 + 2e-16}), seeds)
+    assert (told.same, "1 of 1 metrics differ by less than 1e-12" in told.text) == (True, True)
+    assert not verify.judge(seeds[0], seeds[0]._replace(metrics={}), seeds).same
     near = seeds[0]._replace(digest="other", metrics={"global/accuracy": 0.919}, machine="arm")
     assert verify.judge(seeds[0], near, seeds).same
     assert not verify.judge(seeds[0], near._replace(metrics={"global/accuracy": 0.921}), seeds).same

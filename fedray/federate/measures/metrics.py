@@ -59,8 +59,8 @@ def evaluate(log_probs: Tensor, y: Tensor, shares: Tensor | None = None) -> Eval
 def class_nll(log_probs: Tensor, y: Tensor, shares: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """(their number, Σ -log p̄(y)) of the examples of each class [C], of draws [M, B, C] and labels [B]."""
     losses = -log_average(log_probs.double(), shares).gather(-1, y[:, None]).squeeze(-1)
-    zero = losses.new_zeros(log_probs.shape[-1])
-    return zero.index_add(0, y, torch.ones_like(losses)), zero.index_add(0, y, losses)
+    classes = log_probs.shape[-1]
+    return sums_by(y, torch.ones_like(losses), classes), sums_by(y, losses, classes)
 
 
 def log_average(log_probs: Tensor, shares: Tensor | None = None) -> Tensor:
@@ -79,7 +79,23 @@ def expected_entropy(log_probs: Tensor, shares: Tensor | None = None) -> Tensor:
 
 def _by_bin(confidence: Tensor, value: Tensor) -> Tensor:
     bin_of = ((confidence * BINS).ceil().long() - 1).clamp(0, BINS - 1)
-    return torch.zeros(BINS, dtype=torch.float64, device=value.device).index_add_(0, bin_of, value)
+    return sums_by(bin_of, value, BINS)
+
+
+def sums_by(group: Tensor, value: Tensor, groups: int) -> Tensor:
+    """Σ of the values [B] of each group [groups]; ``group`` [B] counts from 0.
+
+    On a GPU ``index_add`` adds in any order, and the same run would have other bits each time.
+    """
+    if value.is_cuda:
+        return in_one_order(group, value, groups)
+    return value.new_zeros(groups).index_add(0, group, value)
+
+
+def in_one_order(group: Tensor, value: Tensor, groups: int) -> Tensor:
+    """The same, of a matrix of the values [groups, B] with 0 where an example is of another group."""
+    members = group == torch.arange(groups, device=group.device)[:, None]
+    return torch.where(members, value, 0.0).sum(-1)
 
 
 def pooled(stats: StatsT) -> StatsT:

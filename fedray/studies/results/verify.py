@@ -20,6 +20,7 @@ from fedray.studies.results.data import Line
 from fedray.types import FedRayError, require
 
 DEVIATIONS = 2  # of a cell's sample standard deviation over seeds, within which another kind of machine may be
+ROUNDING = 1e-12  # of metrics of the same states whose sums were added in another order
 TIMES = ("time/", "comm/")
 
 
@@ -91,6 +92,9 @@ def judge(line: Line, played: Line, lines: Sequence[Line]) -> Answer:
     differing = [name for name in names if played.metrics.get(name) != line.metrics[name]]
     if played.digest == line.digest and not differing:
         return Answer(True, "the same to the bit: the states of server and clients, and every metric")
+    if played.digest == line.digest and all(_near(played.metrics.get(name), line.metrics[name]) for name in differing):
+        count = f"{len(differing)} of {len(names)} metrics differ by less than {ROUNDING:g}"
+        return Answer(True, f"the states of server and clients are the same to the bit; {count}")
     if played.machine == line.machine:
         what = f"{len(differing)} of {len(names)} metrics differ, such as {differing[0]}" if differing else "the states"
         return Answer(False, f"not the same to the bit, on the same kind of machine ({what})")
@@ -99,6 +103,10 @@ def judge(line: Line, played: Line, lines: Sequence[Line]) -> Answer:
     if far:
         return Answer(False, f"farther off than {DEVIATIONS} deviations in {', '.join(far)}; {where}")
     return Answer(True, f"within {DEVIATIONS} deviations, on another kind of machine; {where}")
+
+
+def _near(one: float | None, other: float) -> bool:
+    return one is not None and abs(one - other) < ROUNDING
 
 
 def _accuracy(name: str) -> bool:

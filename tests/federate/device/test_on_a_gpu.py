@@ -9,6 +9,7 @@ from fedray.arrays import philox, trees
 from fedray.federate.device import host
 from fedray.federate.device.memory import GpuMemory
 from fedray.federate.in_process import LocalCohort, LocalFederation
+from fedray.federate.measures import metrics
 from fedray.federate.plan import make_plan
 from tests.helpers import ALGORITHMS, differing, experiment, federated_plan, gathering
 
@@ -66,6 +67,15 @@ def test_the_same_run_has_the_same_bits_again(convolutional):
     plan = make_plan(experiment("pfedbayes", ROUNDS), layers=network)
     first, second = (final(plan, "graph", "cuda") for _ in range(2))
     assert differing(first, second) == []
+
+
+def test_calibration_has_the_same_bits_again():
+    """Bins of a thousand examples each, whose confidences atomic additions would sum in any order."""
+    generator = torch.Generator().manual_seed(0)
+    log_probs = (3 * torch.randn(1, 30_000, 5, generator=generator)).log_softmax(-1).cuda()
+    y = torch.randint(5, (30_000,), generator=generator).cuda()
+    first, *others = (metrics.evaluate(log_probs, y) for _ in range(20))
+    assert all(differing(first, other) == [] for other in others)
 
 
 def test_a_graph_is_recorded_and_replayed():

@@ -154,6 +154,13 @@ def test_a_bin_of_few_examples_can_decide_the_largest_error_alone():
     assert ece == pytest.approx((1.0 + 99 * (90 / 99 - 0.85)) / 100)
 
 
+def test_sums_in_one_order_are_those_of_any_order_and_of_groups_without_members_0():
+    group, value = torch.tensor([3, 0, 3, 1, 3]), torch.tensor([0.1, -2.0, 0.7, 4.0, 1.1]).double()
+    expected = torch.tensor([-2.0, 4.0, 0.0, 1.9, 0.0]).double()
+    assert_close(metrics.in_one_order(group, value, 5), expected)
+    assert_close(metrics.sums_by(group, value, 5), expected)
+
+
 def test_losses_by_class_add_up_to_the_loss():
     count, losses = metrics.class_nll(LOG_P, Y)
     assert count.tolist() == [(c == Y).sum() for c in range(4)]
