@@ -181,13 +181,18 @@ class Model:
         return x
 
     def features(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
-        """What the head is given for inputs x [B, ...], under the layers' weights and biases."""
+        """What the last layer below the head makes of inputs x [B, ...], without its activation.
+
+        Pooling and reshaping behind it are kept. ``parts`` are the layers' weights and biases.
+        """
         if own_module(self) is not None:
             raise FedRayError("network: your module does not say what its head is given; give an nn.Sequential")
         weights = iter(parts)
-        head = max(place for place, layer in enumerate(self.layers) if isinstance(layer, PARAMETRIC))
-        for layer in self.layers[:head]:
-            x = _apply(layer, x, weights)
+        *below, head = (place for place, layer in enumerate(self.layers) if isinstance(layer, PARAMETRIC))
+        last = max(below, default=0)
+        for place, layer in enumerate(self.layers[:head]):
+            if place <= last or not _activation(layer):
+                x = _apply(layer, x, weights)
         return x
 
     def apply(self, theta: Tensor, x: Tensor) -> Tensor:
@@ -344,6 +349,10 @@ def _shapes(name: str, layer: nn.Module) -> tuple[tuple[int, ...], ...]:
     if isinstance(layer, nn.Linear):
         return (layer.in_features, layer.out_features), (layer.out_features,)
     return tuple(layer.weight.shape), (layer.out_channels,)
+
+
+def _activation(layer: nn.Module) -> bool:
+    return type(layer).__module__ == nn.ReLU.__module__
 
 
 def _apply(layer: nn.Module, x: Tensor, weights: Iterator[Tensor]) -> Tensor:

@@ -40,6 +40,27 @@ def test_the_dnn_leaks_a_tenth_of_what_is_negative():
     assert_close(model.apply(theta, x), torch.where(a > 0, a, 0.1 * a) @ w2 + b2)
 
 
+def test_features_are_what_the_layer_below_the_head_gives_before_its_activation():
+    model = built("dnn", (2, 3), 4, hidden=(5, 7))
+    theta, x = model.init(Stream(0, "server")), Stream(0, "x").normal([6, 2, 3])
+    parts = model.split(theta)
+    w1, b1, w2, b2, *_ = parts
+    first = functional.leaky_relu(x.flatten(1) @ w1 + b1, 0.1)
+    assert_close(model.features(parts, x), first @ w2 + b2)
+
+
+def test_features_of_convolutions_are_pooled():
+    model = built("vgg", (3, 32, 32), 10)
+    parts = model.split(model.init(Stream(0, "server")))
+    z = model.features(parts, Stream(0, "x").normal([2, 3, 32, 32]))
+    assert z.shape == (2, 128)
+    assert (z < 0).any()
+    assert_close(
+        model.apply(model.init(Stream(0, "server")), Stream(0, "x").normal([2, 3, 32, 32])),
+        z.relu() @ parts[-2] + parts[-1],
+    )
+
+
 def test_the_cnn_pools_after_each_convolution():
     """The public Bayesian twin of BPFed lacks the second pooling."""
     model = built("cnn", (3, 32, 32), 10)

@@ -123,7 +123,7 @@ def class_tree(z: Tensor, y: Tensor, weight: Tensor, classes: int) -> Tree:
 
 
 def features(model: Model, parts: Sequence[Tensor], x: Tensor) -> Tensor:
-    """What the head is given, scaled to length 1, [B, D] of inputs x [B, ...]."""
+    """What the layer below the head gives before its activation, scaled to length 1, [B, D] of inputs x [B, ...]."""
     z = model.features(parts, x).flatten(1)
     return z * (z.square().sum(-1, keepdim=True) + 1e-12).rsqrt()
 
