@@ -186,13 +186,13 @@ def test_points_bound_what_a_prediction_costs():
 
 def test_steps_learn_features_that_classify():
     data = shard([0, 1, 2, 3] * 12, spread=1.0)
-    c = ctx(PFedGP(chains=6, lr=0.3), NETS["deep"], 48)
+    c = ctx(PFedGP(chains=6, lr=0.1), NETS["deep"], 48)
     down = pfedgp.server_init(c, Stream(0, "server"))
     local, seen = pfedgp.begin(c, Nothing(), down, data), []
     for k in range(60):
         local, info = pfedgp.step(c, local, data, Stream(k, "noise").normal(pfedgp.noise_shape(c)))
         seen.append(float(info.nll))
-    assert sum(seen[-10:]) < 0.8 * sum(seen[:10])
+    assert sum(seen[-10:]) < 0.6 * sum(seen[:10])
     _, up = pfedgp.finish(c, local, data)
     body = NETS["deep"].slices["body"]
     assert up.theta.shape == down.theta.shape == (body.stop,)
@@ -232,6 +232,19 @@ def test_convolutions_train_alike_alone_and_stacked():
     loop, stack = (play(plan, [block(plan, backend=backend)])[0] for backend in ("loop", "vmap"))
     assert_close(loop, stack, rtol=1e-3, atol=1e-5)
     assert differing(loop, plan.initial_server())
+
+
+def test_units_that_are_negative_for_every_example_still_learn():
+    """After a ReLU all features would be 0, and no step could change them."""
+    c, data = ctx(), shard([0, 1, 2, 3] * 6)
+    start = pfedgp.server_init(c, Stream(0, "server"))
+    bias = c.model.tensors["layer1.bias"]
+    theta = start.theta.clone()
+    theta[bias] = -100.0
+    local = pfedgp.begin(c, Nothing(), Part(theta), data)
+    assert (pfedgp.features(c.model, c.model.split(local.theta), data.x) < 0).all()
+    _, grad = pfedgp.objective(c, local, data, Stream(0, "noise").normal(pfedgp.noise_shape(c)))
+    assert (grad[bias] != 0).all()
 
 
 def test_a_network_without_features_is_refused():
