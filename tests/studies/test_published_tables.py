@@ -5,7 +5,6 @@ from __future__ import annotations
 from fedray.compare.published import Published
 from fedray.studies.named import STUDIES
 from fedray.studies.results import printed, tables
-from fedray.studies.results.table import MORE
 
 
 def test_every_published_table_is_of_a_study_and_has_claims_of_its_cells() -> None:
@@ -31,7 +30,7 @@ def test_only_rows_of_claims_have_more_seeds_and_they_have_all_of_them() -> None
         seeds: dict[str, set[int]] = {}
         for run in table.runs().values():
             seeds.setdefault(run.cell, set()).add(run.experiment.seed)
-        more = {cell for cell, found in seeds.items() if found == set(range(MORE))}
+        more = {cell for cell, found in seeds.items() if found == set(range(table.more_seeds))}
         assert all(seeds[cell] == set(range(table.seeds)) for cell in seeds.keys() - more), table.title
         assert more <= {name for claim in printed.claims(table) for name in (claim.better, claim.worse)}, table.title
         assert len(more) >= len(table.more), table.title

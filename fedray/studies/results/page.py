@@ -12,7 +12,7 @@ from fedray.studies.results import figures, judgement, missing, printed, why
 from fedray.studies.results.data import WORDS
 from fedray.studies.results.rows import KINDS, Row, Verdict
 from fedray.studies.results.sections import Judged, Section, sections_of
-from fedray.studies.results.table import MORE, Table
+from fedray.studies.results.table import Table
 
 PAGE = "README.md"
 COLUMNS = (
@@ -206,7 +206,7 @@ def _text(section: Section, paragraphs: Mapping[tuple[str, ...], str]) -> str:
     played += f" and in each of the last {table.eval_last}" if table.eval_last else ""
     parts.append(f"`{_command(table, table.seeds, table.only)}`: {played}. {table.protocol}\n")
     if table.more:
-        parts.append(f"`{_command(table, MORE, table.more)}`: {_more(section)}\n")
+        parts.append(f"`{_command(table, table.more_seeds, table.more)}`: {_more(section)}\n")
     if table.registered:
         parts.append(f"**Registered.** {table.registered}\n")
     if not found:

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from fedray.studies.agenda import Options, PlannedRun, plan_runs
 from fedray.studies.results.data import BEST
 
-MORE = 6  # seeds of the rows of claims that a table's first seeds left open
+MORE = 6  # seeds, as a rule, of the rows of claims that a table's first seeds left open
 
 
 class Claim(NamedTuple):
@@ -43,7 +43,8 @@ class Table(NamedTuple):
     within_rows: bool = False  # whether bold is the best of each method, and not of the column
     only: tuple[str, ...] = ()
     size: Literal["small", "medium", "large", "all"] = "all"
-    more: tuple[str, ...] = ()  # cells and tags with MORE seeds, for their claims were open with those of the table
+    more: tuple[str, ...] = ()  # cells and tags with more seeds, for their claims were open with those of the table
+    more_seeds: int = MORE
     eval_last: int = 0  # how many of the last rounds are all evaluated
     registered: str = ""  # hypothesis, statistic and decision, written down before the first run
     fitted: bool = False  # whether readings of its protocol were chosen by the figures that it is compared with
@@ -73,7 +74,7 @@ class Table(NamedTuple):
         return self.runs().keys() | self._replace(eval_last=0).runs().keys()
 
     def further(self) -> Mapping[str, PlannedRun]:
-        """Those that only the rows with MORE seeds have."""
+        """Those that only the rows with more seeds have."""
         first = self._replace(more=()).runs()
         return {fingerprint: run for fingerprint, run in self.runs().items() if fingerprint not in first}
 
@@ -82,7 +83,8 @@ class Table(NamedTuple):
 def _planned(table: Table) -> Mapping[str, PlannedRun]:
     planned = plan_runs(table.study, table.options()).runs
     if table.more:
-        planned += plan_runs(table.study, dataclasses.replace(table.options(), seeds=MORE, only=table.more)).runs
+        options = dataclasses.replace(table.options(), seeds=table.more_seeds, only=table.more)
+        planned += plan_runs(table.study, options).runs
     return {run.fingerprint: run for run in planned}
 
 

@@ -79,5 +79,7 @@ TABLES = (
         ),
         (APPENDIX,),
         only=("fmnist-mclr", "fmnist-dnn"),
+        more=("fmnist-mclr-10", "fmnist-mclr-50"),
+        more_seeds=7,
     ),
 )

@@ -117,5 +117,7 @@ TABLES = (
         4,
         10,
         (*CLAIMS, *NETWORK),
+        more=("hip", "uniform"),
+        more_seeds=12,
     ),
 )
