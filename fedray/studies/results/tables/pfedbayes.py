@@ -37,8 +37,8 @@ TABLE1 = (
 )
 AS_TABLE1 = "The protocol is that of [Table 1, MNIST small](#pfedbayes-table-1-mnist-small)."
 QUARTER = (
-    "No paper has these figures: pFedBayes' prints none after a quarter of its rounds. Methods that it lacks stand beside "
-    "its own. The protocol is otherwise that of [Table 1, MNIST small](#pfedbayes-table-1-mnist-small)."
+    "No paper has these figures: pFedBayes' prints none after a quarter of its rounds. Methods that it lacks stand "
+    "beside its own. The protocol is otherwise that of [Table 1, MNIST small](#pfedbayes-table-1-mnist-small)."
 )
 TUNING = f"{AS_TABLE1} The rows are the paper's: no rate is chosen here, but the readings of that protocol were."
 EQUAL_STEPS = (
