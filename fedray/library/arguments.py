@@ -52,7 +52,9 @@ def asked(
         raise FedRayError(f"model={model!r}: is no network; give a name, a ModelConfig or a torch.nn.Module")
     if isinstance(partition, str):
         data_cfg = override(data_cfg, {"partition": partition})
-    parts = _Parts(_algorithm(algorithm), Experiment(), data_cfg, model_cfg, _execution(settings))
+    algorithm = _algorithm(algorithm)
+    experiment = override(Experiment(), registry.algorithm_of(algorithm).defaults)
+    parts = _Parts(algorithm, experiment, data_cfg, model_cfg, _execution(settings))
     parts = parts.set({name: value for name, value in settings.items() if name not in ("tracking", "checkpoint")})
     cfg = override(parts.experiment, {"algorithm": parts.algorithm, "data": parts.data, "model": parts.model})
     names: tuple[str, ...] = ()
@@ -110,7 +112,7 @@ def _algorithm(algorithm: Any) -> Any:
     """The settings of an algorithm, given by name or by themselves."""
     if isinstance(algorithm, str):
         return registry.pick(registry.algorithms(), "`algorithm`", algorithm).config()
-    if not dataclasses.is_dataclass(algorithm) or isinstance(algorithm, type):
+    if type(algorithm) not in [record.config for record in registry.algorithms().values()]:
         known = ", ".join(registry.algorithms())
         raise FedRayError(f"algorithm={algorithm!r}: is no algorithm; give a name ({known}) or its settings")
     return algorithm

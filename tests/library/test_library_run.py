@@ -14,9 +14,10 @@ from sklearn.metrics import log_loss
 from torch import nn
 
 import fedray
-from fedray import launch
+from fedray import launch, registry
 from fedray.algorithms.averaging.fedavg import FedAvg
 from fedray.library.errors import translated
+from tests.helpers import ALGORITHMS
 
 QUICK = {"rounds": 2, "local_steps": 2, "hidden": (8,)}
 DIGITS = load_digits()
@@ -52,6 +53,16 @@ def test_the_bits_are_those_of_the_command_line(tmp_path):
         assert (tmp_path / "launch" / name).read_bytes() == (tmp_path / "run" / name).read_bytes(), name
     rows = [list(csv.DictReader((tmp_path / folder / "metrics.csv").open())) for folder in ("launch", "run")]
     assert without_times(rows[0]) == without_times(rows[1])
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_what_a_method_changes_of_the_experiment_holds_here_too(name):
+    """Such as minibatches of 50 for BPFed: the settings are those of the command line, by name or as an object."""
+    record = registry.algorithms()[name]
+    settings = {"model": "mlp", "clients_per_round": 10} if name == "svgd" else {}
+    for algorithm in (name, record.config()):
+        cfg = fedray.run(algorithm, play=False, **settings).plan.cfg
+        assert {field: getattr(cfg, field) for field in record.defaults} == dict(record.defaults)
 
 
 def test_the_results_are_frames_of_rounds_and_clients(finished):
