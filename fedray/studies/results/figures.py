@@ -155,12 +155,12 @@ def advantages(claims: Sequence[Judged]) -> Figure | None:
     if not panels:
         return None
     letters = max(len(_ordering(judged)) for judged in claims)
-    figure = canvas(5.2 + LETTER * letters, 0.8 + sum(0.7 + ROW * len(panel) for panel in panels.values()))
+    figure = canvas(5.2 + LETTER * letters, 0.8 + sum(0.85 + ROW * len(panel) for panel in panels.values()))
     heights = [len(panel) + 1 for panel in panels.values()]
     axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
     for ax, (measure, panel) in zip(axes, panels.items(), strict=True):
         _draw_claims(ax, panel)
-        ax.set_xlabel(f"better by: {measure}")
+        ax.set_xlabel(f"better by: {measure}".replace(", ", "\n", 1))  # of which evaluations, in a line of its own
     add_legend(figure, axes, ncols=4)
     return figure
 
