@@ -103,19 +103,8 @@ TABLES = (
     _table1("MNIST", "medium"),
     _table1("FMNIST", "medium"),
     _table1("MNIST", "large"),
-    Table(
-        "table1-cifar10",
-        "pFedBayes, Table 1: CIFAR-10 small",
-        AS_TABLE1,
-        800,
-        20,
-        3,
-        sources=("pFedBayes, Table 1",),
-        best=LATE,
-        eval_last=100,
-        bold=ACCURACY,
-        only=("pfedbayes", "fedavg", "pfedme"),
-        size="small",
+    _table1("CIFAR10", "small")._replace(
+        title="pFedBayes, Table 1: CIFAR-10 small", only=("pfedbayes", "fedavg", "pfedme"), fitted=False
     ),
     Table(
         "table1-cifar10",
