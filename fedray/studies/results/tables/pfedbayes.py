@@ -103,6 +103,7 @@ TABLES = (
     _table1("MNIST", "medium"),
     _table1("FMNIST", "medium"),
     _table1("MNIST", "large"),
+    _table1("FMNIST", "large"),
     _table1("CIFAR10", "small")._replace(
         title="pFedBayes, Table 1: CIFAR-10 small", only=("pfedbayes", "fedavg", "pfedme"), fitted=False
     ),
