@@ -61,7 +61,7 @@ ZETA = (  # "increasing ζ can improve the test accuracy of the global model and
     *claimed("pFedBayes, B.1", "personal/accuracy", "zeta=0.5", "zeta=20"),
 )
 OPEN = {
-    ("FMNIST", "small"): ("pfedbayes", "per_fedavg", "fedprox", "fedavg", "pfedme"),
+    ("FMNIST", "small"): ("pfedbayes", "per_fedavg", "fedprox", "fedavg", "pfedme", "pfedgp"),
     ("MNIST", "medium"): ("pfedbayes", "fedprox", "pfedme", "fedavg"),
     ("FMNIST", "medium"): ("pfedbayes", "fedprox", "pfedme", "per_fedavg", "fedavg"),
 }

@@ -59,7 +59,7 @@ UNEQUAL = (
 LATER = "The same partition after 100 rounds, as in `selection`. Registered as secondary, with the table above."
 
 TABLES = (
-    Table("selection", "Client selection: Covertype 1:9, 30 clients", COVERTYPE, 100, 2, 40, CLAIMS),
+    Table("selection", "Client selection: Covertype 1:9, 30 clients", COVERTYPE, 100, 2, 100, CLAIMS),
     Table("selection-120", "Client selection: Covertype 1:9, 120 clients", COVERTYPE, 100, 2, 40, CLAIMS),
     Table(
         "selection-rare",
