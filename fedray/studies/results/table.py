@@ -43,7 +43,7 @@ class Table(NamedTuple):
     within_rows: bool = False  # whether bold is the best of each method, and not of the column
     only: tuple[str, ...] = ()
     size: Literal["small", "medium", "large", "all"] = "all"
-    more: tuple[str, ...] = ()  # cells and tags with more seeds, for their claims were open with those of the table
+    more: tuple[str, ...] = ()  # cells and tags with more seeds, for those of the table left claims or verdicts open
     more_seeds: int = MORE
     eval_last: int = 0  # how many of the last rounds are all evaluated
     registered: str = ""  # hypothesis, statistic and decision, written down before the first run
