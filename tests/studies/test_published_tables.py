@@ -18,7 +18,7 @@ def test_every_published_table_is_of_a_study_and_has_claims_of_its_cells() -> No
         assert table.sources or not table.bold
     [first] = [table for table in tables.TABLES if table.study == "selection"]
     runs = first.runs().values()
-    assert len({run.name for run in runs}) == 4 * 40
+    assert len({run.name for run in runs}) == 4 * 100
     assert {(run.experiment.rounds, run.experiment.eval_every) for run in runs} == {(100, 2)}
 
 
