@@ -36,7 +36,7 @@ TABLE1 = (
     "distribution, pFedMe five, Per-FedAvg two, and the others one. Methods that the paper lacks have our defaults; "
     "those of FedAMP, FedEM and FedPop were first chosen by accuracies on test data of MNIST small, then checked on "
     "validation examples ([methods](../methods/README.md)). Where three seeds leave a verdict within a tenth of a "
-    "point of its border, on either side, the cell has six: the rule was written down before these were played."
+    "point of its border, on either side, six are planned: the rule was written down before these were played."
     f"{READINGS}"
 )
 AS_TABLE1 = "The protocol is that of [Table 1, MNIST small](#pfedbayes-table-1-mnist-small)."
