@@ -203,13 +203,14 @@ def test_the_tables_of_pfedbayes_follow_public_code_where_the_paper_is_silent() 
     assert (cells["pfedbayes-small"].algorithm.personal_steps, cells["pfedbayes-small"].predict_samples) == (1, 1)
     assert cells["per_fedavg-small"].algorithm.adapt_steps == 2
     heurfedamp = cells["heurfedamp-small"].algorithm
-    assert (heurfedamp.mu, heurfedamp.start, heurfedamp.xi_own) == (1 / 10**4, "own", 0.5)
+    assert (heurfedamp.mu, heurfedamp.sigma, heurfedamp.xi_own) == (0.0, 1.0, 0.5)
+    assert (heurfedamp.start, heurfedamp.predict) == ("u", "u")
     bnfed = cells["bnfed-small"]
     assert (bnfed.algorithm.lr, bnfed.algorithm.prior_variance, bnfed.data.scaling) == (0.5, 1.0, "unit")
     # Tables 2 and 3 have the same protocol
     assert {cell.experiment.predict_samples for cell in STUDIES["table2"]()} == {1}
     of_heurfedamp = [cell.experiment.algorithm for cell in STUDIES["table3"]() if cell.tags == ("heurfedamp",)]
-    assert {(each.mu, each.start) for each in of_heurfedamp} == {(1 / 10**4, "own")}
+    assert {(each.mu, each.sigma, each.predict) for each in of_heurfedamp} == {(0.0, 1.0, "u")}
     assert {cell.experiment.algorithm.adapt_steps for cell in STUDIES["table3"]() if cell.tags == ("per_fedavg",)} == {
         2
     }

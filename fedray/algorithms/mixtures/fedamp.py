@@ -18,7 +18,7 @@ from fedray.algorithms.averaging import fedavg
 from fedray.algorithms.averaging.fedavg import Info, Nothing
 from fedray.arrays.rng import Stream
 from fedray.nets.likelihood import log_probs
-from fedray.types import Algorithm, Batch, Context, LogUniform, check_types, require
+from fedray.types import Algorithm, Batch, Context, LogUniform, added, check_types, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,12 +31,17 @@ class Attracted:
     """Weight μ of the pull towards u; the paper's λ/α_k."""
     start: Literal["u", "own"] = "u"
     """Where local training starts: at u, or at the client's own model."""
+    predict: Literal["own", "u"] = added("own")
+    """Which model a client predicts with: its own, or the u that it was sent last, as in codes that test a model before
+    they train it. Training then starts at u."""
 
     def __post_init__(self) -> None:
         check_types(self)
         require(self.lr > 0, "lr", self.lr, "a learning rate is positive", "try 0.01")
         reason = "a step with lr μ ≥ 2 or μ < 0 moves away from u"
         require(0 <= self.lr * self.mu < 2, "mu", self.mu, reason, f"stay below 2/lr = {2 / self.lr:g}")
+        ok = self.start == "u" or self.predict == "own"
+        require(ok, "predict", self.predict, "a client then keeps no model of its own to start from", "set start to u")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +72,7 @@ class Anchor(NamedTuple):
 
 
 class Own(NamedTuple):
-    """A client's own model: what it keeps between rounds, and what it uploads."""
+    """A client's model: what it keeps between rounds, and what it uploads."""
 
     w: Tensor  # [P]
 
@@ -154,7 +159,7 @@ def step(ctx: Context[Attracted], local: Local, batch: Batch, noise: Tensor) -> 
 
 
 def finish(ctx: Context[Attracted], local: Local, data: Batch) -> tuple[Own, Own]:
-    return Own(local.w), Own(local.w)
+    return Own(local.u if ctx.cfg.predict == "u" else local.w), Own(local.w)
 
 
 def aggregate(ctx: Context[Attracted], server: Server, ids: Sequence[int], ups: Own, n: Tensor) -> Server:

@@ -27,9 +27,10 @@ PROTOCOL: Mapping[str, Mapping[str, Any]] = {
     "pfedme": {"batch_size": MINIBATCH},
     # A model is tested after two steps, of the one rate and of the other.
     "per_fedavg": {"batch_size": MINIBATCH, "algorithm.adapt_steps": 2},
-    # Public codes of FedAMP have λ = 1 and α = 10⁴. With a pull of λ/α, and its own model to start from, a client of
-    # HeurFedAMP trains alone for all that one can tell.
-    "heurfedamp": {"algorithm.mu": 1e-4, "algorithm.start": "own"},
+    # The paper names a rate and α, no pull and no σ, and says that α = 0.1 lets ten clients weigh the same. So a client
+    # starts from its average, as from FedAvg's, and is tested by it: pFedMe's code tests a model before it is trained.
+    # σ is that of public code.
+    "heurfedamp": {"algorithm.mu": 0.0, "algorithm.sigma": 1.0, "algorithm.predict": "u"},
     "bnfed": {"algorithm.prior_variance": 1.0, "algorithm.popularity": 1.0, "data.scaling": "unit"},
     "pfedbayes": {"algorithm.personal_steps": 1, "predict_samples": 1},  # a model is tested by one draw of its weights
 }

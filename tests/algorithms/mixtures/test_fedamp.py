@@ -116,6 +116,19 @@ def test_training_starts_at_the_own_model_or_at_u():
         assert torch.equal(fedamp.begin(of(3, start=start), own, down, examples(3)).w, expected)
 
 
+def test_a_client_predicts_with_its_own_model_or_with_the_u_that_it_was_sent():
+    local = Local(torch.ones(64), torch.zeros(64))
+    for predict, expected in (("own", local.w), ("u", local.u)):
+        kept, sent = fedamp.finish(of(3, predict=predict), local, examples(3))
+        assert torch.equal(kept.w, expected)
+        assert torch.equal(sent.w, local.w)
+
+
+def test_who_keeps_no_own_model_cannot_start_from_it():
+    with pytest.raises(FedRayError, match=r"predict.*no model of its own.*start to u"):
+        FedAMP(predict="u", start="own")
+
+
 def test_without_a_pull_every_client_is_alone():
     plan = small_plan("fedamp", {"algorithm.mu": 0.0, "algorithm.start": "own"})
     alone = small_plan("fedper", {"algorithm.personal": ("body", "head")})

@@ -84,3 +84,16 @@ def test_where_all_models_weigh_the_same_it_is_fedprox():
 def test_a_share_outside_of_its_range_is_refused(share):
     with pytest.raises(FedRayError, match="xi_own"):
         HeurFedAMP(xi_own=share)
+
+
+def test_tested_by_u_it_is_fedavg_before_its_clients_train():
+    """σ = 0, ξ_ii = 1/N, no pull: the u that clients keep is FedAvg's model of the round before."""
+    common = {"clients_per_round": 6, "algorithm.lr": 0.05}
+    ours = {"algorithm.sigma": 0.0, "algorithm.xi_own": 1 / 6, "algorithm.mu": 0.0, "algorithm.predict": "u"}
+    plan = small_plan("heurfedamp", common | ours)
+    average = small_plan("fedavg", common | {"algorithm.weighting": "uniform"})
+    _, states, _ = play(plan, [block(plan)], (EVERYONE, EVERYONE))
+    before, *_ = play(average, [block(average)], (EVERYONE,))
+    after, *_ = play(average, [block(average)], (EVERYONE, EVERYONE))
+    assert_close(states.w, before.theta.expand_as(states.w), rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(states.w, after.theta.expand_as(states.w), rtol=1e-5, atol=1e-6)
