@@ -10,8 +10,8 @@ from fedray.studies.results.table import Table, asked, claimed
 ACCURACY = ("personal/accuracy", "global/accuracy")
 READINGS = """
 
-**Six readings were chosen on test data**, because seed 0 came nearer to printed figures of MNIST or, for the first and
-the last, FMNIST:
+**Six readings were chosen on test data**, because seed 0 came nearer to printed figures of MNIST or, for the first, of
+FMNIST:
 
 1. pFedBayes takes one step of its posterior per minibatch; our default and public code take five.
 2. Its models are tested by one draw of their weights. Large fits ten draws better, and some rows of Table 2 may.
