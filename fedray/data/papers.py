@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 
 from fedray import registry
@@ -10,7 +12,7 @@ from fedray.data import loading
 from fedray.data.own import GIVEN, PIXEL
 from fedray.data.partition import Partition, checked_users, fault
 from fedray.data.readers import Dataset
-from fedray.data.records import DealSettings, PartitionRecord, Protocol
+from fedray.data.records import PARTICULAR, DealSettings, PartitionRecord, Protocol
 from fedray.data.scaling import within
 from fedray.types import require
 
@@ -108,8 +110,7 @@ def deal(cfg: Experiment, dataset: Dataset, rng: np.random.Generator) -> Partiti
     assert cfg.clients is not None, "the number of clients is known before the examples are dealt"
     assert own.labels_per_client is not None
     assert own.test_fraction is not None
-    reason, remedy = "only the lognormal partition has seeds to mislabel", "leave it out, or `data.partition=lognormal`"
-    require(record.mislabels or not own.label_bug, "data.label_bug", own.label_bug, reason, remedy)
+    _check_read(own, record)
     reason, remedy = "it deals by labels, and the targets are real numbers", "choose dirichlet, iid or natural"
     require(record.real or not dataset.real, "data.partition", own.partition, reason, remedy)
     settings = DealSettings(cfg.clients, own.labels_per_client, own.test_fraction, own, protocol(own))
@@ -119,6 +120,17 @@ def deal(cfg: Experiment, dataset: Dataset, rng: np.random.Generator) -> Partiti
     reason = f"it deals to {len(partition.train)} clients, and {cfg.clients} are asked for"
     require(len(partition.train) == cfg.clients, "data.partition", own.partition, reason, remedy)
     return partition
+
+
+def _check_read(cfg: DataConfig, record: PartitionRecord) -> None:
+    """Raise FedRayError for a setting that was changed and that this partition does not read."""
+    for field in fields(cfg):
+        value = getattr(cfg, field.name)
+        unread = record.reads is not None and field.name in PARTICULAR and field.name not in record.reads
+        able = [name for name, other in registry.partitions().items() if field.name in (other.reads or ())]
+        reason = f"the {cfg.partition} partition, which deals these examples, does not read it"
+        remedy = f"leave it out, or choose {' or '.join(f'`data.partition={name}`' for name in able)}"
+        require(not unread or value == field.default, f"data.{field.name}", value, reason, remedy)
 
 
 def describe(cfg: DataConfig) -> str:

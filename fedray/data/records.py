@@ -79,6 +79,16 @@ def no_remarks(dataset: Dataset, partition: Partition) -> tuple[str, ...]:
     return ()
 
 
+PARTICULAR = (
+    "majority",
+    "alternate",
+    "layout",
+    "label_bug",
+    "size",
+    "alpha",
+)  # settings that not every partition reads
+
+
 class PartitionRecord(NamedTuple):
     """A way to deal the examples of a dataset to clients.
 
@@ -92,5 +102,5 @@ class PartitionRecord(NamedTuple):
     protocol: Protocol | None = None  # of the partition's paper, for datasets that have no protocol for this partition
     remarks: Callable[[Dataset, Partition], tuple[str, ...]] = no_remarks  # what to know before quoting a number
     real: bool = False  # whether it deals examples with real targets, too
-    mislabels: bool = False  # whether it takes --data.label-bug
+    reads: tuple[str, ...] | None = None  # of PARTICULAR; others are refused. None: it does not say, and all are taken
     by_class: bool = False  # whether every client holds --data.labels-per-client classes

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fedray import registry
 from fedray.config import DataConfig, Experiment, override
 from fedray.data import loading, papers
 from fedray.data.datasets import cifar10
@@ -114,11 +115,31 @@ def test_lognormal_sizes_bring_the_federation_of_pfedbred(name, clients, per_rou
     assert (cfg.clients, cfg.clients_per_round, cfg.model.name, cfg.data.labels_per_client) == (30, 3, "mclr", 4)
 
 
-@pytest.mark.parametrize("partition", ["labels", "dirichlet", "iid"])
-def test_only_lognormal_partitions_have_seeds_to_mislabel(partition):
-    cfg = experiment(10, partition=partition, label_bug=True)
-    with pytest.raises(FedRayError, match=r"data.label_bug True: .*`data.partition=lognormal`"):
+@pytest.mark.parametrize(
+    ("partition", "setting", "value", "able"),
+    [
+        ("labels", "label_bug", True, ["lognormal"]),
+        ("iid", "label_bug", True, ["lognormal"]),
+        ("labels", "alpha", 0.1, ["dirichlet", "natural"]),
+        ("shards", "alpha", 0.1, ["dirichlet", "natural"]),
+        ("dirichlet", "size", "small", ["labels"]),
+        ("lognormal", "layout", "window", ["labels"]),
+        ("iid", "majority", 3, ["ratio"]),
+        ("natural", "alternate", 3, ["ratio"]),
+    ],
+)
+def test_a_setting_that_the_partition_does_not_read_is_refused(partition, setting, value, able):
+    cfg = experiment(10, partition=partition, **{setting: value})
+    remedy = " or ".join(f"`data.partition={name}`" for name in able)
+    words = f"data.{setting} {value}: the {partition} partition, .*does not read it.* choose {remedy}$"
+    with pytest.raises(FedRayError, match=words):
         papers.deal(cfg, loading.load(DataConfig()), rng())
+
+
+def test_a_partition_that_does_not_say_what_it_reads_takes_everything(monkeypatch):
+    record = registry.partitions()["iid"]._replace(reads=None)
+    monkeypatch.setattr(papers, "partition_record", lambda cfg: record)
+    papers.deal(experiment(10, partition="iid", alpha=0.1), loading.load(DataConfig()), rng())
 
 
 def test_what_one_must_know_of_a_partition_is_said():

@@ -50,5 +50,6 @@ PARTITION = PartitionRecord(
     summary="class shares of a client drawn from Dir(alpha); tenths of a real target count as classes",
     deal=deal,
     describe=describe,
+    reads=("alpha",),
     real=True,
 )

@@ -26,4 +26,4 @@ def describe(cfg: DataConfig, protocol: Protocol) -> str:
     return "iid"
 
 
-PARTITION = PartitionRecord(summary="examples at random", deal=deal, describe=describe, real=True)
+PARTITION = PartitionRecord(summary="examples at random", deal=deal, describe=describe, reads=(), real=True)

@@ -94,5 +94,6 @@ PARTITION = PartitionRecord(
     summary="a few classes per client, exact numbers of examples (pFedBayes)",
     deal=deal,
     describe=describe,
+    reads=("layout", "size"),
     by_class=True,
 )

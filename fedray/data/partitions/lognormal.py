@@ -123,6 +123,6 @@ PARTITION = PartitionRecord(
     describe=describe,
     protocol=Protocol(100, 20, "mlp", labels=3),
     remarks=remarks,
-    mislabels=True,
+    reads=("label_bug",),
     by_class=True,
 )

@@ -49,5 +49,6 @@ PARTITION = PartitionRecord(
     summary="clients are users, or groups of users with sizes drawn from Dir(alpha)",
     deal=deal,
     describe=describe,
+    reads=("alpha",),
     real=True,
 )

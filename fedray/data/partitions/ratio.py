@@ -80,5 +80,8 @@ def describe(cfg: DataConfig, protocol: Protocol) -> str:
 
 
 PARTITION = PartitionRecord(
-    summary="two classes 1:r, the frequent one alternating (client selection)", deal=deal, describe=describe
+    summary="two classes 1:r, the frequent one alternating (client selection)",
+    deal=deal,
+    describe=describe,
+    reads=("majority", "alternate"),
 )

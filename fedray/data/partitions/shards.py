@@ -76,5 +76,6 @@ PARTITION = PartitionRecord(
     describe=describe,
     # For the digits 0-8 (--data.classes 9), in the units of the public code of DSVGD; tested on MNIST's official share.
     protocol=Protocol(27, 1, "mlp", labels=3, scaling="unit", held_out=1 / 7),
+    reads=(),
     by_class=True,
 )
