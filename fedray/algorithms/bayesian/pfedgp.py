@@ -239,8 +239,12 @@ def _rows(batch: Batch, start: int) -> Batch:
 
 
 def labelled(tree: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The node and κ of every example at every level [L, n]; κ of padding is 0."""
-    return tree.node[:, batch.y], tree.side[:, batch.y] * batch.weight
+    """The node and κ of every example at every level [L, n]; κ of padding is 0.
+
+    By gather: a stack's rows then lie in memory as a client's alone do, and matrix products give the same bits.
+    """
+    at = batch.y.expand(len(tree.node), -1)
+    return tree.node.gather(1, at), tree.side.gather(1, at) * batch.weight
 
 
 def finish(ctx: Context[PFedGP], local: Local, data: Batch) -> tuple[Nothing, Part]:
