@@ -110,7 +110,9 @@ def deal(cfg: Experiment, dataset: Dataset, rng: np.random.Generator) -> Partiti
     assert cfg.clients is not None, "the number of clients is known before the examples are dealt"
     assert own.labels_per_client is not None
     assert own.test_fraction is not None
-    _check_read(own, record)
+    reason, remedy = "only the lognormal partition has seeds to mislabel", "leave it out, or `data.partition=lognormal`"
+    taken = not own.label_bug or record.reads is None or "label_bug" in record.reads
+    require(taken, "data.label_bug", own.label_bug, reason, remedy)
     reason, remedy = "it deals by labels, and the targets are real numbers", "choose dirichlet, iid or natural"
     require(record.real or not dataset.real, "data.partition", own.partition, reason, remedy)
     settings = DealSettings(cfg.clients, own.labels_per_client, own.test_fraction, own, protocol(own))
@@ -122,15 +124,20 @@ def deal(cfg: Experiment, dataset: Dataset, rng: np.random.Generator) -> Partiti
     return partition
 
 
-def _check_read(cfg: DataConfig, record: PartitionRecord) -> None:
-    """Raise FedRayError for a setting that was changed and that this partition does not read."""
+def _unread(cfg: DataConfig, record: PartitionRecord) -> list[str]:
+    """What to say of settings that were changed and that this partition does not read."""
+    said = []
     for field in fields(cfg):
         value = getattr(cfg, field.name)
-        unread = record.reads is not None and field.name in PARTICULAR and field.name not in record.reads
+        if record.reads is None or field.name not in PARTICULAR or field.name in record.reads or value == field.default:
+            continue
         able = [name for name, other in registry.partitions().items() if field.name in (other.reads or ())]
-        reason = f"the {cfg.partition} partition, which deals these examples, does not read it"
-        remedy = f"leave it out, or choose {' or '.join(f'`data.partition={name}`' for name in able)}"
-        require(not unread or value == field.default, f"data.{field.name}", value, reason, remedy)
+        choice = " or ".join(f"`data.partition={name}`" for name in able)
+        said.append(
+            f"`data.{field.name}` {value} changes nothing: the {cfg.partition} partition, which deals these examples, "
+            f"does not read it; {choice} would"
+        )
+    return said
 
 
 def describe(cfg: DataConfig) -> str:
@@ -158,6 +165,7 @@ def remarks(cfg: DataConfig, dataset: Dataset, partition: Partition) -> tuple[st
             known = f"the data have {dataset.classes} classes, and every client holds all of them"
             found.append(f"{known}; `data.partition=dirichlet` makes clients differ")
         found += partition_record(cfg).remarks(dataset, partition)
+        found += _unread(cfg, partition_record(cfg))
     if partition.relabel is not None:
         test = np.concatenate(partition.test)
         wrong = partition.relabel[:, 0]

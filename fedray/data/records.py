@@ -102,5 +102,5 @@ class PartitionRecord(NamedTuple):
     protocol: Protocol | None = None  # of the partition's paper, for datasets that have no protocol for this partition
     remarks: Callable[[Dataset, Partition], tuple[str, ...]] = no_remarks  # what to know before quoting a number
     real: bool = False  # whether it deals examples with real targets, too
-    reads: tuple[str, ...] | None = None  # of PARTICULAR; others are refused. None: it does not say, and all are taken
+    reads: tuple[str, ...] | None = None  # of PARTICULAR; who changes another is told. None: it does not say
     by_class: bool = False  # whether every client holds --data.labels-per-client classes

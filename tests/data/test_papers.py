@@ -115,31 +115,39 @@ def test_lognormal_sizes_bring_the_federation_of_pfedbred(name, clients, per_rou
     assert (cfg.clients, cfg.clients_per_round, cfg.model.name, cfg.data.labels_per_client) == (30, 3, "mclr", 4)
 
 
-@pytest.mark.parametrize(
-    ("partition", "setting", "value", "able"),
-    [
-        ("labels", "label_bug", True, ["lognormal"]),
-        ("iid", "label_bug", True, ["lognormal"]),
-        ("labels", "alpha", 0.1, ["dirichlet", "natural"]),
-        ("shards", "alpha", 0.1, ["dirichlet", "natural"]),
-        ("dirichlet", "size", "small", ["labels"]),
-        ("lognormal", "layout", "window", ["labels"]),
-        ("iid", "majority", 3, ["ratio"]),
-        ("natural", "alternate", 3, ["ratio"]),
-    ],
-)
-def test_a_setting_that_the_partition_does_not_read_is_refused(partition, setting, value, able):
-    cfg = experiment(10, partition=partition, **{setting: value})
-    remedy = " or ".join(f"`data.partition={name}`" for name in able)
-    words = f"data.{setting} {value}: the {partition} partition, .*does not read it.* choose {remedy}$"
-    with pytest.raises(FedRayError, match=words):
+@pytest.mark.parametrize("partition", ["labels", "dirichlet", "iid"])
+def test_only_lognormal_partitions_have_seeds_to_mislabel(partition):
+    cfg = experiment(10, partition=partition, label_bug=True)
+    with pytest.raises(FedRayError, match=r"data.label_bug True: .*`data.partition=lognormal`"):
         papers.deal(cfg, loading.load(DataConfig()), rng())
 
 
-def test_a_partition_that_does_not_say_what_it_reads_takes_everything(monkeypatch):
+@pytest.mark.parametrize(
+    ("partition", "setting", "value", "able"),
+    [
+        ("labels", "alpha", 0.1, ["dirichlet", "natural"]),
+        ("shards", "alpha", 0.1, ["dirichlet", "natural"]),
+        ("dirichlet", "size", "small", ["labels"]),
+        ("iid", "layout", "window", ["labels"]),
+        ("iid", "majority", 3, ["ratio"]),
+        ("dirichlet", "alternate", 3, ["ratio"]),
+    ],
+)
+def test_a_setting_that_the_partition_does_not_read_is_named(partition, setting, value, able):
+    dataset = dataset_of(np.repeat(np.arange(10), 40))
+    remedy = " or ".join(f"`data.partition={name}`" for name in able)
+    cfg = DataConfig(partition=partition, **{setting: value})
+    (remark,) = papers.remarks(cfg, dataset, iid(dataset.y, 4, 0.25, rng()))
+    assert remark.startswith(f"`data.{setting}` {value} changes nothing: the {partition} partition, ")
+    assert remark.endswith(f"does not read it; {remedy} would")
+
+
+def test_a_partition_that_reads_a_setting_or_does_not_say_so_gets_no_remark(monkeypatch):
+    dataset = dataset_of(np.repeat(np.arange(10), 40))
+    assert papers.remarks(DataConfig(partition="dirichlet", alpha=0.1), dataset, iid(dataset.y, 4, 0.25, rng())) == ()
     record = registry.partitions()["iid"]._replace(reads=None)
     monkeypatch.setattr(papers, "partition_record", lambda cfg: record)
-    papers.deal(experiment(10, partition="iid", alpha=0.1), loading.load(DataConfig()), rng())
+    assert papers.remarks(DataConfig(partition="iid", alpha=0.1), dataset, iid(dataset.y, 4, 0.25, rng())) == ()
 
 
 def test_what_one_must_know_of_a_partition_is_said():
