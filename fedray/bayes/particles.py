@@ -12,8 +12,7 @@ from torch.nn import functional
 
 from fedray.arrays.rng import Stream
 from fedray.bayes.priors import Prior, PriorSettings
-from fedray.nets.fully_connected import fully_connected, product
-from fedray.nets.likelihood import nll_and_grad
+from fedray.nets.likelihood import fully_connected, nll_and_grad, product
 from fedray.nets.model import Model
 from fedray.types import Batch, require
 

@@ -9,13 +9,12 @@ logistic models using Pólya-Gamma latent variables", JASA 2013, Theorem 1):
     f_* | ω ~ N(k_*ᵀ α, k_** - k_*ᵀ A k_*)    α = A Ω⁻¹ κ
 
 B is all that is factorized. No eigenvalue of it is below 1, so float32 needs no jitter, and an example with ω = 0 drops
-out exactly. n examples; S chains, which are sampled side by side. Leading dimensions, [...], are processes.
+out exactly. n examples; S chains, which are sampled side by side.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -27,8 +26,8 @@ NODES, SHARES = np.polynomial.hermite_e.hermegauss(QUADRATURE)
 TINY = 1e-6  # below it a variance or a probability is rounding
 
 
-def polya_gamma(c: Tensor, noise: Sequence[Tensor]) -> Tensor:
-    """Draws of PG(1, c) [...] for c [...] from five standard normals [...] each.
+def polya_gamma(c: Tensor, noise: Tensor) -> Tensor:
+    """Draws of PG(1, c) [...] for c [...] from standard normals [5, ...].
 
     PG(1, c) = (1/2π²) Σ_k e_k / ((k - ½)² + c²/4π²) with e_k ~ Exp(1). Two terms of the sum are drawn as they are. The
     rest is a gamma variable of the right mean and variance, by Wilson and Hilferty's cube of a normal (PNAS 1931).
@@ -41,29 +40,29 @@ def polya_gamma(c: Tensor, noise: Sequence[Tensor]) -> Tensor:
     variance = (2 * t - c * (1 - t * t)) / (4 * c**3) - first**2 - second**2
     shape = mean.square() / variance
     rest = mean * (1 - 1 / (9 * shape) + noise[4] / (3 * shape.sqrt())) ** 3
-    e = [(a.square() + b.square()) / 2 for a, b in ((noise[0], noise[1]), (noise[2], noise[3]))]
-    return (first * e[0] + second * e[1] + rest).to(noise[0].dtype)
+    e = (noise[0:4:2].square() + noise[1:4:2].square()) / 2
+    return (first * e[0] + second * e[1] + rest).to(noise.dtype)
 
 
 def precision(kernel: Tensor, omega: Tensor) -> Tensor:
-    """A = (K + Ω⁻¹)⁻¹ [..., S, n, n] for K [..., n, n] and ω [..., S, n]; rows and columns of ω = 0 are 0."""
+    """A = (K + Ω⁻¹)⁻¹ [S, n, n] for K [n, n] and ω [S, n]; rows and columns of ω = 0 are 0."""
     root = omega.sqrt()
     return root[..., None] * torch.cholesky_inverse(_factor(kernel, root)) * root[..., None, :]
 
 
 def _factor(kernel: Tensor, root: Tensor) -> Tensor:
-    """The Cholesky factor of B = I + Ω^½ K Ω^½ [..., S, n, n]."""
-    identity = torch.eye(kernel.shape[-1], dtype=kernel.dtype, device=kernel.device)
-    return torch.linalg.cholesky_ex(identity + root[..., None] * kernel[..., None, :, :] * root[..., None, :])[0]
+    """The Cholesky factor of B = I + Ω^½ K Ω^½ [S, n, n]."""
+    identity = torch.eye(len(kernel), dtype=kernel.dtype, device=kernel.device)
+    return torch.linalg.cholesky_ex(identity + root[..., None] * kernel * root[..., None, :])[0]
 
 
 def draw(kernel: Tensor, omega: Tensor, kappa: Tensor, prior: Tensor, noise: Tensor) -> Tensor:
-    """f | ω ~ N(Σ κ, Σ) [..., S, n], by Matheron's rule from draws ``prior`` ~ N(0, K) and standard normals.
+    """f | ω ~ N(Σ κ, Σ) [S, n], by Matheron's rule from draws ``prior`` ~ N(0, K) and standard normals [S, n].
 
     f = f₀ + K A (Ω⁻¹ κ - f₀ - Ω^-½ ε).
     """
     root = omega.sqrt()
-    surprise = kappa[..., None, :] * _inverse(root) - root * prior - noise * (root > 0)
+    surprise = kappa * _inverse(root) - root * prior - noise * (root > 0)
     return prior + (root * torch.cholesky_solve(surprise[..., None], _factor(kernel, root))[..., 0]) @ kernel
 
 
@@ -73,25 +72,22 @@ def _inverse(x: Tensor) -> Tensor:
 
 
 def gibbs(kernel: Tensor, kappa: Tensor, noise: Tensor) -> Tensor:
-    """ω [..., S, n] after some Gibbs steps from a prior draw of f.
+    """ω [S, n] after some Gibbs steps from a prior draw of f.
 
-    kernel [..., n, n] is positive definite in float64, kappa [..., n]; noise [..., steps + 1, NORMALS, S, n] is
-    standard normal.
+    kernel [n, n] is positive definite in float64, kappa [n]; noise [steps + 1, NORMALS, S, n] is standard normal.
     """
-    prior, eps, *rest = noise.unbind(-3)
-    factor = torch.linalg.cholesky_ex(kernel.double())[0].to(kernel.dtype)
-    prior = prior @ factor[..., None, :, :].mT
-    member = (kappa != 0)[..., None, :]
-    omega = member * polya_gamma(prior[..., 0, :, :], [e[..., 0, :, :] for e in rest])
-    for step in range(1, noise.shape[-4]):
-        f = draw(kernel, omega, kappa, prior[..., step, :, :], eps[..., step, :, :])
-        omega = member * polya_gamma(f, [e[..., step, :, :] for e in rest])
+    prior = noise[:, 0] @ torch.linalg.cholesky_ex(kernel.double())[0].to(kernel.dtype).mT
+    member = kappa != 0
+    omega = member * polya_gamma(prior[0], noise[0, 2:])
+    for f0, eps in zip(prior[1:], noise[1:], strict=True):
+        f = draw(kernel, omega, kappa, f0, eps[1])
+        omega = member * polya_gamma(f, eps[2:])
     return omega
 
 
 def weights(a: Tensor, kappa: Tensor, omega: Tensor) -> Tensor:
-    """α = A Ω⁻¹ κ [..., S, n]: the mean of f at a new example is k_*ᵀ α."""
-    return (a * (kappa[..., None, :] * _inverse(omega))[..., None, :]).sum(-1)
+    """α = A Ω⁻¹ κ [S, n]: the mean of f at a new example is k_*ᵀ α."""
+    return (a * (kappa * _inverse(omega))[..., None, :]).sum(-1)
 
 
 def probability(mean: Tensor, variance: Tensor) -> Tensor:
@@ -107,40 +103,27 @@ def probability(mean: Tensor, variance: Tensor) -> Tensor:
     return (1 + total) / 2
 
 
-def _slopes(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """The derivatives of :func:`probability` by the mean and by the variance.
-
-    PyTorch would find them, but not while it records a step for its compiler.
-    """
-    sd = variance.clamp_min(TINY).sqrt()
-    by_mean, by_sd = torch.zeros_like(mean), torch.zeros_like(mean)
-    for node, share in zip(NODES.tolist(), (SHARES / SHARES.sum()).tolist(), strict=True):
-        slope = share / 4 * (1 - torch.tanh((mean + node * sd) / 2).square())
-        by_mean, by_sd = by_mean + slope, by_sd + node * slope
-    return by_mean, torch.where(variance > TINY, by_sd / (2 * sd), 0)
-
-
 def held_out(
     kernel: Tensor, cross: Tensor, scale: float, kappa: Tensor, labels: Tensor, omega: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """NLL [] in nats of held-out examples, summed, and its gradients in K [..., n, n] and K_* [..., m, n]; ω is fixed.
+    """NLL [] in nats of held-out examples, summed, and its gradients in K [n, n] and in K_* [m, n]; ω stays fixed.
 
-    -Σ_i log (1/S) Σ_s E[σ(2 κ_i f_i) | ω_s]: kappa [..., n] of the examples that are fitted, labels κ_i [..., m] of
-    those held out, whose prior variance is ``scale``; omega [..., S, n]. With V = K_* A and the derivatives μ̄ and v̄
-    [..., S, m] by mean and variance: dα = -A dK α and dA = -A dK A give Σ_s μ̄ αᵀ - 2 v̄∘V in K_*, and
-    Σ_s Vᵀ (v̄∘V) - (Vᵀ μ̄) αᵀ in K.
+    -Σ_i log (1/S) Σ_s E[σ(2 κ_i f_i) | ω_s]: kappa [n] of the examples that are fitted, labels κ_i [m] of those held
+    out, whose prior variance is ``scale``; omega [S, n]. With V = K_* A and the derivatives μ̄ and v̄ [S, m] by mean and
+    variance: dα = -A dK α and dA = -A dK A give Σ_s μ̄ αᵀ - 2 v̄∘V in K_*, and Σ_s Vᵀ (v̄∘V) - (Vᵀ μ̄) αᵀ in K.
     """
     a = precision(kernel, omega)
     alpha = weights(a, kappa, omega)
-    v = cross[..., None, :, :] @ a
-    mean, variance = alpha @ cross.mT, scale - (v * cross[..., None, :, :]).sum(-1)
-    sign, scored = 2 * labels[..., None, :], labels != 0
-    by_right, by_variance = _slopes(sign * mean, variance)
-    right = probability(sign * mean, variance).mean(-2)
-    by_nll = torch.where(scored & (right > TINY), -1 / (omega.shape[-2] * right.clamp_min(TINY)), 0)[..., None, :]
-    by_mean, by_variance = by_nll * by_right * sign, by_nll * by_variance
+    v = cross @ a
+    mean, variance = alpha @ cross.mT, scale - (v * cross).sum(-1)
+
+    def nll(mean: Tensor, variance: Tensor) -> Tensor:
+        right = probability(2 * labels * mean, variance).mean(0)
+        return -(right.clamp_min(TINY).log() * (labels != 0)).sum()
+
+    (by_mean, by_variance), value = torch.func.grad_and_value(nll, argnums=(0, 1))(mean, variance)
     weighted = by_variance[..., None] * v
-    by_cross = by_mean.mT @ alpha - 2 * weighted.sum(-3)
+    by_cross = by_mean.mT @ alpha - 2 * weighted.sum(0)
     back = (by_mean[..., None] * v).sum(-2)
-    by_kernel = v.flatten(-3, -2).mT @ weighted.flatten(-3, -2) - back.mT @ alpha
-    return -(right.clamp_min(TINY).log() * scored).sum(), by_kernel, by_cross
+    by_kernel = v.flatten(0, 1).mT @ weighted.flatten(0, 1) - back.mT @ alpha
+    return value, by_kernel, by_cross

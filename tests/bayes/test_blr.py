@@ -17,7 +17,6 @@ from fedray.bayes.sites import BACKENDS, Count, visits_cavity, visits_pull, visi
 from fedray.bayes.stein import Descent, descend, rbf, reference
 from fedray.federate.device.cpu import numerics
 from fedray.nets import likelihood
-from fedray.nets.fully_connected import fully_connected
 from fedray.nets.model import Model
 from fedray.types import Batch, Facts, FedRayError
 from tests.helpers import NETS, block, built, context, differing, play, small_plan
@@ -58,7 +57,7 @@ def test_value_gradient_and_curvature_are_those_of_the_logistic_likelihood():
     data, x = batch(), thetas(3)
     value, grad = likelihood.nll_and_grad(MODEL, x, data.x, data.y, data.weight)
     diagonal = particles.ggn_diagonal(MODEL, x, data.x, data.weight)
-    assert fully_connected(MODEL)  # differentiated by hand
+    assert likelihood.fully_connected(MODEL)  # differentiated by hand
     for m in range(3):
         assert_close(value[m], -log_lik(x[m], data))
         assert_close(grad[m], -torch.func.grad(log_lik)(x[m], data))
@@ -85,7 +84,7 @@ def test_a_stack_of_particles_is_each_of_them(model):
     found = likelihood.nll_and_grad(model, x, data, y, weight)
     for m in range(5):
         assert_close((found[0][m], found[1][m]), likelihood.nll_and_grad(model, x[m], data, y, weight))
-    if fully_connected(model):
+    if likelihood.fully_connected(model):
         diagonals = particles.ggn_diagonal(model, x, data, weight)
         assert_close(diagonals, torch.stack([particles.ggn_diagonal(model, t, data, weight) for t in x]))
 

@@ -146,19 +146,3 @@ def test_the_held_out_loss_and_its_gradients_are_those_of_the_definitions():
     assert_close(value, exact)
     assert_close(by_kernel, grads[0])
     assert_close(by_cross, grads[1])
-
-
-def test_several_processes_at_once_are_each_by_itself():
-    whole, other = kernel(N + 4), kernel(N + 4, scale=2.0)
-    k, cross = (torch.stack([w[rows, :N] for w in (whole, other)]) for rows in (slice(N), slice(N, None)))
-    kappa = torch.stack([KAPPA, KAPPA.flip(0)])
-    labels = torch.tensor([[0.5, -0.5, 0.0, -0.5], [0.0, 0.5, 0.5, -0.5]]).double()
-    noise = Stream(0, "gibbs").normal([2, 4, pg.NORMALS, 3, N]).double()
-    omega = pg.gibbs(k, kappa, noise)
-    alone = [pg.gibbs(*process) for process in zip(k, kappa, noise, strict=True)]
-    assert_close(omega, torch.stack(alone))
-    value, *grads = pg.held_out(k, cross, 3.0, kappa, labels, omega)
-    each = [pg.held_out(a, b, 3.0, *rest) for a, b, *rest in zip(k, cross, kappa, labels, omega, strict=True)]
-    assert_close(value, sum(one[0] for one in each))
-    for place, grad in enumerate(grads, 1):
-        assert_close(grad, torch.stack([one[place] for one in each]))

@@ -22,7 +22,6 @@ from fedray.arrays.averages import average
 from fedray.arrays.optim import OptimizerState, initial_state, optimizer_step
 from fedray.arrays.rng import Stream
 from fedray.bayes import polya_gamma as pg
-from fedray.nets.fully_connected import features_and_pullback
 from fedray.nets.model import Model, own_module
 from fedray.types import Algorithm, Batch, Choice, Context, LogUniform, Sums, check_types, require
 
@@ -125,13 +124,8 @@ def class_tree(z: Tensor, y: Tensor, weight: Tensor, classes: int) -> Tree:
 
 def features(model: Model, parts: Sequence[Tensor], x: Tensor) -> Tensor:
     """What the layer below the head gives before its activation, scaled to length 1, [B, D] of inputs x [B, ...]."""
-    h = model.features(parts, x).flatten(1)
-    return h * inverse_length(h)
-
-
-def inverse_length(h: Tensor) -> Tensor:
-    """1/‖h‖ [B, 1] of h [B, D], and finite at 0."""
-    return (h.square().sum(-1, keepdim=True) + 1e-12).rsqrt()
+    z = model.features(parts, x).flatten(1)
+    return z * (z.square().sum(-1, keepdim=True) + 1e-12).rsqrt()
 
 
 def kernel(cfg: PFedGP, z: Tensor, other: Tensor) -> Tensor:
@@ -213,23 +207,23 @@ def objective(ctx: Context[PFedGP], local: Local, batch: Batch, noise: Tensor) -
     fitted, scored = (_rows(batch, start) for start in (0, 1))
     noise = noise[size:].view(draws(ctx, len(fitted.y)))
 
-    h, pullback = features_and_pullback(model, local.theta, torch.cat([fitted.x, scored.x]))
-    inverse = inverse_length(h)
-    z = h * inverse
-    near, far = z[: len(fitted.y)], z[len(fitted.y) :]
-    k, cross = kernel(cfg, near, near), kernel(cfg, far, near)
+    def kernels(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        z, other = features(model, parts, fitted.x), features(model, parts, scored.x)
+        return kernel(cfg, z, z), kernel(cfg, other, z)
+
+    (k, cross), pullback, *_ = torch.func.vjp(kernels, model.split(local.theta))
     jitter = JITTER * torch.eye(len(k), device=k.device)
     (node, kappa), (other_node, labels) = (labelled(local.tree, half) for half in (fitted, scored))
-    same = node[..., None] == node[:, None]
-    across = other_node[..., None] == node[:, None]
-    own = k * same + jitter
-    omega = pg.gibbs(own, kappa, noise)
-    nll, by_kernel, by_cross = pg.held_out(own, cross * across, cfg.outputscale, kappa, labels, omega)
-    by_kernel, by_cross = (by_kernel * same).sum(0), (by_cross * across).sum(0)
+    nll, by_kernel, by_cross = torch.zeros_like(k[0, 0]), torch.zeros_like(k), torch.zeros_like(cross)
+    for level in range(levels(model.classes)):
+        same, across = node[level][:, None] == node[level], other_node[level][:, None] == node[level]
+        own = k * same + jitter
+        omega = pg.gibbs(own, kappa[level], noise[level])
+        value, *by = pg.held_out(own, cross * across, cfg.outputscale, kappa[level], labels[level], omega)
+        nll, by_kernel, by_cross = nll + value, by_kernel + by[0] * same, by_cross + by[1] * across
     count = scored.weight.sum().clamp_min(1)
-    by_dot, by_across = (by / (count * cfg.lengthscale**2) for by in (by_kernel * k, by_cross * cross))
-    by_z = torch.cat([(by_dot + by_dot.mT) @ near + by_across.mT @ far, by_across @ near])
-    return nll / count, pullback(inverse * (by_z - z * (z * by_z).sum(-1, keepdim=True)))
+    (grads,) = pullback((by_kernel / count, by_cross / count))
+    return nll / count, model.join(grads)
 
 
 def _rows(batch: Batch, start: int) -> Batch:
@@ -239,12 +233,8 @@ def _rows(batch: Batch, start: int) -> Batch:
 
 
 def labelled(tree: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The node and κ of every example at every level [L, n]; κ of padding is 0.
-
-    By gather: a stack's rows then lie in memory as a client's alone do, and matrix products give the same bits.
-    """
-    at = batch.y.expand(len(tree.node), -1)
-    return tree.node.gather(1, at), tree.side.gather(1, at) * batch.weight
+    """The node and κ of every example at every level [L, n]; κ of padding is 0."""
+    return tree.node[:, batch.y], tree.side[:, batch.y] * batch.weight
 
 
 def finish(ctx: Context[PFedGP], local: Local, data: Batch) -> tuple[Nothing, Part]:

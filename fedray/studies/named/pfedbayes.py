@@ -31,9 +31,6 @@ PROTOCOL: Mapping[str, Mapping[str, Any]] = {
     # starts from its average, as from FedAvg's, and is tested by it: pFedMe's code tests a model before it is trained.
     # σ is that of public code.
     "heurfedamp": {"algorithm.mu": 0.0, "algorithm.sigma": 1.0, "algorithm.predict": "u"},
-    # The paper says "the same as in (Achituve et al., 2021)": a step on a whole shard per round, whose matrices are too
-    # large here. So it takes the minibatches of the other methods: one budget per table.
-    "pfedgp": {"local_steps": 20},
     "bnfed": {"algorithm.prior_variance": 1.0, "algorithm.popularity": 1.0, "data.scaling": "unit"},
     "pfedbayes": {"algorithm.personal_steps": 1, "predict_samples": 1},  # a model is tested by one draw of its weights
 }

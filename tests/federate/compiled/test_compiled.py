@@ -272,7 +272,7 @@ def test_a_package_of_another_machine_is_not_loaded() -> None:
     assert all(differing(a, b) == [] for a, b in zip(play(plan, [host]), play(plan, [block(plan)]), strict=True))
 
 
-@pytest.mark.parametrize("name", ["fedavg", "pfedbayes", "dsgld", "fedamp", "fedem", "per_fedavg", "pvi", "pfedgp"])
+@pytest.mark.parametrize("name", ["fedavg", "pfedbayes", "dsgld", "fedamp", "fedem", "per_fedavg", "pvi"])
 def test_a_block_gives_a_compiled_step_the_same_numbers(name: str, uncompiled: None) -> None:
     """The step that would be compiled, fed with bits and states as compiled code is, does what the loop does."""
     plan = federated_plan(name)
