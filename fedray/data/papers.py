@@ -16,6 +16,7 @@ from fedray.data.records import PARTICULAR, DealSettings, PartitionRecord, Proto
 from fedray.data.scaling import within
 from fedray.types import require
 
+WIDE = 20.0  # sizes of inputs that nobody standardised: of standard normal ones, the largest of billions is below 7
 UNKNOWN = 1000  # examples of a shard whose size no table gives
 
 
@@ -158,6 +159,12 @@ def remarks(cfg: DataConfig, dataset: Dataset, partition: Partition) -> tuple[st
     if cfg.scaling in ("auto", "range", "unit") and (top := _dark(dataset)) is not None:
         reason = f"the largest pixel is {top}, but they are scaled as from 0 to {PIXEL}, and then hardly differ"
         found.append(f"{reason}; `data.scaling=standard` scales them by their own mean and sd")
+    if cfg.scaling == "auto" and (size := _unscaled(dataset)) > WIDE:
+        scaling = "feature" if dataset.x.ndim == 2 else "standard"
+        found.append(
+            f"inputs are used as they are, and the largest has the size {size:g}: a network may learn little, or "
+            f"diverge; `data.scaling={scaling}` gives them mean 0 and sd 1"
+        )
     if cfg.moments == "all" and cfg.scaling in ("standard", "feature"):
         found.append("`data.moments=all`: inputs are scaled by the mean and sd of test examples, too")
     if cfg.partition != GIVEN:
@@ -175,6 +182,13 @@ def remarks(cfg: DataConfig, dataset: Dataset, partition: Partition) -> tuple[st
             "accuracies count them, and compare with others of that kind only"
         )
     return tuple(found)
+
+
+def _unscaled(dataset: Dataset) -> float:
+    """The size of the largest float input that is used as it is; 0 where all have known units."""
+    if dataset.scaling is not None or dataset.x.dtype != np.float32:
+        return 0.0
+    return float(max(dataset.x.max(), -dataset.x.min()))
 
 
 def _dark(dataset: Dataset) -> int | None:

@@ -169,6 +169,21 @@ def test_what_one_must_know_of_a_partition_is_said():
     assert papers.remarks(DataConfig(), dataset, iid(dataset.y, 4, 0.25, rng())) == ()
 
 
+@pytest.mark.parametrize(("shape", "scaling"), [((40, 3), "feature"), ((40, 1, 2, 2), "standard")])
+def test_inputs_far_from_a_networks_units_are_named(shape, scaling):
+    y = np.repeat(np.arange(4), 10)
+    x = rng().standard_normal(shape).astype(np.float32)
+    partition = iid(y, 4, 0.25, rng())
+    dataset = dataset_of(y)._replace(x=x, scaling=None)
+    assert papers.remarks(DataConfig(name="mine.npz"), dataset, partition) == ()
+    wild = x.copy()
+    wild.flat[0] = -254.5
+    (remark,) = papers.remarks(DataConfig(name="mine.npz"), dataset._replace(x=wild), partition)
+    assert "the largest has the size 254.5: " in remark
+    assert f"`data.scaling={scaling}`" in remark
+    assert papers.remarks(DataConfig(name="mine.npz", scaling=scaling), dataset._replace(x=wild), partition) == ()
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
