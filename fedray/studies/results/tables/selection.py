@@ -34,8 +34,9 @@ PLOTS = (
 )
 COVERTYPE = (
     f"{PLOTS} {EXCERPT} With 120 clients, 100 rounds of turns do not reach 20 of them. Ten seeds left 14 of the 20 "
-    "claims of this table and its neighbour open. So thirty more were added, all at once. They were planned after a "
-    "look at ten, which makes the intervals a little too narrow."
+    "claims of this table and its neighbour open. So thirty more were added, all at once, and with 30 clients sixty "
+    "more after these. They were planned after a look at the seeds before, which makes the intervals a little too "
+    "narrow."
 )
 RULE = (
     "The statistic is the accuracy of the global model, the mean of the last ten evaluations (rounds 21 to 30), HIP "
