@@ -118,7 +118,7 @@ TABLES = (
         4,
         10,
         (*CLAIMS, *NETWORK),
-        more=("hip", "uniform", "round_robin"),
-        more_seeds=16,
+        more=("hip", "uniform"),
+        more_seeds=12,
     ),
 )
