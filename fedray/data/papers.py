@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import numpy as np
 
 from fedray import registry
@@ -127,15 +125,15 @@ def deal(cfg: Experiment, dataset: Dataset, rng: np.random.Generator) -> Partiti
 
 def _unread(cfg: DataConfig, record: PartitionRecord) -> list[str]:
     """What to say of settings that were changed and that this partition does not read."""
-    said = []
-    for field in fields(cfg):
-        value = getattr(cfg, field.name)
-        if record.reads is None or field.name not in PARTICULAR or field.name in record.reads or value == field.default:
+    usual, said = DataConfig(), []
+    for name in PARTICULAR:
+        value = getattr(cfg, name)
+        if record.reads is None or name in record.reads or value == getattr(usual, name):
             continue
-        able = [name for name, other in registry.partitions().items() if field.name in (other.reads or ())]
-        choice = " or ".join(f"`data.partition={name}`" for name in able)
+        able = [other for other, its in registry.partitions().items() if name in (its.reads or ())]
+        choice = " or ".join(f"`data.partition={other}`" for other in able)
         said.append(
-            f"`data.{field.name}` {value} changes nothing: the {cfg.partition} partition, which deals these examples, "
+            f"`data.{name}` {value} changes nothing: the {cfg.partition} partition, which deals these examples, "
             f"does not read it; {choice} would"
         )
     return said
