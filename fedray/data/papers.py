@@ -110,8 +110,8 @@ def deal(cfg: Experiment, dataset: Dataset, rng: np.random.Generator) -> Partiti
     assert own.labels_per_client is not None
     assert own.test_fraction is not None
     reason, remedy = "only the lognormal partition has seeds to mislabel", "leave it out, or `data.partition=lognormal`"
-    taken = not own.label_bug or record.reads is None or "label_bug" in record.reads
-    require(taken, "data.label_bug", own.label_bug, reason, remedy)
+    mislabels = "label_bug" in (record.reads or ())
+    require(mislabels or not own.label_bug, "data.label_bug", own.label_bug, reason, remedy)
     reason, remedy = "it deals by labels, and the targets are real numbers", "choose dirichlet, iid or natural"
     require(record.real or not dataset.real, "data.partition", own.partition, reason, remedy)
     settings = DealSettings(cfg.clients, own.labels_per_client, own.test_fraction, own, protocol(own))

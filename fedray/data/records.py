@@ -79,14 +79,8 @@ def no_remarks(dataset: Dataset, partition: Partition) -> tuple[str, ...]:
     return ()
 
 
-PARTICULAR = (
-    "majority",
-    "alternate",
-    "layout",
-    "label_bug",
-    "size",
-    "alpha",
-)  # settings that not every partition reads
+# Settings that not every partition reads.
+PARTICULAR = ("majority", "alternate", "layout", "label_bug", "size", "alpha")
 
 
 class PartitionRecord(NamedTuple):

@@ -148,6 +148,8 @@ def test_a_partition_that_reads_a_setting_or_does_not_say_so_gets_no_remark(monk
     record = registry.partitions()["iid"]._replace(reads=None)
     monkeypatch.setattr(papers, "partition_record", lambda cfg: record)
     assert papers.remarks(DataConfig(partition="iid", alpha=0.1), dataset, iid(dataset.y, 4, 0.25, rng())) == ()
+    with pytest.raises(FedRayError, match=r"data.label_bug True: "):  # which needs a partition that says it does it
+        papers.deal(experiment(10, partition="iid", label_bug=True), dataset, rng())
 
 
 def test_what_one_must_know_of_a_partition_is_said():
