@@ -1,4 +1,4 @@
-"""The gradient of chains of convolutions, poolings and linear layers, written by hand.
+"""The gradient of chains of convolutions, normalizations, poolings and linear layers, written by hand.
 
 On a CPU, PyTorch's max_pool2d takes a quarter of the time of a small network's step: it looks for its maxima one by
 one, where rows and columns can be compared at once. The calls of torch.func are saved, too.
@@ -17,13 +17,18 @@ Halves = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def convolutional(model: Model) -> bool:
-    """Whether the network is a chain of convolutions, ReLUs, 2x2 max poolings, flattenings and linear layers."""
+    """Whether the network is a chain of convolutions, ReLUs, 2x2 max poolings, flattenings and linear layers.
+
+    GroupNorms of pictures may be among them: before the flattening.
+    """
     kinds = [type(layer) for layer in model.layers]
     flat = next((place for place, layer in enumerate(model.layers) if _flattens(layer)), len(kinds))
     if nn.Conv2d not in kinds or nn.Linear in kinds[:flat]:  # a linear layer of pictures acts on their last axis
         return False
+    if nn.GroupNorm in kinds[flat:]:
+        return False
     return all(
-        type(layer) in (nn.ReLU, nn.Linear) or _halves(layer) or _flattens(layer) or _padded(layer)
+        type(layer) in (nn.ReLU, nn.Linear) or _halves(layer) or _flattens(layer) or _padded(layer) or _scales(layer)
         for layer in model.layers
     )
 
@@ -31,6 +36,11 @@ def convolutional(model: Model) -> bool:
 def _padded(layer: nn.Module) -> bool:
     """Whether a layer is a convolution whose padding is a number: the gradient of others is PyTorch's own matter."""
     return type(layer) is nn.Conv2d and not isinstance(layer.padding, str)
+
+
+def _scales(layer: nn.Module) -> bool:
+    """Whether a layer is a GroupNorm with parameters."""
+    return type(layer) is nn.GroupNorm and layer.affine
 
 
 def backpropagation(model: Model, theta: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,7 +71,7 @@ def _pooled_first(layers: Sequence[nn.Module]) -> list[nn.Module]:
 
 
 def _parameters(layer: nn.Module, weights: Iterator[Tensor]) -> tuple[Tensor, ...]:
-    return (next(weights), next(weights)) if isinstance(layer, nn.Linear | nn.Conv2d) else ()
+    return (next(weights), next(weights)) if isinstance(layer, nn.Linear | nn.Conv2d | nn.GroupNorm) else ()
 
 
 def _forward(layer: nn.Module, x: Tensor, own: tuple[Tensor, ...]) -> Tensor:
@@ -69,6 +79,8 @@ def _forward(layer: nn.Module, x: Tensor, own: tuple[Tensor, ...]) -> Tensor:
         return x @ own[0] + own[1]
     if isinstance(layer, nn.Conv2d):
         return torch.nn.functional.conv2d(x, *own, layer.stride, layer.padding)  # type: ignore[arg-type]
+    if isinstance(layer, nn.GroupNorm):
+        return torch.nn.functional.group_norm(x, layer.num_groups, 1 + own[0], own[1], layer.eps)
     if isinstance(layer, nn.MaxPool2d):
         return torch.maximum(*_columns(torch.maximum(*_rows(x))))
     return layer(x)
@@ -82,6 +94,8 @@ def _backward(
         return g @ own[0].mT, (x.mT @ g, g.sum(-2))
     if isinstance(layer, nn.Conv2d):
         return _backward_convolution(layer, x, own[0], g, needed)
+    if isinstance(layer, nn.GroupNorm):
+        return _backward_normalization(layer, x, own[0], g)
     if isinstance(layer, nn.MaxPool2d):
         return _spread(x, out, g), ()
     if isinstance(layer, nn.ReLU):
@@ -97,6 +111,22 @@ def _backward_convolution(
         g, x, weight, [layer.out_channels], layer.stride, layer.padding, plain, False, none, 1, [needed, True, True]
     )
     return dx if needed else g, (dw, db)
+
+
+def _backward_normalization(
+    layer: nn.GroupNorm, x: Tensor, scale: Tensor, g: Tensor
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Of y = (1 + s) z + b with z = (x - m) r, m and 1/r the mean and sd of a group of an example's channels.
+
+    With h = (1 + s) g, dL/dx = r (h - mean(h) - z mean(h z)), the means those of the group.
+    """
+    grouped = x.unflatten(1, (layer.num_groups, -1)).flatten(2)
+    variance, mean = torch.var_mean(grouped, -1, correction=0, keepdim=True)
+    rate = (variance + layer.eps).rsqrt()
+    z = (grouped - mean) * rate
+    h = (g * (1 + scale)[:, None, None]).reshape(grouped.shape)
+    dx = rate * (h - h.mean(-1, keepdim=True) - z * (h * z).mean(-1, keepdim=True))
+    return dx.reshape(x.shape), ((g * z.reshape(x.shape)).sum((0, 2, 3)), g.sum((0, 2, 3)))
 
 
 def _rows(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,20 +23,22 @@ from fedray.types import FedRayError
 
 FLOAT_BYTES = 4
 ALIGN = 64
-PARAMETRIC = nn.Linear | nn.Conv2d | BiLSTM | OwnModule
-PLAIN = (nn.Linear, nn.Conv2d, BiLSTM, nn.Flatten, nn.ReLU, nn.LeakyReLU, nn.MaxPool2d, nn.ConstantPad1d)
+PARAMETRIC = nn.Linear | nn.Conv2d | nn.GroupNorm | BiLSTM | OwnModule
+REUSING = nn.GroupNorm | BiLSTM | OwnModule  # a weight may enter several pre-activations: no noise is each one's own
+PLAIN = (nn.Linear, nn.Conv2d, nn.GroupNorm, BiLSTM, nn.Flatten, nn.ReLU, nn.LeakyReLU, nn.MaxPool2d, nn.ConstantPad1d)
 
 
 @dataclass(frozen=True)
 class Model:
     """A network whose parameters are one vector theta [P].
 
-    ``layers`` is a chain of nn.Linear, nn.Conv2d, BiLSTM and modules without parameters or buffers; chains in the chain
-    are unpacked. The modules only describe the computation, their own weights are never used. An OwnModule, a caller's
-    module of any make, is a chain by itself. Linear weights are stored
-    [in, out] (x @ W + b), which is also what makes a product of one client bitwise equal to its row of a stacked
-    product. Raises FedRayError, naming the layer, for any other layer, and where the chain does not map the inputs to
-    the classes.
+    ``layers`` is a chain of nn.Linear, nn.Conv2d, nn.GroupNorm, BiLSTM and modules without parameters or buffers;
+    chains in the chain are unpacked. The modules only describe the computation, their own weights are never used. An
+    OwnModule, a caller's module of any make, is a chain by itself. Linear weights are stored [in, out] (x @ W + b),
+    which is also what makes a product of one client bitwise equal to its row of a stacked product. The scale of an
+    nn.GroupNorm is stored as its distance from 1, so that a start or a prior around 0 leaves what it normalizes as it
+    is. Raises FedRayError, naming the layer, for any other layer, and where the chain does not map the inputs to the
+    classes.
     """
 
     layers: nn.Sequential
@@ -63,7 +65,7 @@ class Model:
         tensors = {}
         start = 0
         for layer in self.layers:
-            if isinstance(layer, PARAMETRIC):
+            if _parametric(layer):
                 name = f"layer{len(slices) + 1}"
                 own = _shapes(name, layer)
                 stop = start + sum(map(math.prod, own))
@@ -114,7 +116,7 @@ class Model:
                     f"network: layer {place} ({layer}) cannot take {list(x.shape)}, which inputs of shape "
                     f"{list(self.input_shape)} become ({error}); mend its sizes"
                 ) from None
-            total += x.numel() if isinstance(layer, PARAMETRIC) else 0
+            total += x.numel() if _parametric(layer) else 0
         if x.shape != (1, self.classes):
             raise FedRayError(
                 f"network: maps an input of shape {list(self.input_shape)} to {list(x.shape[1:])}, not to the "
@@ -122,7 +124,7 @@ class Model:
             )
         if (own := own_module(self)) is not None:
             own.check_stacking(torch.zeros(2, *self.input_shape))
-        covered = self.density.noise == 0 and not any(isinstance(layer, BiLSTM | OwnModule) for layer in self.layers)
+        covered = self.density.noise == 0 and not any(isinstance(layer, REUSING) for layer in self.layers)
         return total if covered else 0
 
     def _check_rows(self) -> None:
@@ -136,7 +138,7 @@ class Model:
             raise FedRayError(
                 f"network: {self._others()}: the output for one example changes with the others of its minibatch, as "
                 "with BatchNorm, or is drawn; a posterior over weights needs a function of each example alone; take "
-                "nn.GroupNorm or nn.LayerNorm, in a module of your own"
+                "nn.GroupNorm, or nn.LayerNorm in a module of your own"
             )
 
     def _same_alone(self, theta: Tensor, x: Tensor) -> bool:
@@ -188,7 +190,7 @@ class Model:
         if own_module(self) is not None:
             raise FedRayError("network: your module does not say what its head is given; give an nn.Sequential")
         weights = iter(parts)
-        *below, head = (place for place, layer in enumerate(self.layers) if isinstance(layer, PARAMETRIC))
+        *below, head = (place for place, layer in enumerate(self.layers) if _parametric(layer))
         last = max(below, default=0)
         for place, layer in enumerate(self.layers[:head]):
             if place <= last or not _activation(layer):
@@ -203,15 +205,18 @@ class Model:
         """Logits [B, C] by local reparameterization: each pre-activation a ~ N(x μ, x² σ²) is drawn by itself.
 
         noise [B, activations] is standard normal. Kingma, Salimans and Welling 2015, eq. 6. Raises FedRayError for an
-        LSTM, whose weights act many times on what they have made, and for a caller's module, which may do the same.
+        LSTM, whose weights act many times on what they have made, for a GroupNorm, whose scale all places of a channel
+        have in common, and for a caller's module, which may do the same.
         """
         if self.activations == 0:
-            raise FedRayError("local reparameterization: not for LSTMs, own modules or noise; draw the weights instead")
+            raise FedRayError(
+                "local reparameterization: not for this network's layers or noise; draw the weights instead"
+            )
         means = iter(mu)
         variances = (sd.square() for sd in sigma)
         start = 0
         for layer in self.layers:
-            if not isinstance(layer, PARAMETRIC):
+            if not _parametric(layer):
                 x = layer(x)
                 continue
             mean, variance = _apply(layer, x, means), _apply(layer, x.square(), variances)
@@ -224,13 +229,15 @@ class Model:
     def init(self, rng: Stream) -> Tensor:
         """theta [P] with PyTorch's default: weights and biases uniform in ±1/√fan_in, or ±1/√H of an LSTM.
 
-        A caller's module draws them as its layers' ``reset_parameters`` do.
+        A GroupNorm starts with scale 1 and shift 0, a caller's module as its layers' ``reset_parameters`` draw.
         """
         parts = []
         for layer in self.layers:
             if isinstance(layer, OwnModule):
                 parts += layer.draw(rng)
-            elif isinstance(layer, PARAMETRIC):
+            elif isinstance(layer, nn.GroupNorm) and layer.affine:
+                parts += [torch.zeros(shape) for shape in _shapes("", layer)]
+            elif _parametric(layer):
                 own = _shapes("", layer)
                 fan_in = layer.hidden if isinstance(layer, BiLSTM) else math.prod(own[0]) // own[1][0]
                 parts += [(2 * rng.uniform(shape) - 1) * (1 / math.sqrt(fan_in)) for shape in own]
@@ -281,13 +288,18 @@ def is_chain(layers: nn.Module) -> bool:
 
 
 def _known(layer: nn.Module) -> bool:
-    """Whether a layer is computed here: a linear one or a convolution with a bias and nothing special."""
+    """Whether a layer is computed here: linear, a convolution or a normalization, with a bias and nothing special."""
     if type(layer) is nn.Linear:
         return layer.bias is not None
     if type(layer) is nn.Conv2d:
         ungrouped = layer.groups == 1 and set(layer.dilation) == {1} and layer.padding_mode == "zeros"
         return layer.bias is not None and ungrouped
-    return type(layer) is BiLSTM
+    return type(layer) in (BiLSTM, nn.GroupNorm)
+
+
+def _parametric(layer: nn.Module) -> bool:
+    """Whether a layer takes parameters from the vector; a GroupNorm may have none."""
+    return isinstance(layer, PARAMETRIC) and not (isinstance(layer, nn.GroupNorm) and not layer.affine)
 
 
 def own_module(model: Model) -> OwnModule | None:
@@ -297,7 +309,7 @@ def own_module(model: Model) -> OwnModule | None:
 
 def linear(model: Model) -> bool:
     """Whether all layers with parameters are fully connected."""
-    return all(isinstance(layer, nn.Linear) for layer in model.layers if isinstance(layer, PARAMETRIC))
+    return all(isinstance(layer, nn.Linear) for layer in model.layers if _parametric(layer))
 
 
 def _places(spans: Iterable[tuple[int, int]], device: torch.device | str) -> Tensor:
@@ -327,8 +339,8 @@ def _unpacked(layers: nn.Sequential) -> Iterator[nn.Module]:
 def _check(place: int, layer: nn.Module) -> None:
     """Raise FedRayError for a layer whose parameters, state or randomness would be lost without a word."""
     what = f"network: layer {place} ({type(layer).__name__})"
-    known = "nn.Linear, nn.Conv2d, BiLSTM and modules without parameters or buffers"
-    if type(layer) in (nn.Linear, nn.Conv2d, BiLSTM, OwnModule):
+    known = "nn.Linear, nn.Conv2d, nn.GroupNorm, BiLSTM and modules without parameters or buffers"
+    if type(layer) in (nn.Linear, nn.Conv2d, nn.GroupNorm, BiLSTM, OwnModule):
         return  # a subclass may compute something else
     held = [name for name, _ in (*layer.named_parameters(), *layer.named_buffers())]
     if held or isinstance(layer, PARAMETRIC):
@@ -342,12 +354,14 @@ def _shapes(name: str, layer: nn.Module) -> tuple[tuple[int, ...], ...]:
     """The shapes of a layer's parameters: weight and bias; of an LSTM, those for inputs, then those for states."""
     if isinstance(layer, BiLSTM | OwnModule):
         return layer.shapes
-    assert isinstance(layer, nn.Linear | nn.Conv2d)
+    assert isinstance(layer, nn.Linear | nn.Conv2d | nn.GroupNorm)
     if not _known(layer):
         reason = "needs a bias, one group, no dilation and padding with zeros"
         raise FedRayError(f"layer {name} ({layer}): {reason}; rebuild it that way")
     if isinstance(layer, nn.Linear):
         return (layer.in_features, layer.out_features), (layer.out_features,)
+    if isinstance(layer, nn.GroupNorm):
+        return (layer.num_channels,), (layer.num_channels,)
     return tuple(layer.weight.shape), (layer.out_channels,)
 
 
@@ -361,6 +375,8 @@ def _apply(layer: nn.Module, x: Tensor, weights: Iterator[Tensor]) -> Tensor:
         return x @ next(weights) + next(weights)
     if isinstance(layer, nn.Conv2d):
         return torch.nn.functional.conv2d(x, next(weights), next(weights), layer.stride, layer.padding)  # type: ignore[arg-type]
+    if isinstance(layer, nn.GroupNorm) and layer.affine:
+        return torch.nn.functional.group_norm(x, layer.num_groups, 1 + next(weights), next(weights), layer.eps)
     if isinstance(layer, BiLSTM):
         return bilstm(x, next(weights), next(weights), next(weights), next(weights))
     if isinstance(layer, OwnModule):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from torch import nn
 
 from fedray.arrays.tensor_files import named, pieces
 from fedray.nets.model import Model
@@ -44,6 +45,8 @@ def save(path: Path, tree: Any, model: Model, words: Mapping[str, str]) -> None:
         for part in layout:
             arrays[f"{name}.{part.name}"] = array[..., part.start : part.stop].reshape(*lead, *part.shape)
     linear = "weights of linear layers are [in, out]: x @ weight + bias"
+    if any(isinstance(layer, nn.GroupNorm) for layer in model.layers):
+        linear += "; those of GroupNorms are their distance from 1: z * (1 + weight) + bias"
     weights = "tensors are those of the module" if _own(model) else linear
     about = {"network": str(model.layers), "convention": f"{weights}; leading axes count clients or particles", **words}
     with path.open("wb") as file:

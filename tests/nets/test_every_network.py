@@ -8,7 +8,7 @@ from fedray.arrays.rng import Stream
 from fedray.nets import likelihood
 from tests.helpers import built
 
-INPUTS = {"lstm": (3, 4), "vgg": (1, 32, 32), "cnn": (1, 16, 16)}  # others take any
+INPUTS = {"lstm": (3, 4), "vgg": (1, 32, 32), "vgg_gn": (1, 32, 32), "cnn": (1, 16, 16)}  # others take any
 
 
 def network(name):

@@ -55,6 +55,7 @@ OTHERS = {
         nn.Flatten(),
         nn.Linear(40, 4),
     ),
+    "normalized units": described((2, 3), 4, nn.Flatten(), nn.Linear(6, 6), nn.GroupNorm(2, 6), nn.Linear(6, 4)),
     "late": described((2, 3), 4, nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4), nn.LeakyReLU(0.2)),
 }
 
@@ -67,6 +68,10 @@ CONVOLUTIONAL = {
     ),
     "pooled inputs": described(
         (1, 9, 8), 4, nn.MaxPool2d(2), nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(2, 4)
+    ),
+    "normalized": described(
+        (2, 5, 4), 4, nn.GroupNorm(1, 2), nn.Conv2d(2, 6, 2), nn.GroupNorm(3, 6), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(12, 4),
     ),
 }  # fmt: skip
 OTHERS |= CONVOLUTIONAL
@@ -86,11 +91,17 @@ def test_value_and_gradient_are_autograds(model, start):
     assert grad.count_nonzero() > 0
 
 
+def late_normalization():
+    return nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 6), nn.GroupNorm(2, 6), nn.Linear(6, 3)
+
+
 def test_which_networks_are_differentiated_as_chains_of_convolutions():
     assert all(map(convolutional, CONVOLUTIONAL.values()))
     assert convolutional(built("cnn", (3, 32, 32), 10))
     assert convolutional(built("vgg", (3, 32, 32), 10))
+    assert convolutional(built("vgg_gn", (3, 32, 32), 10))
     assert not any(convolutional(OTHERS[name]) for name in ("unequal windows", "same", "rows of pictures"))
+    assert not convolutional(described((1, 4, 4), 3, *late_normalization()))
     assert not convolutional(NETS["mlp"])
 
 

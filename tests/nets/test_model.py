@@ -154,6 +154,21 @@ def test_a_layer_that_mixes_the_examples_of_a_minibatch_is_refused(norm):
             described((1, 4, 4), 3, *layers, nn.Linear(32, 3))
 
 
+def test_a_normalization_without_parameters_has_none_in_the_vector():
+    model = described((4,), 3, nn.Linear(4, 6), nn.GroupNorm(2, 6, affine=False), nn.Linear(6, 3))
+    assert model.shapes == ((4, 6), (6,), (6, 3), (3,))
+    theta, x = model.init(Stream(0, "server")), Stream(0, "x").normal([5, 4])
+    w1, b1, w2, b2 = model.split(theta)
+    assert_close(model.apply(theta, x), torch.nn.functional.group_norm(x @ w1 + b1, 2) @ w2 + b2)
+
+
+def test_a_normalization_keeps_the_local_reparameterization_away():
+    model = described((4,), 3, nn.Linear(4, 6), nn.GroupNorm(2, 6), nn.Linear(6, 3))
+    parts = model.split(torch.zeros(model.padded))
+    with pytest.raises(FedRayError, match="local reparameterization"):
+        model.forward_local(parts, parts, torch.zeros(1, 4), torch.zeros(1, 0))
+
+
 class Within(nn.Module):
     """Of inputs from 0 to 1 alone: places in an embedding, and roots."""
 

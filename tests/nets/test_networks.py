@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 from torch.testing import assert_close
 
 from fedray.arrays.rng import Stream
+from fedray.nets.model import Model
 from fedray.types import FedRayError
 from tests.helpers import built
 
@@ -21,6 +23,7 @@ from tests.helpers import built
         ("cnn", (3, 32, 32), 10, 62_006, 6 * 28**2 + 16 * 10**2 + 120 + 84 + 10),
         ("lstm", (25, 50), 2, 1_116_602, 0),
         ("vgg", (3, 32, 32), 10, 246_314, 16 * 1024 + 32 * 256 + 64 * 64 + 128 * 16 + 128 * 4 + 10),
+        ("vgg_gn", (3, 32, 32), 10, 246_314 - 1_290 + 2 * 368 + 129 * 512 + 513 * 512 + 5_130, 0),
     ],
 )
 def test_the_papers_networks_have_the_papers_size(name, shape, classes, parameters, activations):
@@ -61,6 +64,43 @@ def test_features_of_convolutions_are_pooled():
     )
 
 
+def test_the_normalized_vgg_is_what_modules_of_pytorch_compute():
+    """A stored scale is the distance from 1."""
+    model = built("vgg_gn", (3, 32, 32), 10)
+    theta, x = Stream(0, "theta").normal([model.padded]) / 10, Stream(0, "x").normal([2, 3, 32, 32])
+    parts, channels = iter(model.split(theta)), 3
+    logits: list[nn.Module] = []
+    for layer in model.layers:
+        weight, bias = (next(parts), next(parts)) if any(True for _ in layer.parameters()) else (None, None)
+        if isinstance(layer, nn.Conv2d):
+            logits += [nn.Conv2d(channels, channels := layer.out_channels, 3, padding=1)]
+        elif isinstance(layer, nn.GroupNorm):
+            assert channels // layer.num_groups == 16
+            logits += [nn.GroupNorm(channels // 16, channels)]
+            weight = 1 + weight
+        elif isinstance(layer, nn.Linear):
+            logits += [nn.Linear(layer.in_features, layer.out_features)]
+            weight = weight.mT
+        else:
+            logits += [layer]
+        if weight is not None:
+            logits[-1].load_state_dict({"weight": weight, "bias": bias})
+    assert_close(model.apply(theta, x), nn.Sequential(*logits)(x).detach(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_normalization_starts_with_scale_one_and_shift_zero():
+    model = built("vgg_gn", (3, 32, 32), 10)
+    theta = model.init(Stream(0, "server"))
+    norm = theta[model.part(["layer2"])]
+    assert norm.shape == (32,)
+    assert norm.count_nonzero() == 0
+    assert theta[model.part(["layer1"])].count_nonzero() == model.slices["layer1"].stop
+    maps = functional.conv2d(Stream(0, "x").normal([2, 3, 32, 32]), *model.split(theta)[:2], padding=1)
+    expected = nn.GroupNorm(1, 16)(maps).detach()
+    own = Model(model.layers[:2].append(nn.Flatten()), (3, 32, 32), 16 * 1024)
+    assert_close(own.apply(theta, Stream(0, "x").normal([2, 3, 32, 32])), expected.flatten(1), rtol=1e-4, atol=1e-4)
+
+
 def test_the_cnn_pools_after_each_convolution():
     """The public Bayesian twin of BPFed lacks the second pooling."""
     model = built("cnn", (3, 32, 32), 10)
@@ -82,7 +122,11 @@ def test_the_cnn_pools_after_each_convolution():
 
 @pytest.mark.parametrize(
     ("name", "smallest", "parameters"),
-    [("vgg", (3, 32, 32), None), ("cnn", (1, 16, 16), 6 * 26 + 16 * 151 + 17 * 120 + 121 * 84 + 85 * 10)],
+    [
+        ("vgg", (3, 32, 32), None),
+        ("vgg_gn", (3, 32, 32), None),
+        ("cnn", (1, 16, 16), 6 * 26 + 16 * 151 + 17 * 120 + 121 * 84 + 85 * 10),
+    ],
 )
 def test_convolutions_refuse_images_that_their_pooling_would_eat(name, smallest, parameters):
     channels, height, width = smallest

@@ -92,6 +92,24 @@ def test_a_file_that_lacks_a_tensor_or_has_another_shape_is_refused(model, tmp_p
         load_tree(path, state(model))
 
 
+def test_another_reader_can_rebuild_a_normalization(tmp_path):
+    model = described((4,), 6, nn.Flatten(), nn.Linear(4, 6), nn.GroupNorm(2, 6, eps=0), nn.Linear(6, 6))
+    path = tmp_path / "global.safetensors"
+    rng = torch.Generator().manual_seed(0)
+    given, x = (
+        State(*(torch.randn(model.padded, generator=rng) for _ in State._fields)),
+        torch.randn(3, 4, generator=rng),
+    )
+    posterior_files.save(path, given, model, {})
+    found = {name.removeprefix("mu."): array for name, array in safetensors.numpy.load_file(path).items()}
+    groups = (x.numpy() @ found["layer1.weight"] + found["layer1.bias"]).reshape(3, 2, 3)
+    z = ((groups - groups.mean(-1, keepdims=True)) / groups.std(-1, keepdims=True)).reshape(3, 6)
+    outputs = (z * (1 + found["layer2.weight"]) + found["layer2.bias"]) @ found["layer3.weight"] + found["layer3.bias"]
+    assert np.allclose(outputs, model.apply(given.mu, x).numpy(), atol=1e-4)
+    with safe_open(path, "np") as file:
+        assert "z * (1 + weight) + bias" in file.metadata()["convention"]
+
+
 def test_every_parameter_of_other_networks_has_a_name(tmp_path):
     for settings in ({"model.name": "mclr"}, {"model.likelihood": "gaussian"}):
         plan = small_plan("dsvgd", settings)

@@ -23,16 +23,21 @@ SIDE = 32  # pixels that five poolings need
 
 def layers(cfg: ModelConfig, input_shape: tuple[int, ...], classes: int) -> nn.Sequential:
     """The layers; raises SettingError for images that five poolings would leave nothing of."""
-    if len(input_shape) != 3 or min(input_shape[1:]) < SIDE:
-        reason = f"inputs of shape {input_shape} are too small"
-        raise SettingError("model.name", "vgg", reason, f"use images of at least {SIDE} x {SIDE}, or `model.name=mlp`")
-    pixels = (input_shape[1] // SIDE) * (input_shape[2] // SIDE)
+    features = WIDTHS[-1] * pixels("vgg", input_shape)
     chain: list[nn.Module] = []
     with torch.device("meta"):
         for before, after in itertools.pairwise([input_shape[0], *WIDTHS]):
             chain += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
-        head = nn.Linear(WIDTHS[-1] * pixels, classes)
+        head = nn.Linear(features, classes)
     return nn.Sequential(*chain, nn.Flatten(), head)
+
+
+def pixels(name: str, input_shape: tuple[int, ...]) -> int:
+    """Of a channel after five poolings; raises SettingError, which names the network, where none would be left."""
+    if len(input_shape) != 3 or min(input_shape[1:]) < SIDE:
+        reason = f"inputs of shape {input_shape} are too small"
+        raise SettingError("model.name", name, reason, f"use images of at least {SIDE} x {SIDE}, or `model.name=mlp`")
+    return (input_shape[1] // SIDE) * (input_shape[2] // SIDE)
 
 
 NETWORK = NetworkRecord(summary="five convolutions and one linear layer (pFedBayes)", layers=layers)
