@@ -273,6 +273,24 @@ def test_an_interval_says_whether_an_advantage_is_as_large_as_the_printed_one(tm
     assert figures.advantages([]) is None
 
 
+def test_an_open_claim_may_be_settled_to_a_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The intervals of accuracies are 12.71 times the spread to each side of a tie; 0.1 nats are no points."""
+    claims = tuple(Claim(f"global/{metric}", "pfedbayes", "fedavg", "Table 9") for metric in ("accuracy", "nll"))
+    for spread, alike, count in ((0.0007, "open; within a point", 1), (0.0009, "open", 0)):
+        table = Table("quick", "Quick", "None.", 5, 1, 2, claims)
+        publish(monkeypatch, table)
+        folder = tmp_path / str(spread)
+        for seed, sign in enumerate((-1, 1)):
+            found = {"global/accuracy": 0.8 + sign * spread, "global/nll": 0.5 + sign * spread}
+            better, worse = played(table, "pfedbayes", seed, **found), {"global/accuracy": 0.8, "global/nll": 0.5}
+            data.add(folder, [better, played(table, "fedavg", seed, **worse)])
+        text = page.make(folder)
+        side = 1270.62 * spread
+        assert f"| +0.00 | -{side:.2f} to +{side:.2f} | 2 | {alike} | Table 9 |" in text
+        assert re.search(r"global NLL .* \| 2 \| open \| Table 9 \|", text)
+        assert (f"The intervals of {count} of the open claims lie within a point of zero" in text) == bool(count)
+
+
 def test_runs_with_settings_of_the_past_are_shown_but_neither_pooled_nor_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,8 +72,8 @@ seconds, digest of the states, and every metric.
   Questions of ours are counted apart, and marked *ours*.
 - *By*: the mean difference over the same seeds, hence the same partition, with Student's 95 % interval. It is above
   zero where the first cell is better: more accurate, or with a smaller NLL, ECE or deviation. A claim *holds* if the
-  interval is above zero, is *refuted* if it is below or no seed differs, and stays *open* otherwise. The intervals are
-  not corrected for their number.
+  interval is above zero, is *refuted* if it is below or no seed differs, and stays *open* otherwise: *within a point*
+  where the whole interval is that near zero. The intervals are not corrected for their number.
 - *Paper*, beside the interval: the difference of the two figures that the paper prints. Where the whole interval is
   below it, the first cell is better by *less than printed*, if at all; where it is above, by *more than printed*.
   Printed deviations are left out of this. The figure below a table's claims has all of it.
@@ -140,6 +140,11 @@ def _summary(sections: Sequence[Section]) -> Iterator[str]:
         yield (
             f"{len(inferred)} of these order figures that have no mark in our copy of the paper (*largest*): "
             f"{_count(inferred)}."
+        )
+    if alike := sum(each.alike for each in papers):
+        yield (
+            f"The intervals of {alike} of the open claims lie within a point of zero: whichever cell is better "
+            "there, it is not by more than that."
         )
     if with_size := [each for each in papers if each.paper is not None]:
         yield _sizes(with_size)
@@ -285,7 +290,8 @@ def _claim(judged: Judged) -> list[str]:
     shown = style(claim.metric)
     mean, low, high = (f"{shown.scale * value:+.{shown.digits}f}" for value in (said.by.mean, said.low, said.high))
     paper = "" if judged.paper is None else f"{shown.scale * judged.paper:+.{shown.digits}f}"
-    answer = said.answer + (f"; {judged.size}" if judged.size and said.answer != "refuted" else "")
+    words = (said.answer, judged.size if said.answer != "refuted" else "", "within a point" if judged.alike else "")
+    answer = "; ".join(word for word in words if word)
     again = f"{judged.last.answer} ({shown.scale * judged.last.by.mean:+.{shown.digits}f})" if judged.last else ""
     source = f"ours: {claim.source}" if claim.ours else claim.source
     return [

@@ -28,6 +28,12 @@ class Judged(NamedTuple):
         return label + (f", {WORDS[self.claim.best]}" if self.claim.best else "")
 
     @property
+    def alike(self) -> bool:
+        """Whether an open claim is settled to a point: the whole interval lies within one, whichever cell is better."""
+        point = judgement.POINT if "%" in style(self.claim.metric).label else 0.0  # nats are no points
+        return self.said.answer == "open" and -point <= self.said.low and self.said.high <= point
+
+    @property
     def size(self) -> Literal["", "less than printed", "more than printed"]:
         """What the interval says of the printed advantage: empty where it contains it, or where the paper has none."""
         if self.paper is None:
