@@ -86,7 +86,7 @@ class Block:
     def train(self, round_number: int, ids: Sequence[int], down: Any) -> TrainReply:
         """Run the local steps of the given clients and keep their new private states.
 
-        A client that fails, or whose upload is not finite, keeps the state that it had and is among the failures.
+        A client that fails, or whose upload or state is not finite, keeps the state that it had and is a failure.
         """
         self._terms = []
         wanted = [self._row[i] for i in ids]
@@ -188,17 +188,20 @@ class Block:
         return totals.terms(self.context, how, ups, n)
 
     def _sorted_out(self, round_number: int, index: Sequence[int], ups: Any, result: Any) -> _Part:
-        """The rows of a result whose upload is finite, and the failures of the others."""
+        """The rows of a result whose upload and state are finite, and the failures of the others."""
         up_bytes = payload_bytes(trees.row(ups, 0), self.plan)
-        sent = result[1]
+        clients, sent, _ = result
         # Terms that are the whole upload are looked at once.
         bad = {} if isinstance(sent, Terms) and sent.values is ups else bad_rows(ups)
         if isinstance(sent, Terms):
             bad = bad or totals.boundless(sent)
-        if not bad:
+        kept = bad_rows(clients)  # more than the upload, which of a newcomer and of a control says nothing
+        if not bad and not kept:
             return _Part(index, result, (), up_bytes)
-        failures = tuple(not_finite(round_number, self.ids[index[row]], field) for row, field in sorted(bad.items()))
-        good = [row for row in range(len(index)) if row not in bad]
+        found = {row: (field, "private state") for row, field in kept.items()}
+        found |= {row: (field, "upload") for row, field in bad.items()}
+        failures = tuple(not_finite(round_number, self.ids[index[row]], *what) for row, what in sorted(found.items()))
+        good = [row for row in range(len(index)) if row not in found]
         return _Part([index[row] for row in good], trees.rows(result, good) if good else None, failures, up_bytes)
 
 

@@ -12,10 +12,10 @@ from fedray.federate.messages import Failure, TrainReply
 from fedray.federate.plan import Plan
 
 
-def bad_rows(up: Any) -> dict[int, str]:
-    """Rows of stacked uploads [K, ...] that hold NaN or infinity, and the first field in which they do."""
+def bad_rows(stacked: Any) -> dict[int, str]:
+    """Rows of stacked uploads or states [K, ...] that hold NaN or infinity, and the first field in which they do."""
     found: dict[int, str] = {}
-    for name, values in trees.named_leaves(up):
+    for name, values in trees.named_leaves(stacked):
         sums = values.flatten(1).sum(1) if values.ndim > 1 else values
         if torch.isfinite(sums).all():  # a third of the cost of testing every element
             continue
@@ -24,9 +24,9 @@ def bad_rows(up: Any) -> dict[int, str]:
     return found
 
 
-def not_finite(round_number: int, client: int, field: str) -> Failure:
-    """That a client's upload holds NaN or infinity."""
-    reason = f"its upload {field!r} is not finite"
+def not_finite(round_number: int, client: int, field: str, what: str = "upload") -> Failure:
+    """That a client's upload, or what it keeps, holds NaN or infinity."""
+    reason = f"its {what} {field!r} is not finite"
     return Failure(round_number, f"client {client}", "not finite", reason, stage="finish")
 
 

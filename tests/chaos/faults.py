@@ -53,7 +53,8 @@ def always(plan: Plan, total: int, kind: str) -> Plan:
         ill = data.total == total
         if kind == "exception" and bool(ill):
             raise RuntimeError("this client cannot")
-        return client, trees.tree_map(lambda leaf: torch.where(ill, math.nan, leaf), up)
+        spoilt = trees.tree_map(lambda leaf: torch.where(ill, math.nan, leaf), client if kind == "nan state" else up)
+        return (spoilt, up) if kind == "nan state" else (client, spoilt)
 
     return plan._replace(algorithm=plan.algorithm._replace(finish=failing))
 

@@ -40,7 +40,7 @@ def test_a_client_that_fails_stops_the_run_by_name(kind, reason, backend):
     assert running.state.round == 0
 
 
-@pytest.mark.parametrize("kind", ["exception", "nan"])
+@pytest.mark.parametrize("kind", ["exception", "nan", "nan state"])
 def test_a_client_that_fails_can_be_left_out(kind):
     whole, plan = ill(kind)
     running = LocalFederation(skipping(plan), "loop")
@@ -56,6 +56,14 @@ def test_a_client_that_fails_can_be_left_out(kind):
     fresh = whole.algorithm.client_init(whole.context, whole.initial_server())
     assert differing([leaf[VICTIM] for leaf in clients.q], list(fresh.q)) == []
     assert [row["failures"] for row in running.history().rows] == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+def test_a_client_that_diverges_and_sends_nothing_is_noticed(backend):
+    """A control has no upload, and a newcomer's is of the parts that it does not train."""
+    plan = small_plan("local", SETTINGS | {"algorithm.lr": 1e30})
+    with pytest.raises(TrainingError, match=r"^client 0, round 1, finish: its private state 'theta' is not finite"):
+        list(LocalFederation(plan, backend))
 
 
 def test_a_client_is_left_out_exactly_as_if_it_had_not_been_selected():
