@@ -24,7 +24,7 @@ from fedray.federate.failures import RETRY, FailurePolicy
 from fedray.federate.in_process import play_and_keep
 from fedray.federate.messages import ClassLosses, File, Move, RoundMetrics
 from fedray.federate.plan import Plan
-from fedray.federate.rounds import Snapshot, State, start
+from fedray.federate.rounds import Snapshot, State, last_common, start
 from fedray.federate.storage import checkpoint
 from fedray.federate.storage.checkpoint import CheckpointStore, prepared
 from fedray.federate.storage.checkpoint_files import Checkpoint
@@ -143,7 +143,8 @@ class ServerActor:
     def uncertainty(self, far: Any = None) -> Uncertainty:
         """What the uncertainty of the members' models now is good for; ``far`` are examples of another dataset."""
         view = self._plan.view(self._state.server)
-        return trees.to_numpy(self._cohort.uncertainty(self._plan.cfg.rounds, view, trees.to_torch(far)))
+        number = last_common(self._plan, self._state)
+        return trees.to_numpy(self._cohort.uncertainty(number, view, trees.to_torch(far)))
 
     def history(self) -> State:
         """The server's state with the measures of the rounds so far."""

@@ -19,7 +19,7 @@ from fedray.federate.device.numbers import multiplying, on_device
 from fedray.federate.failures import FailurePolicy, failure_policy
 from fedray.federate.messages import ClassLosses, Cohort, EvalReply, File, RoundMetrics, TrainReply
 from fedray.federate.plan import Plan
-from fedray.federate.rounds import Snapshot, State, play_round, start
+from fedray.federate.rounds import Snapshot, State, last_common, play_round, start
 from fedray.federate.storage import checkpoint
 from fedray.federate.storage.checkpoint import CheckpointStore, prepared
 from fedray.federate.storage.checkpoint_files import Checkpoint, Saved
@@ -142,7 +142,7 @@ class LocalFederation:
     def uncertainty(self, far: Tensor | None = None) -> Uncertainty:
         """What the uncertainty of the members' models now is good for; ``far`` are examples of another dataset."""
         with numerics(), multiplying(self.plan.cfg.precision):
-            return self.cohort.uncertainty(self.plan.cfg.rounds, self.plan.view(self.state.server), far)
+            return self.cohort.uncertainty(last_common(self.plan, self.state), self.plan.view(self.state.server), far)
 
     def history(self) -> State:
         """The server's state with the measures of the rounds so far."""

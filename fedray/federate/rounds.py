@@ -56,6 +56,11 @@ def start(plan: Plan) -> State:
     return State(0, plan.initial_server(), plan.selection.init(len(plan.trainers)))
 
 
+def last_common(plan: Plan, state: State) -> int:
+    """The last round that all clients have played: those in which newcomers adapt do not count."""
+    return min(state.round, plan.cfg.rounds)
+
+
 class _Clock:
     """Wall seconds of a round and of its phases; a phase begins where the one before it ended."""
 

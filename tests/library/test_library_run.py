@@ -98,6 +98,15 @@ def test_a_callback_ends_a_run_and_its_result_is_that_of_so_many_rounds():
     assert stopped.summary["global"] == whole.summary["global"]
 
 
+@pytest.mark.parametrize("settings", [{}, {"eval_clients": 2}])
+def test_the_uncertainty_report_of_a_stopped_run_is_that_of_so_many_rounds(settings):
+    common = QUICK | {"uncertainty": True, "clients_per_round": 2} | settings
+    stopped = fedray.run("pfedbayes", callbacks=[lambda played: played.number == 2], **common | {"rounds": 9})
+    whole = fedray.run("pfedbayes", **common)
+    for name in ("personal", "global"):
+        assert stopped.summary["uncertainty"][name] == whole.summary["uncertainty"][name]
+
+
 def test_an_interrupted_run_says_so():
     run = fedray.run("fedavg", play=False, callbacks=[lambda played: 1 / 0], **QUICK)
     with pytest.raises(ZeroDivisionError):
