@@ -61,7 +61,10 @@ def _leaks(model: Model) -> list[float | None] | None:
     for layer in between:
         if type(layer) not in (nn.ReLU, nn.LeakyReLU):
             return None
-        leaks.append(layer.negative_slope if isinstance(layer, nn.LeakyReLU) else 0.0)
+        leak = layer.negative_slope if isinstance(layer, nn.LeakyReLU) else 0.0
+        if leak < 0:  # its output does not tell the sign of its input
+            return None
+        leaks.append(leak)
     return leaks
 
 

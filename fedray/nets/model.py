@@ -60,6 +60,8 @@ class Model:
         object.__setattr__(self, "layers", nn.Sequential(*_unpacked(self.layers)).eval())  # none draws random numbers
         for place, layer in enumerate(self.layers):
             _check(place, layer)
+        if own_module(self) is None and _shared(self.layers):
+            raise FedRayError("network: two of its layers share parameters, and each would get its own; build both")
         shapes: list[tuple[int, ...]] = []
         slices = {}
         tensors = {}
@@ -281,8 +283,11 @@ class Model:
 
 
 def is_chain(layers: nn.Module) -> bool:
-    """Whether a caller's network is a chain in which every layer with parameters is one that a model knows."""
-    if type(layers) is not nn.Sequential:
+    """Whether a caller's network is a chain in which every layer with parameters is one that a model knows.
+
+    A chain in which layers share parameters is none: a model would give each its own.
+    """
+    if type(layers) is not nn.Sequential or _shared(layers):
         return False
     return all(_known(layer) or not any(True for _ in layer.parameters()) for layer in _unpacked(layers))
 
@@ -326,6 +331,11 @@ def check_memory(floats: int, what: str, remedy: str) -> None:
         raise FedRayError(
             f"{what} take {wanted / 2**30:.0f} GiB, and this machine has {there / 2**30:.0f} GiB of memory; {remedy}"
         )
+
+
+def _shared(layers: nn.Sequential) -> bool:
+    """Whether a parameter has several places in a network."""
+    return len(list(layers.parameters())) < len(list(layers.named_parameters(remove_duplicate=False)))
 
 
 def _unpacked(layers: nn.Sequential) -> Iterator[nn.Module]:

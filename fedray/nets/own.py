@@ -33,6 +33,7 @@ class OwnModule(nn.Module):
         named = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
         self.names = tuple(named)
         self.real_shapes = tuple(named.values())
+        self.places = _places(self.own)
         # A view of a vector has an axis at least.
         self.shapes = tuple(shape or (1,) for shape in self.real_shapes)
 
@@ -76,8 +77,9 @@ class OwnModule(nn.Module):
 
     def call(self, weights: Sequence[Tensor], x: Tensor) -> Tensor:
         """The outputs of inputs x [B, ...] under these parameters."""
-        named = zip(self.names, weights, self.real_shapes, strict=True)
-        return torch.func.functional_call(self.own, {name: w.reshape(shape) for name, w, shape in named}, (x,))
+        shaped = [w.reshape(shape) for w, shape in zip(weights, self.real_shapes, strict=True)]
+        named = {name: w for names, w in zip(self.places, shaped, strict=True) for name in names}
+        return torch.func.functional_call(self.own, named, (x,), tie_weights=False)
 
     def check_stacking(self, x: Tensor) -> None:
         """Raise FedRayError where the module cannot be differentiated and stacked, tried on two copies and inputs x."""
@@ -97,6 +99,18 @@ class OwnModule(nn.Module):
                 f"network: {type(self.own).__name__} cannot be stacked over clients by torch.vmap ({reason}); it may "
                 "not branch on tensors, call .item(), write in place or draw random numbers"
             ) from None
+
+
+def _places(module: nn.Module) -> list[list[str]]:
+    """The names under which modules hold each parameter; several where it is shared, one for a module used twice.
+
+    PyTorch's own way of tying weights in a call does not give a module that has two names its weights back.
+    """
+    found: dict[nn.Parameter, list[str]] = {}
+    for path, part in module.named_modules():
+        for name, parameter in part.named_parameters(path, recurse=False):
+            found.setdefault(parameter, []).append(name)
+    return list(found.values())
 
 
 def _check(module: nn.Module) -> None:

@@ -56,6 +56,7 @@ OTHERS = {
         nn.Linear(40, 4),
     ),
     "normalized units": described((2, 3), 4, nn.Flatten(), nn.Linear(6, 6), nn.GroupNorm(2, 6), nn.Linear(6, 4)),
+    "mirrored": described((2, 3), 4, nn.Flatten(), nn.Linear(6, 5), nn.LeakyReLU(-0.2), nn.Linear(5, 4)),
     "late": described((2, 3), 4, nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4), nn.LeakyReLU(0.2)),
 }
 

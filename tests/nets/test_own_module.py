@@ -143,6 +143,23 @@ def test_a_module_that_is_no_such_function_is_refused(module, message):
         given(module, (2, 3), 4)
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_layers_of_a_chain_may_share_their_parameters(whole):
+    torch.manual_seed(0)
+    first, second = nn.Linear(6, 6), nn.Linear(6, 6)
+    second.weight, second.bias = first.weight, first.bias
+    chain = nn.Sequential(nn.Flatten(), first, nn.ReLU(), first if whole else second, nn.ReLU(), nn.Linear(6, 4))
+    model = given(chain, (2, 3), 4)
+    theta = vector(chain, model)
+    assert model.size == 6 * 6 + 6 + 6 * 4 + 4
+    assert torch.allclose(model.apply(theta, X), chain(X), rtol=1e-6)
+    _, grad = nll_and_grad(model, theta, X, Y, torch.full((5,), 0.2))
+    own = torch.autograd.grad(nn.functional.cross_entropy(chain(X), Y), list(chain.parameters()))
+    assert torch.allclose(grad[: model.size], torch.cat([g.flatten() for g in own]), atol=1e-6)
+    with pytest.raises(FedRayError, match="two of its layers share parameters"):
+        Model(chain, (2, 3), 4)
+
+
 def test_a_chain_of_known_layers_stays_a_chain():
     chain = nn.Sequential(nn.Flatten(), nn.Linear(6, 4))
     assert not any(isinstance(layer, OwnModule) for layer in given(chain, (2, 3), 4).layers)
