@@ -54,7 +54,7 @@ class PriorSettings:
         check_types(self)
         for name in ("prior_precision", "prior_shape", "prior_rate"):
             value = getattr(self, name)
-            require(0 < value < math.inf, name, value, "it is positive and finite", "leave it out")
+            require(value > 0, name, value, "it is positive", "leave it out")
 
     def p0(self, d: int) -> Prior:
         """The prior of vectors with d parameters."""

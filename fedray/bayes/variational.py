@@ -6,7 +6,6 @@ and ζ = 1 it is the negative evidence lower bound; the other settings are those
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,7 +38,7 @@ class Objective:
 
     def __post_init__(self) -> None:
         check_types(self)
-        require(0 <= self.zeta < math.inf, "zeta", self.zeta, "a KL weight is finite and not negative", "try 10")
+        require(self.zeta >= 0, "zeta", self.zeta, "a KL weight is not negative", "try 10")
         require(self.mc_samples >= 1, "mc_samples", self.mc_samples, "at least one is needed", "try 1")
         require(self.noise_sd >= 0, "noise_sd", self.noise_sd, "an sd is not negative", "use 1, the posterior's")
 

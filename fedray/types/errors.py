@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import math
 import numbers
 import re
 import typing
@@ -84,8 +85,8 @@ def require(ok: bool, name: str, value: object, reason: str, remedy: str) -> Non
 def check_types(cfg: Any, prefix: str = "") -> None:
     """Raise SettingError for a field of a config whose value does not have the field's type.
 
-    Whole numbers count as floats. Lists become tuples, and paths given as strings become paths. Messages put ``prefix``
-    before the name of the field.
+    Whole numbers count as floats; NaN and infinity do not. Lists become tuples, and paths given as strings become
+    paths. Messages put ``prefix`` before the name of the field.
     """
     hints: dict[str, Any] = typing.get_type_hints(cfg.__class__)
     for field in dataclasses.fields(cfg):
@@ -100,6 +101,7 @@ def check_types(cfg: Any, prefix: str = "") -> None:
                 remedy = f"{suggestion(value, listed)}choose {_or(listed)}"
                 require(False, prefix + field.name, value, "it is not a value of this setting", remedy)
             require(False, prefix + field.name, repr(value), f"is not {_words(hint)}", f"give {_words(hint)}")
+        require(_finite(value), prefix + field.name, value, "is not finite", "give a number that is")
 
 
 def _values(hint: Any) -> list[str]:
@@ -139,6 +141,12 @@ def _is(hint: Any, value: Any) -> bool:
     if isinstance(value, bool):
         return hint is bool
     return isinstance(value, (int, float) if hint is float else hint)
+
+
+def _finite(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_finite, cast("tuple[Any, ...]", value)))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _words(hint: Any) -> str:

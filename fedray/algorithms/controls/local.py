@@ -53,8 +53,8 @@ class LocalTraining:
         check_types(self)
         for name, value in (("lr", 0.01), ("lr_posterior", 0.001), ("prior_sd", 0.1)):
             own = getattr(self, name)
-            require(0 < own < math.inf, name, own, "it is positive and finite", f"try {value}")
-        require(0 <= self.zeta < math.inf, "zeta", self.zeta, "a KL weight is finite and not negative", "try 0.01")
+            require(own > 0, name, own, "it is positive", f"try {value}")
+        require(self.zeta >= 0, "zeta", self.zeta, "a KL weight is not negative", "try 0.01")
 
 
 class Weights(NamedTuple):

@@ -6,7 +6,6 @@ in whose many dimensions distances tell little. Settings as tuned by pFedBayes (
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,7 +31,6 @@ class HeurFedAMP(fedamp.Attracted):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(0 <= self.xi_own <= 1, "xi_own", self.xi_own, "a weight lies in [0, 1]", "try 0.5")
-        require(math.isfinite(self.sigma), "sigma", self.sigma, "not finite", "try 1")
 
 
 def server_init(ctx: Context[HeurFedAMP], rng: Stream) -> Server:

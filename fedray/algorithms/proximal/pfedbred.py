@@ -7,7 +7,6 @@ and tables differ; what the text says and what reproduces the tables are the pre
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -54,7 +53,7 @@ class Proximal(Averaging):
         require(self.alpha > 0, "alpha", self.alpha, "a learning rate is positive", "try 0.01")
         for name in ("alpha_m", "lam"):
             value = getattr(self, name)
-            require(0 <= value < math.inf, name, value, "finite and not negative", "try 0.01 for α_m, 15 for λ")
+            require(value >= 0, name, value, "it is not negative", "try 0.01 for α_m, 15 for λ")
         require(self.inner_steps >= 1, "inner_steps", self.inner_steps, "at least one is needed", "try 5")
         ok = len(self.variance) > 0 and all(value > 0 for value in self.variance)
         require(ok, "variance", self.variance, "variances are positive", "use 1.0")
