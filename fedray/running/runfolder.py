@@ -34,6 +34,7 @@ from fedray.running.files import write_json
 from fedray.running.mlflow_store import shown
 from fedray.types import FedRayError, first_line, require
 
+PATIENCE = 0.5  # seconds for the lock: its file may be going just then, and has to be opened again
 NOTE, FINISHED = "run.json", "config.json"
 # What only the federation can answer, as long as its clients have their states.
 SETTLED = ("uncertainty", "ood", "loss_deviation", "figures")
@@ -248,7 +249,7 @@ def locked(folder: Path) -> Iterator[None]:
     lock = FileLock(folder.parent / f".{folder.name}.lock")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=PATIENCE)
     except OSError as error:
         if isinstance(error, Timeout) and Path(lock.lock_file).exists():
             raise FedRayError(
@@ -261,8 +262,10 @@ def locked(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        lock.release()
+        # Before the release: who has opened the file and waits then finds that it has no name any more, and opens it
+        # anew. After it, that lock and one on the next file of this name would both hold.
         Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
 
 
 def place(resume: str, output: str | Path | None, name: str) -> Path:
