@@ -29,11 +29,10 @@ from fedray.federate.compiled.choice import may_compile
 from fedray.federate.failures import failure_policy
 from fedray.federate.plan import Plan, make_plan, resolve
 from fedray.running import progress
-from fedray.running.files import write_json
+from fedray.running.files import write_json, write_table
 from fedray.running.mlflow_store import locate, shown
 from fedray.running.progress import Status
 from fedray.running.tracking import MLflowTracker, NullTracker, Tracker
-from fedray.running.writer import write_table
 from fedray.terminal import same_handlers
 from fedray.types import Choice, FedRayError, for_command_line, require
 from tune import results, search

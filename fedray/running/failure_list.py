@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedray.federate.messages import Failure
-from fedray.running.writer import write_table
+from fedray.running.files import write_table
 
 FILE = "failures.csv"
 
@@ -18,8 +18,10 @@ def begin(folder: Path, rounds: int) -> tuple[Failure, ...]:
     """The failures of the first ``rounds`` rounds, to which the table is cut: later rounds are played again."""
     found = tuple(failure for failure in _read(folder / FILE) if failure.round <= rounds)
     with contextlib.suppress(OSError):  # a full disk must not cost the run
-        (folder / FILE).unlink(missing_ok=True)
-        add(folder, found)
+        if found:
+            write_table(folder / FILE, rows(found))
+        else:
+            (folder / FILE).unlink(missing_ok=True)
     return found
 
 

@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import json
 import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[TextIO]:
+    """A text file to write in one step: a reader finds the old content or the new one; raises OSError."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with part.open("w", encoding="utf-8", newline="") as file:
+            yield file
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file in one step: a reader finds the old content or the new one; raises OSError."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise
+    """Write a text file in one step; raises OSError."""
+    with whole(path) as file:
+        file.write(text)
+
+
+def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write a CSV file in one step, with the union of the rows' columns in order of appearance; raises OSError."""
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    with whole(path) as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def write_json(path: Path, value: Any) -> None:

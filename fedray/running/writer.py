@@ -45,7 +45,7 @@ from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot
 from fedray.federate.uncertainty import summary as uncertain
 from fedray.running import posterior_files
-from fedray.running.files import leftover, remove_leftovers, write_json
+from fedray.running.files import leftover, remove_leftovers, write_json, write_table
 from fedray.types import FedRayError
 
 PERSONAL = "personal"
@@ -141,15 +141,6 @@ def _taken(destination: Path) -> bool:
     if not destination.is_dir():
         return destination.exists()
     return not all(map(leftover, destination.iterdir()))
-
-
-def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """A CSV file with the union of the rows' columns, in order of appearance."""
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def describe(plan: Plan) -> dict[str, Any]:

@@ -12,8 +12,7 @@ from typing import Annotated
 import tyro
 
 from fedray import cli, registry
-from fedray.running.files import write_json
-from fedray.running.writer import write_table
+from fedray.running.files import write_json, write_table, write_whole
 from fedray.terminal import bar, check_packages, say
 from fedray.truth import meter, reference, report
 from fedray.truth.problem import PROBLEMS
@@ -73,7 +72,7 @@ def keep(options: Options, rows: Sequence[meter.Row]) -> None:
     write_table(folder / "table.csv", [report.record(row) for row in rows])
     write_table(folder / "ranks.csv", report.histogram(rows))
     write_json(folder / "truth.json", report.summary(rows, {"sets": options.sets, "quick": options.quick}))
-    (folder / "table.md").write_text(report.markdown(rows) + "\n", encoding="utf-8")
+    write_whole(folder / "table.md", report.markdown(rows) + "\n")
     report.save_figure(folder, rows)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedray import launch
-from fedray.running.writer import write_table
+from fedray.running.files import write_table
 from tests.chaos.__main__ import compare, main
 from tests.chaos.arena import ARGV
 

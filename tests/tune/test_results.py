@@ -14,9 +14,8 @@ from fedray.algorithms.bayesian.pfedbayes import PFedBayes
 from fedray.config import DataConfig, Experiment, ModelConfig, TrackingConfig
 from fedray.federate.measures.tasks import REGRESSION
 from fedray.running import runfolder
-from fedray.running.files import write_json
+from fedray.running.files import write_json, write_table
 from fedray.running.tracking import NullTracker
-from fedray.running.writer import write_table
 from fedray.types import Choice, FedRayError, LogUniform
 from tune import record, results, search, sweep
 from tune.__main__ import NOTE, Note, main, read
