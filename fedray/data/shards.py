@@ -162,7 +162,7 @@ class Shards(Sequence[Shard]):
 
     def _none(self, n: np.ndarray) -> Batch:
         """Batches without examples of clients that have n [K] training examples."""
-        x, y = self._part(0, 0)
+        x, y = self._at(np.empty(0, np.int64))
         nothing = torch.zeros(len(n), 0, device=x.device)
         total = torch.from_numpy(n).to(x.device).float()
         return Batch(x.new_empty(len(n), 0, *x.shape[1:]), y.new_empty(len(n), 0), nothing, nothing.long(), total)

@@ -109,7 +109,7 @@ class Local(NamedTuple):
     i: Prior  # sum of ∇_β log p(z_m|β)
     j: Tensor  # [P] sum of ∇ log p(D_i|φ, z_m), of which only the part in φ is sent
     r: Tensor  # [] local steps so far
-    data: Batch  # the shard with ula, nothing with other samplers
+    shard: Batch | fedavg.Nothing  # with ula; other samplers look at minibatches alone
 
 
 class Networks(NamedTuple):
@@ -150,10 +150,9 @@ def begin(ctx: Context[FedPop], client: Client, down: Down, data: Batch) -> Loca
     z = torch.where(client.rounds > 0, client.z, down.beta.mu)
     theta = ctx.model.assemble(ctx.cfg.personal, z, down.phi)
     i = trees.tree_map(torch.zeros_like, down.beta)
-    if ctx.cfg.sampler != "ula":
-        data = data._replace(x=data.x[:0], y=data.y[:0], weight=data.weight[:0], place=data.place[:0])
+    shard = data if ctx.cfg.sampler == "ula" else fedavg.Nothing()
     own = ctx.model.part(ctx.cfg.personal, z.device)
-    return Local(theta, own, client, down, i, torch.zeros_like(theta), torch.zeros_like(data.total), data)
+    return Local(theta, own, client, down, i, torch.zeros_like(theta), torch.zeros_like(data.total), shard)
 
 
 def noise_shape(ctx: Context[FedPop]) -> tuple[int, ...]:
@@ -163,7 +162,8 @@ def noise_shape(ctx: Context[FedPop]) -> tuple[int, ...]:
 def step(ctx: Context[FedPop], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, fedavg.Info]:
     """One step of the chain, on a minibatch or on the whole shard."""
     cfg, model = ctx.cfg, ctx.model
-    nll, grad = fedavg.gradient(model, local.theta, local.data if cfg.sampler == "ula" else batch)
+    examples = local.shard if isinstance(local.shard, Batch) else batch
+    nll, grad = fedavg.gradient(model, local.theta, examples)
     score = -batch.total * grad  # of log p(D_i|φ, z): a minibatch's mean times n_i is its sum times n_i/b
     return advance(cfg, local, score, batch.total, noise), fedavg.Info(nll)
 

@@ -27,7 +27,8 @@ def natural(users: np.ndarray, clients: int, alpha: float, test_fraction: float,
     sizes = least + (rng.dirichlet(np.full(clients, alpha)) * (count - least * clients)).astype(np.int64)
     sizes += np.bincount(rng.integers(clients, size=count - sizes.sum()), minlength=clients)
     owner = np.repeat(np.arange(clients), sizes)[users]
-    shards = [np.flatnonzero(owner == client) for client in range(clients)]
+    ends = np.bincount(owner, minlength=clients).cumsum()
+    shards = np.split(np.argsort(owner, kind="stable"), ends[:-1])
     poor = min(range(clients), key=lambda client: len(shards[client]))
     reason = f"client {poor} has {len(shards[poor])} example of its {sizes[poor]} users; it needs one to test on"
     require(len(shards[poor]) >= 2, "clients", clients, reason, "lower it, so that users are grouped")

@@ -74,10 +74,13 @@ def write_clients(folder: str, ids: Sequence[int], states_of: Callable[[Sequence
     return [write_some(folder, part, states_of(part)) for part in parts]
 
 
-def write_some(folder: str, ids: Sequence[int], states: Any) -> File:
-    """Write the private states [K, ...] of some clients, in ascending order, to one file; raises OSError."""
+def write_some(folder: str, ids: Sequence[int], states: Any, lasting: bool = True) -> File:
+    """Write the private states [K, ...] of some clients, in ascending order, to one file; raises OSError.
+
+    One that is not ``lasting`` outlives its process, but not yet its machine.
+    """
     name = f"clients-{ids[0]:06d}-{ids[-1]:06d}.safetensors"
-    return _write(folder, name, tensor_files.pieces(tensor_files.named(states)), tuple(ids))
+    return _write(folder, name, tensor_files.pieces(tensor_files.named(states)), tuple(ids), lasting)
 
 
 def read_clients(saved: Saved, wanted: Collection[int], initial: Any) -> Iterator[tuple[int, Any]]:
@@ -204,7 +207,13 @@ def _unpack_spotlights(content: bytes) -> tuple[Spotlight, ...]:
     return tuple(spotlight(number) for number in range(math.ceil(len(arrays) / 4)))
 
 
-def _write(folder: str, name: str, content: Iterable[bytes | memoryview], clients: tuple[int, ...] = ()) -> File:
+def _write(
+    folder: str,
+    name: str,
+    content: Iterable[bytes | memoryview],
+    clients: tuple[int, ...] = (),
+    lasting: bool = True,
+) -> File:
     fs, path = fsspec.url_to_fs(folder)
     size = checksum = 0
     with fs.open(f"{path}/{name}", "wb") as file:
@@ -212,7 +221,7 @@ def _write(folder: str, name: str, content: Iterable[bytes | memoryview], client
             file.write(piece)
             size += len(piece)
             checksum = zlib.crc32(piece, checksum)
-        if isinstance(fs, LocalFileSystem):  # a local file: it shall survive the machine's own fall, too
+        if lasting and isinstance(fs, LocalFileSystem):  # a local file: it shall survive the machine's own fall, too
             file.flush()
             os.fsync(file.fileno())
     return File(name, size, checksum, clients)

@@ -14,6 +14,7 @@ until then, the successor of a process that dies may still need it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -128,6 +129,7 @@ class OnDisk:
         self._root = Path(folder) / f"{ids[0]:06d}-{ids[-1]:06d}"
         self._files: dict[int, tuple[int, File]] = {}
         self._replaced: list[tuple[int, Path]] = []  # in which round, and what
+        self._lasting: set[Path] = set()  # files that outlive the machine
 
     @property
     def trained(self) -> list[int]:
@@ -152,7 +154,9 @@ class OnDisk:
                 self._replaced.append((round_number, self._path(*self._files[i])))
             state = trees.tree_map(lambda leaf, k=k: leaf[k : k + 1].cpu(), states)
             with writing(folder):
-                self._files[i] = round_number, write_some(str(folder), [i], state)
+                # To have it last costs more than to write it: it waits for a checkpoint.
+                self._files[i] = round_number, write_some(str(folder), [i], state, lasting=False)
+            self._lasting.discard(self._path(*self._files[i]))
 
     def piece(self, ids: Iterable[int]) -> Callable[[], Piece]:
         own = tuple(i for i in ids if i in self._files)
@@ -179,9 +183,11 @@ class OnDisk:
         for number, file in self._files.values():
             source = self._path(number, file)
             if isinstance(fs, LocalFileSystem):
+                self._secure(source)
                 link(source, Path(path) / file.name)
             else:
                 fs.put_file(str(source), f"{path}/{file.name}")
+        self._lasting &= {self._path(*place) for place in self._files.values()}
         return [self._files[i][1] for i in self.trained]
 
     def load(self, saved: Saved) -> None:
@@ -197,6 +203,14 @@ class OnDisk:
                 self._files[i] = saved.round, alone[i]
         for i, state in read_clients(saved, self._ids - self._files.keys(), self._initial):
             self.replace(saved.round, [i], trees.tree_map(lambda leaf: leaf[None], state))
+
+    def _secure(self, path: Path) -> None:
+        """Have a file outlive the machine's own fall, too."""
+        if path in self._lasting:
+            return
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        self._lasting.add(path)
 
     def _sweep(self) -> None:
         """Remove the files of a predecessor that nobody refers to."""

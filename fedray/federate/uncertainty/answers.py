@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from fedray.arrays import trees
-from fedray.data import shards
 from fedray.data.readers import Dataset
 from fedray.federate.block import Block
 from fedray.federate.evaluation import (
@@ -27,7 +26,7 @@ from fedray.federate.failures import stage
 from fedray.federate.measures import metrics
 from fedray.federate.plan import Plan
 from fedray.federate.uncertainty import adaptive, conformal, selective, temperature
-from fedray.federate.uncertainty.questions import Questions, questions
+from fedray.federate.uncertainty.questions import Questions, pool, questions
 from fedray.federate.uncertainty.ranking import ranked
 from fedray.federate.uncertainty.reply import SAMPLE, Answers, Scaled, Uncertainty
 from fedray.federate.uncertainty.shift import corruptions
@@ -60,7 +59,7 @@ def uncertainty(block: Block, round_number: int, view: Any, dataset: Dataset, fa
     """
     plan = block.plan
     asked = set(plan.evaluated(round_number))
-    dataset = shards.relabelled(dataset, plan.partition)
+    strangers = pool(plan, dataset)
     far = None if far is None else far.to(block.device)
     everyone = global_predictor(block, round_number, view)
     found = []
@@ -68,7 +67,7 @@ def uncertainty(block: Block, round_number: int, view: Any, dataset: Dataset, fa
         if i not in asked:
             continue
         with stage("uncertainty", f"client {i}", round_number):
-            asks = questions(block, k, dataset)
+            asks = questions(block, k, strangers)
             own = None
             if plan.personal:
                 model = personal_model(block, k, round_number, view)

@@ -61,11 +61,26 @@ def far(plan: Plan, name: str) -> Tensor:
     return shards.examples(dataset._replace(scaling=plan.scaling), _drawn(plan, "far", 0, np.arange(len(dataset.y))))[0]
 
 
-def questions(block: Block, k: int, dataset: Dataset) -> Questions:
+class Pool(NamedTuple):
+    """The test examples of all clients, one client after the other."""
+
+    dataset: Dataset  # with the labels of the partition
+    positions: np.ndarray  # [n] in the dataset
+    ends: np.ndarray  # [N] of the clients' own among them
+
+
+def pool(plan: Plan, dataset: Dataset) -> Pool:
+    """What strange examples are drawn from; ``dataset`` holds everybody's examples."""
+    test = plan.partition.test
+    ends = np.cumsum([len(part) for part in test])
+    return Pool(shards.relabelled(dataset, plan.partition), np.concatenate(test), ends)
+
+
+def questions(block: Block, k: int, pool: Pool) -> Questions:
     """The examples that the k-th hosted client's models are asked about.
 
     They are calibrated on its validation examples or, where none are held out, on half of its test examples, at most
-    SAMPLE, which then do not score. ``dataset`` holds everybody's examples, with the labels of the partition.
+    SAMPLE, which then do not score.
     """
     plan, client = block.plan, block.ids[k]
     x, y = block.shards.test(k)
@@ -79,10 +94,11 @@ def questions(block: Block, k: int, dataset: Dataset) -> Questions:
     trained[block.shards[k].train_y.cpu().numpy()] = True
     if plan.algorithm.pools:
         trained[:] = True  # its one model has seen them all
-    everyone = np.concatenate(plan.partition.test)
-    others = everyone[~np.isin(everyone, plan.partition.test[client])]  # its own may be of a class it does not train on
-    strange = others[~trained[dataset.y[others]]]
-    unknown, _ = shards.examples(dataset, _drawn(plan, "unknown", client, strange))
+    end = pool.ends[client]
+    own = slice(end - len(plan.partition.test[client]), end)  # may be of a class that it does not train on
+    others = np.delete(pool.positions, own)
+    strange = others[~trained[pool.dataset.y[others]]]
+    unknown, _ = shards.examples(pool.dataset, _drawn(plan, "unknown", client, strange))
     known = torch.from_numpy(trained).to(y.device)[scored[1]]
     return Questions(calibration, scored, known, unknown.to(x.device))
 

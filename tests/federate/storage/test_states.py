@@ -1,5 +1,6 @@
 """Clients' states in memory and on disk are the same, take no room before a client trains, and survive a process."""
 
+import os
 import random
 from pathlib import Path
 
@@ -115,6 +116,21 @@ def test_a_checkpoint_links_files_and_does_not_change_with_the_next_round(tmp_pa
     assert files(tmp_path / "a")[0].samefile(one[0])
 
 
+def test_files_are_made_to_outlive_the_machine_once_and_for_a_checkpoint_only(tmp_path, monkeypatch):
+    states = stored("disk", tmp_path / "a")
+    secured = []
+    monkeypatch.setattr("os.fsync", lambda number: secured.append(os.readlink(f"/proc/self/fd/{number}")))
+    states.replace(1, [3, 4], fresh(2, 1))
+    assert secured == []
+    for number, expected in ((1, [3, 4]), (2, [4])):
+        (tmp_path / f"{number}").mkdir()
+        states.save(str(tmp_path / f"{number}"))
+        assert [f"clients-{i:06d}-{i:06d}.safetensors" for i in expected] == [Path(name).name for name in secured]
+        secured.clear()
+        states.replace(number + 1, [4], fresh(1, number + 1))
+    assert secured == []
+
+
 def test_a_successor_starts_before_the_round_in_which_its_predecessor_died(tmp_path):
     """The files of a round that was never committed are ignored and removed; older ones are there for a round more."""
     states, old = stored("disk", tmp_path), fresh(2, 1)
@@ -216,3 +232,11 @@ def test_who_hands_a_shard_on_or_fails_without_it_looks_at_it():
     assert looks(lambda shard: (torch.zeros(1), shard), total)
     assert looks(lambda shard: len(shard), total)
     assert not looks(lambda shard: (torch.zeros(1) * shard.total, None), total)
+
+
+@pytest.mark.parametrize(("sampler", "looks"), [("sgld", 0), ("ula", 1)])
+def test_fedpop_looks_at_shards_only_where_its_chain_does(sampler, looks):
+    plan = small_plan("fedpop", {"algorithm.sampler": sampler})
+    host = block(plan)
+    play(plan, [host], ((0, 3),))
+    assert host._seen["train"] == looks * plan.facts.shard

@@ -38,7 +38,8 @@ def played(plan):
 
 def asked(plan):
     host, dataset = block(plan), loading.load(plan.cfg.data)
-    return host, [questions.questions(host, k, plan.dataset(dataset)) for k in range(len(host.ids))]
+    pool = questions.pool(plan, plan.dataset(dataset))
+    return host, [questions.questions(host, k, pool) for k in range(len(host.ids))]
 
 
 def rows_in(x, pool):
@@ -126,7 +127,7 @@ def test_a_client_asked_by_hand(plan, played):
     """The AUROC of the entropy, and the share of errors among the surest, from the model itself."""
     _, found, federation = played
     host, view = federation.cohort.block, plan.view(federation.state.server)
-    each = questions.questions(host, 2, plan.dataset())
+    each = questions.questions(host, 2, questions.pool(plan, plan.dataset()))
     model = personal_model(host, 2, plan.cfg.rounds, view)
     predict = personal_predictor(host, 2, plan.cfg.rounds, model, plan.cfg.predict_samples)
 
