@@ -13,6 +13,7 @@ from torch import Tensor
 from fedray.bayes.stein import bandwidth, squared_distances
 
 KERNEL_FLOOR, DENSITY_FLOOR = 1e-9, 1e-10  # what DSVGD's public code adds to a kernel's value and to a density
+LARGE = 600.0  # log of a scale that float64 holds, beside which the floor of the density is nothing
 
 
 def kde_gradient(x: Tensor, centres: Tensor, width: float | Tensor, d: int) -> Tensor:
@@ -27,7 +28,8 @@ def code_gradient(x: Tensor, centres: Tensor, width: float | Tensor, d: int) -> 
     q = (2πλ²M)^(-d/2) Σ_n [exp(-‖x - c_n‖²/2λ²) + 1e-9].
     """
     weights = torch.exp(-squared_distances(x, centres) / (2 * width**2))
-    scale = math.exp(-d / 2 * math.log(len(centres) * 2 * math.pi * float(width) ** 2))
+    power = -d / 2 * math.log(len(centres) * 2 * math.pi * float(width) ** 2)
+    scale = math.exp(min(power, LARGE))
     density = scale * (weights + KERNEL_FLOOR).sum(1, keepdim=True)
     share = (scale * weights / (density + DENSITY_FLOOR)).to(x.dtype)
     return (share @ centres - share.sum(1, keepdim=True) * x) / width**2

@@ -273,6 +273,15 @@ def test_the_public_codes_estimate_is_flat_in_many_dimensions_and_not_in_few():
         assert kde_gradient(x, x[:6] + 0.1, 0.55, d).abs().max() > 1e-2
 
 
+def test_the_public_codes_estimate_of_a_narrow_kernel_is_that_without_a_floor():
+    """(2πλ²M)^(-d/2) is beyond any float64 there, and 1e-10 nothing beside it."""
+    x, width, d = normals("narrow", 6, 400) / 1000, 0.05, 400
+    weights = torch.exp(-torch.cdist(x, x[:3]).square() / (2 * width**2))
+    share = weights / (weights + 1e-9).sum(1, keepdim=True)
+    expected = (share @ x[:3] - share.sum(1, keepdim=True) * x) / width**2
+    assert_close(code_gradient(x, x[:3], width, d), expected)
+
+
 def test_the_shared_width_is_that_of_the_kernel():
     """exp(-D/2λ²) at λ² = h/2 is the kernel itself."""
     width, kernel = median_width(X), rbf(X)

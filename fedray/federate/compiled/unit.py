@@ -151,7 +151,9 @@ def _plain(function: Any) -> Any:
 
 
 def _described(model: Model) -> list[Any]:
-    return [str(model.layers), model.input_shape, model.classes, model.extra, model.density.slopes.__name__]
+    slopes: Any = model.density.slopes
+    name = [_plain(slopes).__name__, *(slopes.args if isinstance(slopes, partial) else ())]
+    return [str(model.layers), model.input_shape, model.classes, model.extra, *name]
 
 
 def _code(names: set[str]) -> str:

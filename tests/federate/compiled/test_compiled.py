@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from fedray.federate.compiled.unit import schema, unit
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.plan import make_plan
 from fedray.federate.storage.checkpoint import CheckpointStore, newest
+from fedray.nets.densities import known_noise
 from fedray.types import FedRayError
 from tests.helpers import ALGORITHMS, block, differing, eager, experiment, federated_plan, play, small_plan
 
@@ -77,6 +79,12 @@ def test_a_fact_of_the_federation_is_in_the_key_where_the_step_reads_it() -> Non
     """DSGLD's gradient counts the clients; FedAvg's does not."""
     keys = {name: {unit(small_plan(name, {"clients": n})).key for n in (5, 6)} for name in ("dsgld", "fedavg")}
     assert {name: len(found) for name, found in keys.items()} == {"dsgld": 2, "fedavg": 1}
+
+
+def test_a_known_noise_is_in_the_key() -> None:
+    """An sd of its own is a constant of the machine code."""
+    plan = small_plan("pfedbayes")
+    assert len({unit(plan._replace(model=replace(plan.model, density=known_noise(sd)))).key for sd in (1, 2)}) == 2
 
 
 def test_another_pytorch_or_cpu_is_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
