@@ -14,12 +14,16 @@ import jinja2
 from fedray.compare.groups import RunGroup
 from fedray.compare.tables import Table
 
+HISTORY = (
+    "Mean over seeds; the band is one sample standard deviation. Horizontal lines are controls, at the mean over their "
+    "last evaluations. Seconds depend on the machine that executed the run. Traffic is what the clients send and "
+    "receive."
+)
 CAPTIONS = {
-    "accuracy": "Mean over seeds; the band is one sample standard deviation. Horizontal lines are controls, at the "
-    "mean over their last evaluations. Seconds depend on the machine that executed the run. Traffic is what the "
-    "clients send and receive.",
-    "clients": "Accuracy on each client at the last evaluation: one point per client and seed. The box reaches from "
-    "the first to the third quartile; the line is the median.",
+    "accuracy": HISTORY,
+    "rmse": HISTORY,
+    "clients": "Each client at the last evaluation: one point per client and seed. The box reaches from the first to "
+    "the third quartile; the line is the median.",
     "loss_deviation": "The first client, by class: how far the NLL of its personal model lies above the mean of all "
     "clients' models, on the test examples of all clients (ΔG) and on its own (ΔL). One run of each row that has "
     "--loss-deviation.",

@@ -38,8 +38,8 @@ def baseline(groups: Sequence[RunGroup], by: Sequence[str], name: str) -> dict[t
         if any(name == word for word in words) if name else not group.control:
             found.setdefault(dealt(group), group)
     if name and not found:
-        known = ", ".join(dict.fromkeys(group.name(by) for group in groups))
-        raise FedRayError(f"--baseline {name}: no row has this name; choose from {known}")
+        known = "\n".join(dict.fromkeys(f"  {group.name(by)}" for group in groups))
+        raise FedRayError(f"--baseline {name}: no row has this name; choose from\n{known}")
     return found
 
 

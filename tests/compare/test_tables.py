@@ -9,7 +9,7 @@ import re
 import pytest
 from scipy import stats
 
-from fedray.compare import groups, html, tables
+from fedray.compare import figures, groups, html, tables
 from fedray.compare.groups import Estimate, RunGroup
 from fedray.compare.runs import FinishedRun
 from fedray.types import FedRayError
@@ -138,6 +138,14 @@ def test_html_shows_hostile_names_as_text():
     assert text.count("&lt;script&gt;&amp;|") == 8  # two cells of the table, a fact, and five in the list of runs
 
 
+@pytest.mark.parametrize("measure", ["accuracy", "rmse"])
+def test_every_figure_has_a_caption_on_the_page(measure):
+    series = figures.Series("a", [[{"round": 1, f"global/{measure}": 0.5}]], [], [])
+    kinds = {name.partition("-")[0] for name in figures.builders([series])}
+    assert measure in kinds
+    assert kinds <= html.CAPTIONS.keys()
+
+
 def test_csv_is_plain_numbers_to_the_last_bit():
     (line, other) = csv.DictReader(io.StringIO(tables.plain([A, B], ["algorithm"], [ACC, NLL])))
     assert float(line[f"{ACC} mean"]) == 0.9012
@@ -207,7 +215,7 @@ def test_differences_are_taken_seed_by_seed_and_tested_as_scipy_does():
     swapped = tables.differences([a, b], ["algorithm"], [ACC], first | second, "b")
     assert texts(swapped) == [["a", "b", "3", f"-2.00 ± {half:.2f} (p {test.pvalue:.2g})"]]
     assert tables.differences([a, c], ["algorithm"], [ACC], first | third, "") is None
-    with pytest.raises(FedRayError, match="--baseline x: no row has this name; choose from a, b"):
+    with pytest.raises(FedRayError, match=r"--baseline x: no row has this name; choose from\n  a\n  b$"):
         tables.differences([a, b], ["algorithm"], [ACC], first | second, "x")
 
 
