@@ -6,6 +6,7 @@ from a module that the user names (``--plugin``).
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import importlib.metadata
@@ -79,6 +80,8 @@ def check_functions(where: str, record: tuple[Any, ...]) -> None:
     """
     if not isinstance(record, Algorithm | Selection | Stage | Sums):
         return
+    if isinstance(record, Algorithm):
+        _check_settings(where, record.config)
     for field, hint in typing.get_type_hints(type(record)).items():
         function = getattr(record, field)
         if field == "scores":
@@ -103,6 +106,16 @@ def check_functions(where: str, record: tuple[Any, ...]) -> None:
                 f"({', '.join(signature.parameters)}), but is called with ({', '.join(expected)}); "
                 "change its parameters"
             ) from None
+
+
+def _check_settings(where: str, config: type) -> None:
+    """Raise FedRayError unless an algorithm's settings are a dataclass with a default for each."""
+    name = getattr(config, "__name__", repr(config))
+    if not dataclasses.is_dataclass(config):
+        raise FedRayError(f"{where}: its config {name} is no dataclass; decorate it with @dataclass(frozen=True)")
+    for field in dataclasses.fields(config):
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise FedRayError(f"{where}: the setting {field.name} of {name} has no default; give it one")
 
 
 @functools.cache

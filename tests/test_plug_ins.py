@@ -101,6 +101,16 @@ def fresh(monkeypatch):
             "from fedray.algorithms.averaging.fedavg import ALGORITHM",
             r"--plugin same_pi: its settings class FedAvg is that of fedavg; define a subclass",
         ),
+        (
+            "bare_pi",
+            PROX.replace("mu: float = 0.01", "mu: float"),
+            r"bare_pi: the setting mu of \w+ has no default",
+        ),
+        (
+            "plain_pi",
+            "from fedray.algorithms.averaging.fedavg import ALGORITHM\nALGORITHM = ALGORITHM._replace(config=int)",
+            r"--plugin plain_pi: its config int is no dataclass",
+        ),
     ],
 )
 def test_what_cannot_be_registered_is_refused(tmp_path, monkeypatch, name, code, match):
@@ -189,7 +199,10 @@ LOADS = "DATASET = DATASET._replace(load=lambda *words: changed(load(*words)))"
         ("p._replace(train=p.test)", "example .* occurs twice"),
         ("p._replace(train=p.train[1:], test=p.test[1:])", "it deals to 3 clients, and 4 are asked for"),
         ("p._replace(test=(p.test[0][:0], *p.test[1:]))", "client 0 has no examples to test"),
-        ("p._replace(test=(p.test[0] + 800, *p.test[1:]))", "it leaves the 800 examples"),
+        (
+            "p._replace(test=(p.test[0] + 800, *p.test[1:]))",
+            "client 0 has example .* to test, .* 0 to 799",
+        ),
         ("p.train", "one list for training and one for testing"),
     ],
 )

@@ -38,7 +38,7 @@ class DataConfig:
     """Keep only the examples of the first so many classes; by default of all."""
     partition: str = "auto"
     """How the examples are dealt, a partition of the list above. auto is natural for sent140, femnist and files that
-    name owners, ratio for covertype, iid for uci sets, else labels. dirichlet deals real targets by their tenths."""
+    name owners, ratio for covertype, iid for real targets, else labels. dirichlet deals real ones by their tenths."""
     majority: int = 9
     """r, how many examples of its frequent class a client has to one of the other (ratio partition)."""
     alternate: int = added(2)

@@ -31,6 +31,13 @@ def partition_record(cfg: DataConfig) -> PartitionRecord:
     return registry.pick(registry.partitions(), "`data.partition`", partition_name(cfg))
 
 
+def without_labels(cfg: DataConfig) -> DataConfig:
+    """The same settings for real targets: where nothing was chosen, and the usual partition deals by labels, iid."""
+    if cfg.partition != "auto" or partition_record(cfg).real:
+        return cfg
+    return override(cfg, {"partition": "iid"})
+
+
 def protocol(cfg: DataConfig) -> Protocol:
     """The defaults of the paper that deals this dataset in this way; raises FedRayError for an unknown name.
 
@@ -112,7 +119,8 @@ def deal(cfg: Experiment, dataset: Dataset, rng: np.random.Generator) -> Partiti
     reason, remedy = "only the lognormal partition has seeds to mislabel", "leave it out, or `data.partition=lognormal`"
     mislabels = "label_bug" in (record.reads or ())
     require(mislabels or not own.label_bug, "data.label_bug", own.label_bug, reason, remedy)
-    reason, remedy = "it deals by labels, and the targets are real numbers", "choose dirichlet, iid or natural"
+    reason = "it deals by labels, and the targets are real numbers"
+    remedy = "choose dirichlet or iid" + ("" if dataset.users is None else ", or natural")
     require(record.real or not dataset.real, "data.partition", own.partition, reason, remedy)
     settings = DealSettings(cfg.clients, own.labels_per_client, own.test_fraction, own, protocol(own))
     partition = record.deal(dataset, settings, rng)

@@ -122,7 +122,8 @@ def checked(
 def check_given(partition: Partition, clients: int | None, examples: int) -> None:
     """Raise FedRayError unless a caller's own partition deals existing examples to this number of clients."""
     if reason := fault(partition, examples):
-        raise FedRayError(f"partition: {reason}; give a Partition(train, test) of int64 arrays, one of each per client")
+        remedy = "give each client its own examples: {client: positions}, or Partition(train, test) of int64 arrays"
+        raise FedRayError(f"partition: {reason}; {remedy}")
     require(
         clients == len(partition.train), "clients", clients, f"the partition has {len(partition.train)}", "leave it out"
     )
@@ -142,7 +143,8 @@ def fault(partition: Partition, examples: int) -> str:
             if len(part) == 0:
                 return f"a list is empty: client {client} has no examples to {use}"
             if part.min() < 0 or part.max() >= examples:
-                return f"it leaves the {examples} examples"
+                wrong = part.min() if part.min() < 0 else part.max()
+                return f"client {client} has example {wrong} to {use}, and the examples are 0 to {examples - 1}"
     return _shared(partition) if partition.train else "it has no clients"
 
 
@@ -153,7 +155,7 @@ def check_clients(clients: int) -> None:
 
 def checked_users(users: np.ndarray | None, partition: str) -> np.ndarray:
     """The owner of every example [N]; raises FedRayError where the partition needs them and the dataset has none."""
-    reason, remedy = "the dataset does not say whose its examples are", "choose labels, dirichlet or iid"
+    reason, remedy = "the dataset does not say whose its examples are", "choose another, such as dirichlet or iid"
     require(users is not None, "data.partition", partition, reason, remedy)
     assert users is not None
     return users

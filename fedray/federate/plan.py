@@ -332,9 +332,12 @@ def make_plan(
     given = None if dataset is None else own.given(dataset)
     if given is not None and cfg.data.name == own.GIVEN:
         check_no_files(cfg.data)
-    cfg = resolve(_named_as_given(cfg, given, partition, layers))
+    asked = _named_as_given(cfg, given, partition, layers)
+    cfg = resolve(asked)
     algorithm, selection = _methods(cfg)
     dataset = loading.load(cfg.data) if given is None else given
+    if dataset.real:
+        cfg = resolve(override(asked, {"data": papers.without_labels(asked.data)}))
     cfg = papers.fill_from_dataset(cfg, dataset)
     _check_clients(cfg, algorithm)
     owned = dataset.users is not None or partition is not None

@@ -61,8 +61,8 @@ def test_a_given_partition_is_used():
     ("train", "test", "clients", "match"),
     [
         ([[0, 1]], [[1, 2]], None, "example 1 occurs twice"),
-        ([[0, 1]], [[5000]], None, "leaves the 1797 examples"),
-        ([[0, 1]], [[-1]], None, "leaves the 1797 examples"),
+        ([[0, 1]], [[5000]], None, "client 0 has example 5000 to test, and the examples are 0 to 1796"),
+        ([[0, 1]], [[-1]], None, "client 0 has example -1 to test"),
         ([[0, 1]], [[2], [3]], None, "one list for training and one for testing"),
         ([[0, 1], [2]], [[3], []], None, "a list is empty"),
         ([[0.0]], [[1.0]], None, "flat int64"),

@@ -74,7 +74,7 @@ def test_the_generator_decides():
     [
         (31, 4, 0.5, 0.25, r"clients 31: the dataset has 30 users; lower it to at most 30"),
         (0, 4, 0.5, 0.25, r"clients 0"),
-        (30, 1, 0.5, 0.25, r"clients 30: client 0 has 1 example of its 1 users; .*users are grouped"),
+        (30, 1, 0.5, 0.25, r"clients 30: client 0 has 1 example, and needs .*users are grouped"),
         (3, 4, 0.5, 1.0, r"data.test_fraction 1.0"),
     ],
 )
@@ -85,7 +85,7 @@ def test_what_cannot_be_dealt_is_refused(clients, each, alpha, fraction, match):
 
 def test_datasets_without_users_are_refused():
     cfg = Experiment(clients=10, data=DataConfig(partition="natural"))
-    with pytest.raises(FedRayError, match=r"data.partition natural: .*choose labels"):
+    with pytest.raises(FedRayError, match=r"data.partition natural: .*choose another, such as dirichlet"):
         papers.deal(cfg, loading.load(DataConfig()), rng())
 
 
@@ -94,7 +94,7 @@ def test_a_file_without_owners_is_refused_where_they_are_the_clients(tmp_path):
     cfg = Experiment(algorithm=FedAvg(), data=DataConfig(name=str(tmp_path / "mine.npz"), partition="natural"))
     for clients in (None, 2):
         with pytest.raises(
-            FedRayError, match=r"data.partition natural: the dataset does not say whose .*choose labels"
+            FedRayError, match=r"data.partition natural: the dataset does not say whose .*choose another"
         ):
             make_plan(override(cfg, {"clients": clients}))
 

@@ -30,8 +30,8 @@ def natural(users: np.ndarray, clients: int, alpha: float, test_fraction: float,
     ends = np.bincount(owner, minlength=clients).cumsum()
     shards = np.split(np.argsort(owner, kind="stable"), ends[:-1])
     poor = min(range(clients), key=lambda client: len(shards[client]))
-    reason = f"client {poor} has {len(shards[poor])} example of its {sizes[poor]} users; it needs one to test on"
-    require(len(shards[poor]) >= 2, "clients", clients, reason, "lower it, so that users are grouped")
+    reason = f"client {poor} has {len(shards[poor])} example, and needs one to train and one to test on"
+    require(len(shards[poor]) >= 2, "clients", clients, reason, "ask for fewer clients, so that users are grouped")
     return hold_out(shards, test_fraction, rng)
 
 
