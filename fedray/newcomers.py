@@ -18,7 +18,7 @@ import tyro
 from fedray import cli, registry
 from fedray.arrays.rng import Stream
 from fedray.config import DataConfig, override
-from fedray.data import loading
+from fedray.data import loading, own
 from fedray.data.partitions.iid import iid
 from fedray.data.readers import Dataset
 from fedray.data.shards import Shards
@@ -87,8 +87,9 @@ def _fitting(run: Plan, options: Options) -> Dataset:
     cfg = DataConfig(name=str(Path(options.data).expanduser()))
     real = run.target is not None
     dataset = loading.load(cfg, run.model.classes, run.names.classes)
-    shape = tuple(dataset.x.shape[1:])
     wanted = run.model.input_shape
+    dataset = dataset._replace(x=own.fitted(dataset.x, wanted))
+    shape = tuple(dataset.x.shape[1:])
     reason = f"its inputs have the shape {list(shape)}, those of the run {list(wanted)}"
     require(shape == wanted, "data", options.data, reason, "give inputs of that shape")
     kinds = {True: "real numbers", False: "labels"}

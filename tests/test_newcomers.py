@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -221,6 +222,17 @@ def test_newcomers_do_not_answer_to_the_names_of_others(tmp_path):
     with pytest.raises(FedRayError, match="have numbers only"):
         theirs.predict(x[:1], client="alice")
     assert newcomers.main([run, "--data", str(tmp_path / "theirs.npz"), "--seed", "-1", "--output", "none"]) == 2
+
+
+def test_grey_images_need_no_channel(finished, tmp_path):
+    run = fedray.load(finished / "bpfed")
+    with np.load(finished / "theirs.npz") as archive:
+        np.savez(tmp_path / "grey.npz", x=archive["x"].reshape(-1, 8, 8).astype(np.float32), y=archive["y"])
+    options = [newcomers.Options(run=Path(), data=str(folder / name)) for folder, name in
+               ((finished, "theirs.npz"), (tmp_path, "grey.npz"))]  # fmt: skip
+    (plan, shards), (other, others) = (newcomers.make_plan(run.plan, each) for each in options)
+    assert plan.partition.train[0].tolist() == other.partition.train[0].tolist()
+    assert torch.equal(shards[0].train_x, others[0].train_x)
 
 
 UNFIT = [

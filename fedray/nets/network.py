@@ -54,6 +54,13 @@ def build(
     return Model(record.layers(cfg, input_shape, classes), input_shape, classes, record.extra, density)
 
 
+def check_images(name: str, input_shape: tuple[int, ...], side: int) -> None:
+    """Raise SettingError, naming the network, unless the inputs are images [channels, height, width] of that side."""
+    reason = f"inputs of shape {input_shape} are too small, or have no channels"
+    remedy = f"use images of at least {side} x {side}, grey ones as [N, 1, H, W], or `model.name=mlp`"
+    require(len(input_shape) == 3 and min(input_shape[1:]) >= side, "model.name", name, reason, remedy)
+
+
 def given(layers: nn.Module, input_shape: tuple[int, ...], classes: int, density: Density = CATEGORICAL) -> Model:
     """The model of a caller's own network, which stays as it is; its weights are not used.
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from fedray.nets.network import NetworkRecord
-from fedray.types import require
+from fedray.nets.network import NetworkRecord, check_images
 
 if TYPE_CHECKING:
     from fedray.config import ModelConfig
@@ -23,9 +22,7 @@ SIDE = 16  # pixels that two 5x5 convolutions and two poolings need
 
 def layers(cfg: ModelConfig, input_shape: tuple[int, ...], classes: int) -> nn.Sequential:
     """The layers; raises FedRayError for images that the poolings would leave nothing of."""
-    reason = f"inputs of shape {input_shape} are too small for its convolutions"
-    large = len(input_shape) == 3 and min(input_shape[1:]) >= SIDE
-    require(large, "model.name", "cnn", reason, f"use images of at least {SIDE} x {SIDE}, or `model.name=mlp`")
+    check_images("cnn", input_shape, SIDE)
     pixels = math.prod(((side - 4) // 2 - 4) // 2 for side in input_shape[1:])
     with torch.device("meta"):
         features = [nn.Conv2d(input_shape[0], 6, 5), nn.ReLU(), nn.MaxPool2d(2)]

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from fedray.nets.network import NetworkRecord
-from fedray.types import SettingError
+from fedray.nets.network import NetworkRecord, check_images
 
 if TYPE_CHECKING:
     from fedray.config import ModelConfig
@@ -34,9 +33,7 @@ def layers(cfg: ModelConfig, input_shape: tuple[int, ...], classes: int) -> nn.S
 
 def pixels(name: str, input_shape: tuple[int, ...]) -> int:
     """Of a channel after five poolings; raises SettingError, which names the network, where none would be left."""
-    if len(input_shape) != 3 or min(input_shape[1:]) < SIDE:
-        reason = f"inputs of shape {input_shape} are too small"
-        raise SettingError("model.name", name, reason, f"use images of at least {SIDE} x {SIDE}, or `model.name=mlp`")
+    check_images(name, input_shape, SIDE)
     return (input_shape[1] // SIDE) * (input_shape[2] // SIDE)
 
 
