@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -28,7 +29,9 @@ def elsewhere(tmp_path, monkeypatch):
 
 def leave(folder, **changes):
     Path(folder).mkdir(parents=True, exist_ok=True)
-    assert write(Path(folder), RUNNING._replace(**changes))
+    assert write(
+        Path(folder), RUNNING._replace(command=f"python -m fedray.launch --resume {folder}")._replace(**changes)
+    )
 
 
 @pytest.fixture
@@ -108,6 +111,17 @@ def test_another_process_that_got_the_number_of_a_dead_driver_is_not_taken_for_i
     assert read(Path("runs/mine")).state == "stopped"
 
 
+def test_a_run_that_was_copied_is_shown_and_resumed_where_it_is(dead, elsewhere, capsys):
+    leave("runs/mine", pid=dead)
+    shutil.copytree("runs/mine", "runs/my copy")
+    assert main([]) == 0
+    mine, copy = sorted(capsys.readouterr().out.splitlines())
+    assert mine.startswith("mine  ")
+    assert mine.endswith("--resume runs/mine")
+    assert copy.startswith("my copy  ")
+    assert copy.endswith(f"stopped: resume with python -m fedray.launch --resume '{elsewhere}/runs/my copy'")
+
+
 def test_a_run_on_another_machine_is_believed(dead):
     leave("runs/mine", pid=dead, host="elsewhere")
     assert read(Path("runs/mine")).state == "running"
@@ -119,7 +133,7 @@ def test_a_run_that_ended_early_says_how_to_go_on_or_that_it_cannot(state, capsy
     leave("runs/b", state=state, command="", checkpoint=None)
     assert main([]) == 0
     first, second = capsys.readouterr().out.splitlines()
-    assert first.endswith(f"{state}: resume with {RUNNING.command}")
+    assert first.endswith(f"{state}: resume with python -m fedray.launch --resume runs/a")
     assert second.endswith(f"{state}: it cannot be resumed, start it again")
     assert "no checkpoint" in second
 
@@ -184,7 +198,10 @@ def test_a_disk_that_refuses_costs_the_status_not_the_run(reason, monkeypatch, t
         raise OSError(28, "No space left on device")
 
     if reason == "full":
-        monkeypatch.setattr(Path, "write_text", refuse)
+        opened = Path.open
+        monkeypatch.setattr(
+            Path, "open", lambda path, *how, **more: (refuse if "w" in how else opened)(path, *how, **more)
+        )
     elif reason == "read-only":
         monkeypatch.setattr(progress.os, "replace", refuse)
     folder = Path("runs/gone" if reason == "gone" else "runs/mine")

@@ -156,6 +156,8 @@ class Predictor:
         if tuple(x.shape[1:]) != self.plan.model.input_shape:
             wanted = ", ".join(map(str, self.plan.model.input_shape))
             raise FedRayError(f"x has shape {tuple(x.shape)}; this network takes [B, {wanted}]")
+        if not x.isfinite().all():
+            raise FedRayError("x holds NaN (a missing value), infinity, or a number too large for float32")
         return x if self.plan.scaling is None else self.plan.scaling.apply(x.clone())
 
     def _personal(self, client: int) -> Any:
@@ -288,8 +290,8 @@ def _check_size(folder: Path, plan: Plan) -> None:
     wanted = FLOAT_BYTES * plan.model.slices["body"].stop
     if wanted > held:
         raise FedRayError(
-            f"{folder / 'config.json'}: describes a model of {wanted} bytes, but the files hold {held}; it is damaged "
-            "or of another run"
+            f"{folder}: its safetensors files hold {held} bytes, and the model that its config.json describes has "
+            f"{wanted}; one of them is missing, damaged or of another run"
         )
     models = plan.model.size * plan.algorithm.particles(plan.cfg.algorithm)
     check_memory(

@@ -9,6 +9,7 @@ import contextlib
 import json
 import math
 import os
+import shlex
 import socket
 import time
 from pathlib import Path
@@ -22,6 +23,7 @@ from fedray.types import FedRayError
 FILE = "status.json"
 RUNS = Path("runs")
 REFRESH_SECONDS = 2.0
+RESUME = " --resume "  # and the folder: the end of a command
 
 
 class Status(NamedTuple):
@@ -75,9 +77,19 @@ def read(folder: Path) -> Status:
     """
     with refuse_damage(f"{folder}: holds no status of a run", "give a folder below runs/ that fedray.launch made"):
         status = record(Status, decode((folder / FILE).read_bytes()))
+        status = _here(folder, status)
         _ = line(status)  # no number in it is infinite
         gone = status.state == "running" and status.host == socket.gethostname() and not _alive(status)
         return status._replace(state="stopped") if gone else status
+
+
+def _here(folder: Path, status: Status) -> Status:
+    """Of a run's folder that has been moved or copied: under its name now, with the command that goes on with it."""
+    command, option, began = status.command.rpartition(RESUME)
+    here = os.path.abspath(folder)
+    if not option or [os.path.abspath(path) for path in shlex.split(began)] == [here]:
+        return status
+    return status._replace(name=folder.name, command=f"{command}{option}{shlex.quote(here)}")
 
 
 def _alive(status: Status) -> bool:

@@ -170,6 +170,11 @@ def experiment_of(algorithm: str, values: Mapping[str, Any]) -> Experiment:
 def check_same(place: str, note: Note, asked: Experiment, execution: Execution) -> None:
     """Raise FedRayError where the options beside --resume ask for another experiment (data may have moved, and rounds
     may be added) or another place, for more than a finished run can give, or leave out the store's password."""
+    ours, theirs = (registry.algorithm_name(each.algorithm) for each in (note.experiment, asked))
+    if ours != theirs:
+        raise FedRayError(
+            f"--resume {place}: is a run of {ours}; leave {theirs} out, or start a new run without --resume"
+        )
     names = differences(flatten(decisive(note.experiment)), flatten(decisive(asked)))
     if names == ["rounds"]:
         reason = f"the run began with {note.experiment.rounds}, and rounds can only be added"

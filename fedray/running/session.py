@@ -21,7 +21,7 @@ from fedray.federate.federation import Federation
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.plan import Plan, make_plan
 from fedray.federate.storage.checkpoint import CheckpointStore
-from fedray.federate.storage.checkpoint_files import Checkpoint
+from fedray.federate.storage.checkpoint_files import Checkpoint, CheckpointError
 from fedray.federate.uncertainty import questions
 from fedray.running import extension, mlflow_store, progress, runfolder, tracking
 from fedray.running.files import remove_leftovers
@@ -122,8 +122,8 @@ def _guarded(run: Run, tell: Callable[[int], object] | None) -> RunResult:
         with guarded(run):
             finished = runfolder.finished_rounds(run.folder) >= run.plan.cfg.rounds
             return _finish_again(run) if finished else _play(run, tell)
-    except BaseException:
-        if (run.folder / runfolder.NOTE).exists():
+    except BaseException as error:
+        if (run.folder / runfolder.NOTE).exists() and not isinstance(error, CheckpointError):  # that cannot go on
             say(f"go on    {runfolder.command(run.folder)}")
         raise
 

@@ -296,7 +296,11 @@ def test_a_run_that_stops_before_its_newcomers_says_so():
 
 @pytest.mark.parametrize(
     ("inputs", "samples", "words"),
-    [([["a"] * 64], None, "x holds <U1 values"), (X[:1], -1, "samples -1")],
+    [
+        ([["a"] * 64], None, "x holds <U1 values"),
+        (X[:1], -1, "samples -1"),
+        (X[:1] + np.float32("nan"), None, r"x holds NaN \(a missing value\)"),
+    ],
 )
 def test_what_cannot_be_predicted_is_named(finished, inputs, samples, words):
     with pytest.raises(fedray.FedRayError, match=words):

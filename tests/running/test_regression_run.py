@@ -9,9 +9,10 @@ import pytest
 
 import fedray
 from fedray import launch, newcomers
+from fedray.compare import __main__ as compare
 from fedray.running.predictor import RealPrediction
 
-DATA = "--clients 3 --data.partition iid --data.scaling feature"
+DATA = "--clients 3 --data.scaling feature"  # and iid, as labels are none
 ARGS = f"{DATA} --rounds 3 --model.hidden 8 --runtime local --tracking.uri none"
 
 
@@ -59,6 +60,16 @@ def test_the_result_speaks_of_errors_and_not_of_classes(finished, capsys):
         rows = list(csv.DictReader(file))
     assert len(rows) == 3
     assert float(rows[0]["personal_rmse"]) > 0
+
+
+def test_runs_are_compared_on_a_page(finished):
+    store = f"sqlite:///{finished}/mlflow.db"
+    words = f"fedavg --data.name {finished}/line.npz {DATA} --rounds 2 --runtime local --tracking.uri {store}"
+    assert launch.main([*words.split(), "--output", str(finished / "compared")]) == 0
+    assert compare.main(["--uri", store, "--output", str(finished / "page")]) == 0
+    page = (finished / "page" / "report.html").read_text()
+    assert "RMSE" in page
+    assert page.count("data:image/png") >= 2
 
 
 def test_the_predictor_answers_in_the_targets_units_and_as_the_run_was_measured(finished):

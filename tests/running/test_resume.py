@@ -200,7 +200,7 @@ def test_a_killed_process_loses_nothing() -> None:
         (["--resume", "nowhere"], ["--resume nowhere", "holds no run"]),
         (["--resume", "runs/cut", "--zeta", "3"], ["another experiment", "algorithm.zeta"]),
         (["--resume", "runs/cut", "--rounds", "5"], ["--rounds 5", "rounds can only be added"]),
-        (["fedavg", "--resume", "runs/cut"], ["another experiment"]),
+        (["fedavg", "--resume", "runs/cut"], ["is a run of pfedbayes; leave fedavg out"]),
         (["--resume", "runs/cut", "--name", "b"], ["--name b: --resume runs/cut goes on with cut; leave it out"]),
         (["--resume", "runs/cut", "--output", "b"], ["--output b: --resume runs/cut goes on with cut where it is"]),
         (["--name", "cut", *FAST[1:]], ["already holds something"]),
@@ -240,10 +240,17 @@ def test_a_finished_run_is_not_asked_for_more(capfd: pytest.CaptureFixture[str])
 
 def test_checkpoints_that_cannot_be_used_are_named(cut: Callable[..., int], capfd: pytest.CaptureFixture[str]) -> None:
     assert cut([*FAST, "--tracking.uri", "none", "--name", "cut"], 3) == 130
+    capfd.readouterr()
     for path in Path("runs/cut/checkpoints").rglob("manifest.json"):
         path.write_text(json.dumps({"format": 99}))
     assert launch.main(["--resume", "runs/cut"]) == 1
-    assert "none of its 2 checkpoints can be used" in capfd.readouterr().err
+    said = capfd.readouterr()
+    assert "none of its 2 checkpoints can be used" in said.err
+    assert "go on" not in said.err + said.out  # in the same way it would not
+    for path in Path("runs/cut/checkpoints").rglob("manifest.json"):
+        path.write_text("{")
+    assert launch.main(["--resume", "runs/cut"]) == 1
+    assert "manifest.json: " in capfd.readouterr().err
 
 
 def test_two_processes_do_not_go_on_with_the_same_run(

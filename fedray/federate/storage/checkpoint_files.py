@@ -144,7 +144,7 @@ def read(folder: str, plan: Plan, own: bool = False) -> Checkpoint:
     Raises CheckpointError where a file is missing or damaged, or does not fit the plan.
     """
     with refuse_damage(f"checkpoint {folder} cannot be used", "an older one is used if there is one", CheckpointError):
-        manifest = decode(_content(folder, MANIFEST))
+        manifest = _decoded(_content(folder, MANIFEST))
         body = {name: manifest[name] for name in ("format", "config", "round", "files")}
         if manifest["crc32"] != _checksum(body) or body["format"] not in READABLE:
             raise ValueError("its manifest is damaged, or of another version")
@@ -155,6 +155,13 @@ def read(folder: str, plan: Plan, own: bool = False) -> Checkpoint:
         if body["format"] == 1 and sum(len(file.clients) for file in files) != plan.clients:
             raise ValueError(f"it does not hold clients 0 to {plan.clients - 1}")
         return _assemble(folder, plan, body["round"], files)
+
+
+def _decoded(manifest: bytes) -> Any:
+    try:
+        return decode(manifest)
+    except ValueError as error:
+        raise ValueError(f"{MANIFEST}: {error}") from None
 
 
 def _identity(cfg: Experiment) -> str:

@@ -256,7 +256,7 @@ def _draw_uncertainty(ax: Axes, models: Sequence[str], values: Sequence[np.ndarr
     medians = [np.nanmedian(each) for each in values]
     ax.hlines(medians, places - 0.25, places + 0.25, color="black", linewidth=1.5, label="median over clients")
     ax.set(xlim=(-0.5, len(models) - 0.5))
-    ax.set_xticks(places, [NAMES[model] for model in models])
+    ax.set_xticks(places, [NAMES[model].replace(" ", "\n") if len(models) > 2 else NAMES[model] for model in models])
     ax.margins(y=0.08)
     ax.grid(visible=False, axis="x")
 

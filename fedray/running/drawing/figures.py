@@ -186,7 +186,7 @@ def draw_reliability(top: Axes, below: Axes, model: str, rows: Rows, ece: Averag
     plot_diagonal(top, linewidth=1, label="perfectly calibrated")
     shown = Average(calibration_error(filled), "") if ece is None else ece
     title = f"{NAMES[model].capitalize()}: ECE {100 * shown.value:.2f} %"
-    title += f"\n{shown.of}; bars: the last evaluation" if shown.of else ""
+    title += f"\n{shown.of};\nbars: the last evaluation" if shown.of else ""
     top.set(xlim=(0, 100), ylim=(0, 100))
     top.set_title(title, fontsize=9)
     below.bar(left, column(filled, "count"), color=GREY, **bar)

@@ -142,7 +142,7 @@ def test_the_title_has_the_calibration_error_of_the_summary_and_says_of_which_ro
     summary = {"personal": {"ece": 0.0123}, "global": None, "protocol": said}
     (folder / "summary.json").write_text(json.dumps(summary))
     titles = [ax.get_title() for ax in drawn(figures.reliability_figure(folder))]
-    assert titles[0] == "Personal model: ECE 1.23 %\nmean of 2 evaluations, rounds 19-20; bars: the last evaluation"
+    assert titles[0] == "Personal model: ECE 1.23 %\nmean of 2 evaluations, rounds 19-20;\nbars: the last evaluation"
     assert titles[1] == "Global model: ECE 5.00 %"  # of the bars themselves
 
 

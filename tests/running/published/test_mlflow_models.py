@@ -85,7 +85,7 @@ def test_the_model_answers_as_the_loaded_run_does(tracked, client):
         (inputs(1), {"client": "bob"}, "the clients of this run have numbers only"),
         (inputs(1), {"draws": -1}, "draws=-1: is negative"),
         (np.ones((2, 3), np.float32), {}, r"does not match expected shape \(-1, 1, 8, 8\)"),
-        (np.full((1, 1, 8, 8), np.nan, np.float32), {}, "an input is not finite"),
+        (np.full((1, 1, 8, 8), np.nan, np.float32), {}, "x holds NaN"),
     ],
 )
 def test_what_cannot_be_answered_is_named(tracked, x, params, said):
