@@ -86,7 +86,9 @@ def show(outcome: RunResult) -> None:
     if outcome.failures:
         console.print(_failures(outcome))
     console.print(report.table(outcome.plan, outcome.summary, outcome.summary["seconds"]))
-    console.print(f"result   {folder}\nfigures  {folder / 'figures'}\ntracked  {outcome.tracked}", soft_wrap=True)
+    figures = folder / "figures"
+    drawn = f"figures  {figures}\n" if figures.exists() else ""
+    console.print(f"result   {folder}\n{drawn}tracked  {outcome.tracked}", soft_wrap=True)
     console.print(
         f'use it   python -c "import fedray; print(fedray.load({str(folder)!r}))"', soft_wrap=True, markup=False
     )

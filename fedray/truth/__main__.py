@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def body() -> int:
         check_packages()
-        described = "\n".join(f"  {name:<12}{problem.summary}" for name, problem in PROBLEMS.items())
+        described = "\n".join(f"  {name:<20}{problem.summary}" for name, problem in PROBLEMS.items())
         options = cli.read_options(
             Options,
             sys.argv[1:] if argv is None else argv,
