@@ -152,7 +152,7 @@ def test_the_error_of_a_reliability_diagram_is_that_of_the_table():
     rounds = [[{"round": 1, "global/accuracy": 0.5, "global/ece": ece}] for ece in (0.1, 0.2)]
     figure = figures.reliability_figure([TWO._replace(histories=rounds)], "global")
     assert figure is not None
-    assert "Global model: ECE 15.00 %\nas in the table; bars: the last evaluation" in figure.axes[0].get_title()
+    assert "Global model: ECE 15.00 %\nas in the table;\nbars: the last evaluation" in figure.axes[0].get_title()
 
 
 def test_clients_are_points_of_all_seeds_with_their_quartiles():
