@@ -275,7 +275,7 @@ def test_the_public_codes_estimate_is_flat_in_many_dimensions_and_not_in_few():
 
 def test_the_public_codes_estimate_of_a_narrow_kernel_is_that_without_a_floor():
     """(2πλ²M)^(-d/2) is beyond any float64 there, and 1e-10 nothing beside it."""
-    x, width, d = normals("narrow", 6, 400) / 1000, 0.05, 400
+    x, width, d = normals("narrow", 6, 400) / 1000, 0.02, 400
     weights = torch.exp(-torch.cdist(x, x[:3]).square() / (2 * width**2))
     share = weights / (weights + 1e-9).sum(1, keepdim=True)
     expected = (share @ x[:3] - share.sum(1, keepdim=True) * x) / width**2
