@@ -153,7 +153,7 @@ def _grouped(left_out: Mapping[str, str]) -> list[str]:
 
 def _select(study: str, options: Options) -> list[Cell]:
     """The cells of a study that --only and --size select."""
-    cells = STUDIES[study]()
+    cells = every = STUDIES[study]()
     known = dict.fromkeys([*(tag for cell in cells for tag in cell.tags), *(cell.name for cell in cells)])
     for word in options.only:
         require(word in known, "only", word, f"no cell and no tag of {study}", f"choose from {', '.join(known)}")
@@ -162,7 +162,7 @@ def _select(study: str, options: Options) -> list[Cell]:
     if options.size != "all":
         cells = [cell for cell in cells if cell.experiment.data.size == options.size]
     if options.only:
-        names = {cell.name for cell in STUDIES[study]()}
+        names = {cell.name for cell in every}
         chosen, tags = names.intersection(options.only), set(options.only) - names
         cells = [cell for cell in cells if cell.name in chosen or tags.intersection(cell.tags)]
         reason = f"no such cell of {study} has the size {options.size}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import functools
 import math
 import numbers
 import re
@@ -88,7 +89,7 @@ def check_types(cfg: Any, prefix: str = "") -> None:
     Whole numbers count as floats; NaN and infinity do not. Lists become tuples, and paths given as strings become
     paths. Messages put ``prefix`` before the name of the field.
     """
-    hints: dict[str, Any] = typing.get_type_hints(cfg.__class__)
+    hints = _hints(cfg.__class__)
     for field in dataclasses.fields(cfg):
         hint = hints[field.name]
         value = _plain(getattr(cfg, field.name))
@@ -102,6 +103,12 @@ def check_types(cfg: Any, prefix: str = "") -> None:
                 require(False, prefix + field.name, value, "it is not a value of this setting", remedy)
             require(False, prefix + field.name, repr(value), f"is not {_words(hint)}", f"give {_words(hint)}")
         require(_finite(value), prefix + field.name, value, "is not finite", "give a number that is")
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    """The types of a class's fields, evaluated once: that takes longer than all the checks."""
+    return typing.get_type_hints(cls)
 
 
 def _values(hint: Any) -> list[str]:

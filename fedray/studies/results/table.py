@@ -7,6 +7,7 @@ import functools
 from collections.abc import Mapping, Set
 from typing import Literal, NamedTuple
 
+from fedray.config import override
 from fedray.studies.agenda import Options, PlannedRun, plan_runs
 from fedray.studies.results.data import BEST
 
@@ -67,25 +68,31 @@ class Table(NamedTuple):
 
     def runs(self) -> Mapping[str, PlannedRun]:
         """Every run of it that can be played, by the fingerprint of its settings."""
-        return _planned(self)
+        first, further = _planned(self)
+        return {**first, **further}
 
     def comparable(self) -> Set[str]:
         """Fingerprints of runs that its rows may have: its own, and the same without ``eval_last``."""
-        return self.runs().keys() | self._replace(eval_last=0).runs().keys()
+        runs = self.runs()
+        if not self.eval_last:
+            return runs.keys()
+        without = (run._replace(experiment=override(run.experiment, {"eval_last": 0})) for run in runs.values())
+        return runs.keys() | {run.fingerprint for run in without}
 
     def further(self) -> Mapping[str, PlannedRun]:
         """Those that only the rows with more seeds have."""
-        first = self._replace(more=()).runs()
-        return {fingerprint: run for fingerprint, run in self.runs().items() if fingerprint not in first}
+        return _planned(self)[1]
 
 
 @functools.cache
-def _planned(table: Table) -> Mapping[str, PlannedRun]:
-    planned = plan_runs(table.study, table.options()).runs
-    if table.more:
-        options = dataclasses.replace(table.options(), seeds=table.more_seeds, only=table.more)
-        planned += plan_runs(table.study, options).runs
-    return {run.fingerprint: run for run in planned}
+def _planned(table: Table) -> tuple[Mapping[str, PlannedRun], Mapping[str, PlannedRun]]:
+    """The runs of all rows, and those that only rows with more seeds have, by their fingerprints."""
+    first = {run.fingerprint: run for run in plan_runs(table.study, table.options()).runs}
+    if not table.more:
+        return first, {}
+    options = dataclasses.replace(table.options(), seeds=table.more_seeds, only=table.more)
+    further = {run.fingerprint: run for run in plan_runs(table.study, options).runs}
+    return first, {fingerprint: run for fingerprint, run in further.items() if fingerprint not in first}
 
 
 def claimed(source: str, metric: str, better: str, *worse: str) -> tuple[Claim, ...]:
