@@ -19,12 +19,15 @@ from fedray import cli, registry
 from fedray.arrays.rng import Stream
 from fedray.config import DataConfig, override
 from fedray.data import loading, own
+from fedray.data.partition import Partition
 from fedray.data.partitions.iid import iid
+from fedray.data.partitions.natural import natural
 from fedray.data.readers import Dataset
 from fedray.data.shards import Shards
 from fedray.federate import report
 from fedray.federate.block import Block
 from fedray.federate.device.cpu import numerics
+from fedray.federate.given import EXAMPLES, LAYERS, of_examples
 from fedray.federate.in_process import LocalCohort
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot, State, play_round
@@ -42,9 +45,11 @@ class Options:
     run: tyro.conf.Positional[Path]
     """Folder of a finished run."""
     data: Annotated[str, tyro.conf.arg(metavar="FILE.npz")]
-    """Their examples: arrays x [N, ...], in the units of the run's dataset, and y [N]."""
-    clients: int = 1
-    """Newcomers, among whom the examples are dealt at random."""
+    """Their examples: arrays x [N, ...], in the units of the run's dataset, y [N], and perhaps their owners client
+    [N]."""
+    clients: int | None = None
+    """Newcomers: by default every owner is one, fewer are groups of owners; without owners the examples are dealt at
+    random among them, by default to one."""
     rounds: int = 10
     """Rounds of local training, each of as many minibatches as the run's."""
     test_fraction: float = 0.25
@@ -64,22 +69,33 @@ def make_plan(run: Plan, options: Options) -> tuple[Plan, Shards]:
     require(able, "run", options.run, f"{name} has no personal factors that a newcomer could adapt", "choose another")
     require(options.data.endswith(".npz"), "data", options.data, "not an .npz file", "give arrays x and y in one")
     dataset = _fitting(run, options)
-    dealt = iid(dataset.y, options.clients, options.test_fraction, Stream(options.seed, "partition").numpy)
+    dealt = _dealt(dataset, run, options)
+    clients = len(dealt.train)
     settings = {
         "data.name": str(Path(options.data).expanduser().resolve()),
-        "data.partition": "iid",
+        "data.partition": "iid" if dataset.users is None else "natural",
         "data.validation": 0.0,
-        "clients": options.clients,
-        "novel_clients": options.clients,
+        "clients": clients,
+        "novel_clients": clients,
         "adapt_rounds": options.rounds,
         "seed": options.seed,
     }
     newcomers = run._replace(
         cfg=override(run.cfg, settings),
         partition=dealt,
-        names=run.names._replace(users=()),  # those are of the old
+        digests={name: own for name, own in run.digests.items() if name == LAYERS} | {EXAMPLES: of_examples(dataset)},
+        names=run.names._replace(users=dataset.names.users if len(dataset.names.users) == clients else ()),
     )
-    return newcomers, loading.shards(dataset, dealt, range(options.clients))
+    return newcomers, loading.shards(dataset, dealt, range(clients))
+
+
+def _dealt(dataset: Dataset, run: Plan, options: Options) -> Partition:
+    """The newcomers' shards; raises FedRayError where the examples do not go round."""
+    rng = Stream(options.seed, "partition").numpy
+    if dataset.users is None:
+        return iid(dataset.y, options.clients or 1, options.test_fraction, rng)
+    clients = options.clients or int(dataset.users.max()) + 1
+    return natural(dataset.users, clients, run.cfg.data.alpha, options.test_fraction, rng)
 
 
 def _fitting(run: Plan, options: Options) -> Dataset:
@@ -103,7 +119,7 @@ def adapt(run: Predictor, options: Options) -> tuple[Plan, Snapshot, State]:
     plan, shards = make_plan(run.plan, options)
     state = State(plan.cfg.rounds, run.snapshot.server, plan.selection.init(1))
     with numerics(), bar("round", options.rounds, "newcomers") as move:
-        cohort = LocalCohort(plan, block=Block(plan, range(options.clients), shards, "auto"))
+        cohort = LocalCohort(plan, block=Block(plan, range(plan.clients), shards, "auto"))
         while state.round < plan.rounds:
             state, _ = play_round(plan, state, cohort)
             move(state.round - plan.cfg.rounds, "  ".join(headlines(state.rows[-1])))
@@ -116,7 +132,7 @@ def summarize(plan: Plan, state: State, options: Options) -> dict[str, Any]:
     return {
         "run": str(options.run),
         "data": options.data,
-        "clients": options.clients,
+        "clients": plan.clients,
         "rounds": options.rounds,
         "train_examples": sum(map(len, plan.partition.train)),
         "test_examples": sum(map(len, plan.partition.test)),
@@ -126,8 +142,8 @@ def summarize(plan: Plan, state: State, options: Options) -> dict[str, Any]:
 
 def play(options: Options) -> tuple[dict[str, Any], Path]:
     """Adapt, and write the newcomers' models as a result of their own; raises FedRayError."""
-    for name in ("clients", "rounds"):
-        require(getattr(options, name) >= 1, name, getattr(options, name), "at least one is needed", "leave it out")
+    for name, value in (("clients", options.clients), ("rounds", options.rounds)):
+        require(value is None or value >= 1, name, value, "at least one is needed", "leave it out")
     require(options.seed >= 0, "seed", options.seed, "is negative", "give a whole number from 0 on")
     run = predictor.load(options.run)
     writer = Writer(options.output or Path(f"{str(options.run).rstrip('/')}-newcomers"))
@@ -151,7 +167,7 @@ def show(options: Options, summary: dict[str, Any], folder: Path) -> None:
         quality = f"accuracy {found['accuracy']:.2%}, NLL {found['nll']:.3f} nats, ECE {found['ece']:.2%}"
     examples = summary["train_examples"]
     print(
-        f"{options.clients} newcomers after {options.rounds} rounds on {examples} examples: {quality}\n"
+        f"{summary['clients']} newcomers after {options.rounds} rounds on {examples} examples: {quality}\n"
         f"result   {folder}\n"
         f'use it   python -c "import fedray; print(fedray.load({str(folder)!r}))"'
     )

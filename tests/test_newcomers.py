@@ -224,6 +224,26 @@ def test_newcomers_do_not_answer_to_the_names_of_others(tmp_path):
     assert newcomers.main([run, "--data", str(tmp_path / "theirs.npz"), "--seed", "-1", "--output", "none"]) == 2
 
 
+def test_owners_of_the_examples_are_newcomers_by_their_names(tmp_path, capsys):
+    x, y = np.random.default_rng(0).random((60, 4)), np.arange(60) % 3
+    names = np.array(["dora", "emil"])[np.arange(60) % 5 % 2]
+    fedray.run("fedper", (x, y), rounds=1, output=tmp_path / "run", figures="none", hidden=(8,), clients=2)
+    np.savez(tmp_path / "theirs.npz", x=x, y=y, client=names)
+    run = [str(tmp_path / "run"), "--data", str(tmp_path / "theirs.npz"), "--rounds", "1"]
+    assert newcomers.main(run) == 0
+    assert "2 newcomers after 1 rounds" in capsys.readouterr().out
+    theirs = fedray.load(tmp_path / "run-newcomers")
+    for name, train, test in zip(
+        ("dora", "emil"), theirs.plan.partition.train, theirs.plan.partition.test, strict=True
+    ):
+        assert set(names[train]) == set(names[test]) == {name}
+    assert torch.equal(theirs.predict(x[:2], client="emil").probs, theirs.predict(x[:2], client=1).probs)
+    assert newcomers.main([*run, "--clients", "1", "--output", str(tmp_path / "one")]) == 0
+    assert fedray.load(tmp_path / "one").plan.names.users == ()
+    assert newcomers.main([*run, "--clients", "3", "--output", str(tmp_path / "three")]) == 2
+    assert "--clients 3: the dataset has 2 users" in capsys.readouterr().err
+
+
 def test_grey_images_need_no_channel(finished, tmp_path):
     run = fedray.load(finished / "bpfed")
     with np.load(finished / "theirs.npz") as archive:

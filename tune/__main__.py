@@ -16,6 +16,7 @@ from fedray import cli, terminal
 from fedray.types import Algorithm, FedRayError
 
 if TYPE_CHECKING:
+    from fedray.config import Experiment
     from tune.sweep import Report, SweepRequest
 
 NOTE = "sweep.json"
@@ -27,6 +28,8 @@ class Note(NamedTuple):
     name: str
     argv: list[str]  # without passwords
     metric: str = ""  # that ranks the trials; older versions did not note it, and ranked by test data
+    folder: str = ""  # from which the paths among its options lead; older versions did not note it
+    examples: tuple[str, ...] = ()  # digests of the user's own; nor this
 
 
 def describe(names: Mapping[str, Algorithm], chosen: str) -> str:
@@ -76,6 +79,14 @@ def _parsed(argv: Sequence[str], old: cli.Parsed | None = None) -> cli.Parsed:
     return cli.parse(argv, "python -m tune", describe, (), base, lead=lead)
 
 
+def _placed(cfg: Experiment, folder: str = "") -> Experiment:
+    """The same experiment, whose data do not depend on the working folder; ``folder`` is that of the relative paths."""
+    from fedray.config import override
+    from fedray.data import loading
+
+    return override(cfg, {"data": loading.given_paths(cfg.data, folder)})
+
+
 def _resumed(folder: str, argv: Sequence[str]) -> SweepRequest:
     """The sweep of a folder; a command line may change its trials at a time and where it is tracked.
 
@@ -89,7 +100,9 @@ def _resumed(folder: str, argv: Sequence[str]) -> SweepRequest:
     with refuse_damage(f"--resume {folder}: holds no sweep", "give the folder that `python -m tune` named"):
         stored = record(Note, decode((target / NOTE).read_bytes()))
     old = _parsed(stored.argv)
+    old = old._replace(experiment=_placed(old.experiment, stored.folder))
     given = _parsed(argv, old)
+    given = given._replace(experiment=_placed(given.experiment))
     sweep, tracking = given.more.sweep, given.execution.tracking
     sweep = dataclasses.replace(sweep, space=sweep.space or old.more.sweep.space)
     begun = identity(old.experiment, old.execution, old.more.sweep)
@@ -114,6 +127,11 @@ def _resumed(folder: str, argv: Sequence[str]) -> SweepRequest:
         )
     execution = dataclasses.replace(given.execution, tracking=tracking)
     request = check(stored.name, target, given.experiment, execution, sweep)
+    if stored.examples and request.examples != tuple(stored.examples):
+        raise FedRayError(
+            f"--resume {folder}: {request.base.data.name} holds other examples than when the sweep began, so its "
+            "scores cannot be compared; bring the data of then back, or start a new sweep without --resume"
+        )
     if stored.metric != request.sweep.metric:
         raise FedRayError(
             f"--resume {folder}: an older version began this sweep, and ranked its trials by test data; start a new "
@@ -156,7 +174,8 @@ def _sweep(argv: Sequence[str]) -> int:
     from fedray.running.mlflow_store import shown
     from tune import results, sweep
 
-    note = None if resume else Note(request.name, [shown(word) for word in argv], request.sweep.metric)
+    words = [shown(word) for word in argv]
+    note = None if resume else Note(request.name, words, request.sweep.metric, os.getcwd(), request.examples)
     go_on = f"go on    {sweep.command(request.folder)}"
     found = (sweep.concluded(request) if resume else None) or _play(request, note, go_on)
     console = terminal.console()

@@ -27,6 +27,7 @@ from fedray.data import loading
 from fedray.data.readers import Dataset
 from fedray.federate.compiled.choice import may_compile
 from fedray.federate.failures import failure_policy
+from fedray.federate.given import of_examples
 from fedray.federate.plan import Plan, make_plan, resolve
 from fedray.running import progress
 from fedray.running.files import write_json, write_table
@@ -79,6 +80,7 @@ class SweepRequest(NamedTuple):
     seeds: list[int]
     trials: int
     clients: int  # the most of any configuration
+    examples: tuple[str, ...]  # digests of the user's own: a sweep goes on with the same ones only
 
 
 class Report(NamedTuple):
@@ -105,7 +107,9 @@ def check(name: str, folder: Path, base: Experiment, execution: Execution, sweep
     datasets: dict[DataConfig, Dataset] = {}
     sweep = complete(sweep, record, base.rounds, _plan(base, datasets).task)
     share = validation_share(sweep.metric, base.data.validation)
-    base = override(base, {"rounds": sweep.max_rounds, "data.validation": share})
+    # An address in this folder would be another file where the sweep is resumed.
+    data = dataclasses.replace(loading.given_paths(base.data), validation=share)
+    base = override(base, {"rounds": sweep.max_rounds, "data": data})
     space = make(sweep.space, record.space, base)
     seeds = [base.seed + i for i in range(sweep.seeds)]
     search.parameters(space, sweep.search, seeds)
@@ -113,7 +117,9 @@ def check(name: str, folder: Path, base: Experiment, execution: Execution, sweep
     search.scheduler(sweep, space)
     trials = search.count(space, sweep.search, sweep.samples, len(seeds))
     clients = _most_clients(base, space, seeds, datasets)
-    return SweepRequest(name, folder, base, execution, sweep, space, seeds, trials, clients)
+    own = (dataset for files, dataset in datasets.items() if loading.of_the_users(files.name))
+    examples = tuple(sorted({of_examples(dataset) for dataset in own}))
+    return SweepRequest(name, folder, base, execution, sweep, space, seeds, trials, clients, examples)
 
 
 def _most_clients(

@@ -23,7 +23,6 @@ SIZES = ("small", "medium", "large")
 PROTOCOL = ("rounds", "eval_every", "eval_last", "eval_clients", "clients", "novel_clients", "adapt_rounds")
 PER_ROUND = "clients_per_round"
 EXACT = 2**53  # whole numbers below it are exact in a double
-STABILITY = "stability"  # computed here from the accuracies of a model; runs do not log it
 # The seed is averaged over. The others say where a run was executed, which does not change its results.
 NOT_SETTINGS = {"seed", "runtime", "data.root", "data.download"}
 SAME_NUMBERS = {("on_failure", "retry"), ("on_failure", "abort")}  # older runs do not name them
@@ -200,7 +199,7 @@ def _is_number(text: str) -> bool:
 def measurable(run: FinishedRun) -> set[str]:
     """The metrics that :func:`run_value` can give for a run."""
     evaluated = [name.partition("/")[0] for name in report.EVALUATED if name in run.measured]
-    return {*run.measured, *(f"{kind}/{STABILITY}" for kind in evaluated)}
+    return {*run.measured, *(f"{kind}/{report.STABILITY}" for kind in evaluated)}
 
 
 def run_value(rounds: History, metric: str) -> float | None:
@@ -212,7 +211,7 @@ def run_value(rounds: History, metric: str) -> float | None:
     rounds. Selection scores: the mean over all rounds.
     """
     kind, _, name = metric.partition("/")
-    if name == STABILITY:
+    if name == report.STABILITY:
         return report.stability(rounds, kind)
     if kind in ("comm", "selection"):
         chosen = rounds

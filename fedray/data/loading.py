@@ -70,12 +70,16 @@ def names(key: str, found: DatasetRecord) -> list[str]:
 
 def absolute_paths(cfg: DataConfig) -> DataConfig:
     """The same settings with absolute paths (of root, file and embedding), so that any working folder will do."""
-    root = cfg.root or os.environ.get("FEDRAY_DATA_ROOT") or "~/.cache/fedray"
+    return given_paths(replace(cfg, root=cfg.root or os.environ.get("FEDRAY_DATA_ROOT") or "~/.cache/fedray"))
+
+
+def given_paths(cfg: DataConfig, folder: str = "") -> DataConfig:
+    """The same settings, whose paths, those that were given, are absolute: from ``folder``, or from this one."""
     return replace(
         cfg,
-        name=str(_absolute("data.name", cfg.name)) if record(cfg.name).suffixes else cfg.name,
-        root=_absolute("data.root", root),
-        embedding=None if cfg.embedding is None else _absolute("data.embedding", cfg.embedding),
+        name=str(_absolute("data.name", cfg.name, folder)) if record(cfg.name).suffixes else cfg.name,
+        root=None if cfg.root is None else _absolute("data.root", cfg.root, folder),
+        embedding=None if cfg.embedding is None else _absolute("data.embedding", cfg.embedding, folder),
     )
 
 
@@ -84,9 +88,9 @@ def files(cfg: DataConfig) -> DataConfig:
     return DataConfig(name=cfg.name, root=cfg.root, download=cfg.download, embedding=cfg.embedding, classes=cfg.classes)
 
 
-def _absolute(option: str, path: str | Path) -> Path:
+def _absolute(option: str, path: str | Path, folder: str) -> Path:
     try:
-        return Path(os.path.abspath(Path(path).expanduser()))
+        return Path(os.path.abspath(folder / Path(path).expanduser()))
     except RuntimeError:  # ~name/... of nobody on this machine
         raise FedRayError(f"--{option} {path}: there is no such user on this machine; give the whole path") from None
 

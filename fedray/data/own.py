@@ -6,7 +6,7 @@ Every function raises ValueError that says what is wrong with the data; who know
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -42,13 +42,19 @@ def from_arrays(x: Any, y: Any, client: Any = None, classes: int | None = None) 
     return dataset if client is None else _owned(dataset, np.asarray(client))
 
 
+def target_of(columns: Iterable[str]) -> str | None:
+    """The column that holds the target, or None."""
+    known = set(columns)
+    return next((name for name in TARGETS if name in known), None)
+
+
 def from_columns(columns: Mapping[str, np.ndarray], classes: int | None = None) -> Dataset:
     """The examples of a table: columns by name, each [N] or [N, ...].
 
     y (or label, target, class) is the target, and ``client`` the owner. One column of texts is split into words; one
     of arrays with two axes or more are images; numbers in all other columns are features.
     """
-    target = next((name for name in TARGETS if name in columns), None)
+    target = target_of(columns)
     if target is None:
         near = difflib.get_close_matches("label", columns, 1) or difflib.get_close_matches("target", columns, 1)
         hint = f"; is it {near[0]}? " if near else "; "

@@ -19,7 +19,7 @@ from fedray.data.partition import Partition, check_given, hold_out_validation, p
 from fedray.data.readers import Names
 from fedray.data.scaling import Scaling, of_targets
 from fedray.data.shards import relabelled
-from fedray.federate.given import check_no_files, of_examples
+from fedray.federate.given import EXAMPLES, check_no_files, of_examples
 from fedray.federate.given import digests as digests_of
 from fedray.federate.measures import metrics, regression
 from fedray.federate.measures.tasks import CLASSIFICATION, REGRESSION, Task
@@ -50,8 +50,12 @@ class Plan(NamedTuple):
     plug_ins: tuple[str, ...] = ()  # modules that a process must import to know the names in cfg
     # By name, of probabilities [n, C] and labels [n] of a client's test examples; they are averaged over clients.
     own_metrics: Mapping[str, Callable[[np.ndarray, np.ndarray], float]] = {}
-    digests: Mapping[str, str] = {}  # of examples, owners and layers that the caller gave: two runs may differ in them
-    examples: str = ""  # a digest of examples of the user's own, which may change between two starts; empty: not theirs
+    digests: Mapping[str, str] = {}  # of examples, owners and layers of the user's own: two runs may differ in them
+
+    @property
+    def examples(self) -> str:
+        """A digest of examples of the user's own, which may change between two starts; empty: not theirs."""
+        return self.digests.get(EXAMPLES, "")
 
     @property
     def clients(self) -> int:
@@ -106,7 +110,8 @@ class Plan(NamedTuple):
         pooled = self.given if loaded is None else loaded
         if pooled is None:
             pooled = loading.load(self.cfg.data, self.model.classes, self.names.classes)
-        return pooled._replace(scaling=self.scaling, target=self.target)
+        x = own.fitted(pooled.x, self.model.input_shape)
+        return pooled._replace(x=x, scaling=self.scaling, target=self.target)
 
     @property
     def facts(self) -> Facts:
@@ -361,9 +366,8 @@ def make_plan(
     names = Names(dataset.names.classes, users if each else ())
     plan = Plan(cfg, algorithm, selection, model, partition, scaling, target, remarks, given, names, dataset.notes)
     examples = of_examples(dataset) if loading.of_the_users(cfg.data.name) else ""
-    nameless = examples if cfg.data.name == own.GIVEN else ""  # a name says itself what its examples are
-    digests = digests_of(nameless, owners, layers)
-    return _accept(plan._replace(plug_ins=plug_ins_of(cfg), digests=digests, examples=examples))
+    digests = digests_of(examples, owners, layers)
+    return _accept(plan._replace(plug_ins=plug_ins_of(cfg), digests=digests))
 
 
 def _named_as_given(

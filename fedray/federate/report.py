@@ -21,6 +21,7 @@ from fedray.types import LEVELS, EvalStats, RegressionStats, Stats, one_draw
 WINDOW = 10  # evaluations averaged at the end, of runs that are long enough: a tenth of the evaluations, at most ten
 KINDS = ("personal", "global")
 NOVEL = "novel"  # the models of clients that were held out, while they adapt
+STABILITY = "stability"  # of the accuracies of the last evaluations: runs log no such metric
 VALIDATION = "validation"  # before the names of what is measured on validation examples; all else is on test examples
 AVERAGED = "averaged"  # before the names of a summary's averages in a tracking store
 PLAYED = "rounds_played"  # tag of a run: a callback or a scheduler may have stopped it before its rounds
@@ -152,7 +153,7 @@ def summarize(plan: Plan, rows: Sequence[Mapping[str, float]], run_id: str | Non
         "rounds": min(len(rows), plan.cfg.rounds),
         "seed": plan.cfg.seed,
         **{
-            kind: (found := _average(plan, kind, averaged)) and found | {"stability": stability(rows, kind)}
+            kind: (found := _average(plan, kind, averaged)) and found | {STABILITY: stability(rows, kind)}
             for kind in KINDS
         },
         **({NOVEL: _average(plan, NOVEL, adapted)} if plan.novel else {}),

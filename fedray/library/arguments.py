@@ -24,8 +24,10 @@ from fedray.config import (
 from fedray.data import papers
 from fedray.data.own import GIVEN
 from fedray.data.partition import Partition, hold_out
+from fedray.federate import report
 from fedray.federate.given import OWNERS, digest
 from fedray.federate.plan import Plan, make_plan
+from fedray.federate.uncertainty import summary as uncertain
 from fedray.types import FedRayError, suggestion
 
 TAKEN = {"algorithm", "data", "model"}  # fields of an experiment that are arguments by themselves
@@ -176,10 +178,13 @@ def _indices(client: Any, values: Any, least: int) -> np.ndarray:
 
 def _checked(metrics: Mapping[str, Any], plan: Plan) -> Mapping[str, Any]:
     """The caller's metrics; raises FedRayError for what is no function, or has a name that is taken."""
+    if not isinstance(metrics, Mapping):
+        raise FedRayError(f"metrics={metrics!r}: has no names; give {{name: function}}")
+    taken = {*plan.task.measures, report.STABILITY, *uncertain.TRACKED}
     for name, function in metrics.items():
         if not callable(function):
             raise FedRayError(f"metrics[{name!r}]: is not a function of probabilities [n, C] and labels [n]")
-        if not isinstance(name, str) or not name.replace("_", "").isalnum() or name in plan.task.measures:
+        if not isinstance(name, str) or not name.replace("_", "").isalnum() or name in taken:
             raise FedRayError(
                 f"metrics[{name!r}]: is no free name; take letters, digits and _, and none of FedRay's own"
             )

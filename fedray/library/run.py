@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +18,7 @@ from fedray.federate.uncertainty import questions
 from fedray.library import html
 from fedray.library.arguments import asked
 from fedray.library.drawing import drawn
-from fedray.library.errors import naming_arguments
+from fedray.library.errors import naming_arguments, translated
 from fedray.running import predictor, runfolder, session, stages
 from fedray.running.drawing import client_figures, figures, uncertainty_figures
 from fedray.running.drawing.figure_style import Builders
@@ -26,7 +26,7 @@ from fedray.running.log import Log
 from fedray.running.predictor import Predictor
 from fedray.running.stages import Request, RunResult
 from fedray.running.writer import PERSONAL, Writer
-from fedray.terminal import check_packages, headlines, quiet
+from fedray.terminal import check_packages, headlines, quiet, say
 from fedray.types import FedRayError
 
 if TYPE_CHECKING:
@@ -246,8 +246,18 @@ def run(
         wanted = asked(algorithm, data, partition, model, metrics or {}, settings)
         questions.check(wanted.plan, wanted.execution)
         session.check_gpu(wanted.execution)
-        started = Run(wanted.plan, wanted.execution, tuple(callbacks))
+        started = Run(wanted.plan, wanted.execution, _callable(callbacks))
+    for remark in wanted.plan.remarks:
+        say(f"warning: {translated(remark)}")
     return started.play() if play else started
+
+
+def _callable(callbacks: Sequence[Callback]) -> Sequence[Callback]:
+    """The caller's functions; raises FedRayError for anything else."""
+    functions = tuple(callbacks) if isinstance(callbacks, Iterable) else ()
+    if not isinstance(callbacks, Iterable) or not all(map(callable, functions)):
+        raise FedRayError(f"callbacks={callbacks!r}: are not functions of a Round; give a list of them")
+    return functions
 
 
 def _play(plan: Plan, execution: Execution) -> Generator[Round, bool | None, Outcome]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import math
 import re
 from collections.abc import Mapping
@@ -19,9 +20,9 @@ from fedray.arrays import trees
 from fedray.arrays.tensor_files import Rows, load_rows, load_tree
 from fedray.config.decode import decode, fits, record, refuse_damage
 from fedray.data import loading, own, partition, scaling
-from fedray.data.readers import Names
+from fedray.data.readers import Dataset, Names
 from fedray.data.scaling import Scaling
-from fedray.federate.given import EXAMPLES, of_examples
+from fedray.federate.given import of_examples
 from fedray.federate.measures import metrics, regression
 from fedray.federate.messages import Saved
 from fedray.federate.plan import Plan
@@ -91,9 +92,10 @@ class Predictor:
         plan = self.plan
         algorithm = self.plan.algorithm
         client = self._number(client) if isinstance(client, str) else client
+        client = None if client is None else _whole("client", client)
         predict = self._function(client)
         model = self.model(client) if model is None else model
-        samples = plan.cfg.predict_samples if samples is None else samples
+        samples = plan.cfg.predict_samples if samples is None else _whole("samples", samples)
         require(samples >= 0, "samples", samples, "is negative", "give 0 for the mean weights, or a number of draws")
         ctx = plan.context
         noise = plan.prediction_noise(ctx, samples, f"predict-{seed}", client or 0, 0)
@@ -148,7 +150,10 @@ class Predictor:
         return predict
 
     def _inputs(self, x: Any) -> Tensor:
-        x = np.asarray(x)
+        try:
+            x = np.asarray(x)
+        except ValueError:
+            raise FedRayError("x has inputs of different shapes; give them one shape") from None
         if x.dtype.kind not in "biuf":
             raise FedRayError(f"x holds {x.dtype} values; this network takes numbers")
         x = own.fitted(x, self.plan.model.input_shape)
@@ -167,10 +172,21 @@ class Predictor:
             return state
         context = plan.context
         noise = plan.normals("personalize", client, plan.cfg.rounds, plan.algorithm.personal_noise(context))
-        shards = loading.shards(plan.dataset(), plan.partition, [client])
+        shards = loading.shards(self.dataset, plan.partition, [client])
         data = trees.row(shards.padded([0], context.facts.shard), 0)
         view = plan.view(self.snapshot.server)
         return plan.algorithm.personalize(context, state, view, data, noise)
+
+    @functools.cached_property
+    def dataset(self) -> Dataset:
+        """The examples of the run, read once; raises FedRayError where its file holds others by now."""
+        found = self.plan.dataset()
+        if self.plan.given is None and self.plan.examples and of_examples(found) != self.plan.examples:
+            raise FedRayError(
+                f"{self.plan.cfg.data.name}: holds other examples than those of this run, on which its personal models "
+                "train before they predict; bring the data of then back"
+            )
+        return found
 
     def _state(self, client: int) -> Any:
         """The private state of a client; of one that never trained, what it would have begun with."""
@@ -182,6 +198,13 @@ class Predictor:
         initial = plan.algorithm.client_init(plan.context, plan.initial_server())
         with refuse_damage(f"{clients.folder}: its models cannot be read", "run it again"):
             return dict(read_clients(clients, {client}, initial)).get(client, initial)
+
+
+def _whole(name: str, value: Any) -> int:
+    """A whole number of the caller's; raises FedRayError for anything else."""
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    require(whole, name, repr(value), "is not a whole number", "give one")
+    return int(value)
 
 
 def _uncertainty(log_probs: Tensor, shares: Tensor | None, threshold: float | None) -> Prediction:
@@ -215,8 +238,7 @@ def load(folder: str | Path, model: nn.Module | None = None, data: Any = None) -
     if data is not None:
         given = own.given(data)
         plan = plan._replace(given=given)
-        noted = described.get("digests", {}).get(EXAMPLES)
-        if noted and noted != of_examples(given):
+        if plan.examples and plan.examples != of_examples(given):
             raise FedRayError(f"{folder}: data are not the examples of this run; give those, or leave `data` out")
     with refuse_damage(f"{folder}: its models cannot be read", "run it again"):
         _check_size(folder, plan)
@@ -277,7 +299,8 @@ def _plan(folder: Path, described: Any, own_model: nn.Module | None) -> Plan:
     units = scaling.from_json(shape["scaling"])
     names = record(Names, shape.get("names", {}))  # older runs have none
     names = Names(tuple(names.classes), tuple(names.users))
-    return Plan(cfg, algorithm, selection, model, dealt, units, target, names=names, plug_ins=plug_ins)
+    digests = dict(described.get("digests", {}))  # older runs have none of a file
+    return Plan(cfg, algorithm, selection, model, dealt, units, target, names=names, plug_ins=plug_ins, digests=digests)
 
 
 def _check_size(folder: Path, plan: Plan) -> None:

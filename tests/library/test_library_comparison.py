@@ -92,6 +92,17 @@ def test_runs_on_other_data_owners_or_networks_are_rows_of_their_own():
     assert sorted(fedray.compare_runs(runs).frame["n"]) == [1, 1, 1, 1, 2]
 
 
+def test_a_file_whose_examples_have_changed_is_other_data(tmp_path):
+    x, y = np.random.default_rng(0).random((60, 4)), np.arange(60) % 3
+    runs = []
+    for seed, labels in enumerate((y, y, y[::-1])):
+        np.savez(tmp_path / "mine.npz", x=x, y=labels)
+        runs.append(fedray.run("fedavg", tmp_path / "mine.npz", rounds=1, local_steps=1, clients=2, seed=seed))
+    frame = fedray.compare_runs(runs).frame
+    assert sorted(frame["n"]) == [1, 2]
+    assert all("data.examples=" in name for _, name in frame.index)
+
+
 def test_files_of_one_name_have_figures_of_their_own(tmp_path):
     runs = []
     for place in ("first", "second"):

@@ -243,6 +243,11 @@ REFUSED = {
     "buffers": ({"model": nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))}, "^model:.*running_mean"),
     "outputs": ({"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 5))}, "^model: maps.*not to the 10 outputs"),
     "taken": ({"metrics": {"nll": max}}, r"^metrics\['nll'\]: is no free name"),
+    "of the end": ({"metrics": {"stability": max}}, r"^metrics\['stability'\]: is no free name"),
+    "of the report": ({"metrics": {"aurc": max}}, r"^metrics\['aurc'\]: is no free name"),
+    "unnamed": ({"metrics": max}, "^metrics=<built-in function max>: has no names"),
+    "callback": ({"callbacks": max}, "^callbacks=<built-in function max>: are not functions"),
+    "callbacks": ({"callbacks": [max, 3]}, "^callbacks=.*: are not functions"),
     "files": ({"data": (X, Y), "root": "/tmp"}, '^root="/tmp": is for data in files'),
     "clients": ({"clients_per_round": 11}, "^clients_per_round=11: .* or raise clients$"),
     "ood": ({"ood": "mnist"}, "^ood="),
@@ -300,11 +305,43 @@ def test_a_run_that_stops_before_its_newcomers_says_so():
         ([["a"] * 64], None, "x holds <U1 values"),
         (X[:1], -1, "samples -1"),
         (X[:1] + np.float32("nan"), None, r"x holds NaN \(a missing value\)"),
+        ([[1, 2], [3]], None, "x has inputs of different shapes"),
+        (X[:1], 1.5, "samples 1.5: is not a whole number"),
+        (X[:1], "3", "samples '3': is not a whole number"),
     ],
 )
 def test_what_cannot_be_predicted_is_named(finished, inputs, samples, words):
     with pytest.raises(fedray.FedRayError, match=words):
         finished.predict(inputs, samples=samples)
+
+
+@pytest.mark.parametrize("client", [1.0, True])
+def test_a_client_is_a_whole_number_or_a_name(finished, client):
+    with pytest.raises(fedray.FedRayError, match=f"client {client}: is not a whole number"):
+        finished.predict(X[:1, None], client=client)
+    of_numpy = finished.predict(X[:1, None], client=np.int64(1)).probs
+    assert torch.equal(of_numpy, finished.predict(X[:1, None], client=1).probs)
+
+
+def test_what_one_must_know_of_the_data_is_said(capfd):
+    fedray.run("fedavg", (X.astype(np.uint8), Y), **QUICK)
+    warned = capfd.readouterr().err
+    assert warned.startswith("warning: the largest pixel is 16")
+    assert 'scaling="standard"' in warned
+
+
+def test_models_that_train_before_they_predict_want_the_examples_of_their_run(tmp_path):
+    """Their file may hold others by now."""
+    x, y = X.reshape(len(X), -1), Y
+    np.savez(tmp_path / "mine.npz", x=x, y=y)
+    settings = {**OWN, "scaling": "feature"}
+    run = fedray.run("fedavg", tmp_path / "mine.npz", output=tmp_path / "run", ft=2, **settings)
+    loaded = fedray.load(tmp_path / "run")
+    assert torch.equal(loaded.predict(x[:2], client=0).probs, run.predict(x[:2], client=0).probs)
+    np.savez(tmp_path / "mine.npz", x=x, y=y[::-1])
+    with pytest.raises(fedray.FedRayError, match=r"mine\.npz: holds other examples than those of this run"):
+        fedray.load(tmp_path / "run").predict(x[:2], client=0)
+    assert fedray.load(tmp_path / "run").predict(x[:2]).probs.shape == (2, 10)  # the global model needs none
 
 
 def test_data_are_given_again_to_models_that_train_before_they_predict(tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedray.running.files import write_json
@@ -94,6 +95,26 @@ def test_the_store_of_a_sweep_is_found_from_another_folder(
     monkeypatch.chdir(tmp_path / "x")
     request, _ = read(["--resume", str(tmp_path / "runs/s")])
     assert request.execution.tracking.uri == f"sqlite:///{tmp_path}/runs/mlflow.db"
+
+
+def test_a_sweep_goes_on_with_the_examples_it_began_with_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    x, y = np.random.default_rng(0).random((60, 4)), np.arange(60) % 3
+    np.savez("mine.npz", x=x, y=y)
+    words = [*WORDS, "--data.name", "mine.npz"]
+    first, _ = read(words)
+    assert first.base.data.name == str(tmp_path / "mine.npz")
+    note = Note("s", words, first.sweep.metric, str(tmp_path), first.examples)
+    write_json(tmp_path / "runs/s" / NOTE, note._asdict())
+    (tmp_path / "x").mkdir()
+    monkeypatch.chdir(tmp_path / "x")
+    resume = ["--resume", str(tmp_path / "runs/s")]
+    assert read(resume)[0].base == first.base
+    np.savez(tmp_path / "mine.npz", x=x, y=y[::-1])
+    with pytest.raises(FedRayError, match=r"mine\.npz holds other examples than when the sweep began"):
+        read(resume)
 
 
 @pytest.mark.parametrize("kind", ["random", "tpe"])

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from fedray.config import DataConfig
 from fedray.data import own
 from fedray.data.readers import Dataset, reading
 from fedray.data.records import DatasetRecord
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+MISSING = ("", "na", "n/a", "nan", "null", "none")
 REMEDY = "give a table with a header, a column y (or label, target, class), and numbers in the others"
 
 
@@ -20,7 +28,7 @@ def load(cfg: DataConfig, classes: int | None = None) -> Dataset:
     path = Path(cfg.name)
     with reading(path, REMEDY):
         try:
-            frame = pandas.read_parquet(path) if path.suffix == ".parquet" else pandas.read_csv(path)
+            frame = pandas.read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
         except pandas.errors.EmptyDataError:
             raise ValueError("it is empty") from None
         except pandas.errors.ParserError as error:
@@ -28,6 +36,38 @@ def load(cfg: DataConfig, classes: int | None = None) -> Dataset:
             where = f"line {line[1]} has" if line else "a line has"
             raise ValueError(f"{where} more values than its header has columns") from None
         return own.from_frame(frame, classes)
+
+
+def _read_csv(path: Path) -> DataFrame:
+    """The table, with owners and labels as they are written: 007 is not 7, and the label NA is not a missing one."""
+    import pandas
+
+    frame = pandas.read_csv(path)
+    named = [name for name in (own.target_of(frame.columns), own.CLIENT) if name in frame.columns]
+    written = pandas.read_csv(path, usecols=named, dtype=str, keep_default_na=False)
+    for name in named:
+        frame[name] = _as_written(written[name].to_numpy(), exact=name == own.CLIENT)
+    return frame
+
+
+def _as_written(words: np.ndarray, exact: bool) -> np.ndarray:
+    """Numbers where all words are such, ``exact`` in their usual spelling; else the words. None where one is missing.
+
+    Words for a missing value are such among numbers, and names among others.
+    """
+    words = np.array([word.strip() for word in words], object)
+    there = np.array([word.lower() not in MISSING for word in words], bool)
+    for kind in (int, float):
+        with contextlib.suppress(ValueError, OverflowError):
+            numbers = words[there].astype(kind)
+            if exact and (kind is float or numbers.astype(str).tolist() != words[there].tolist()):
+                break
+            if there.all():
+                return numbers
+            found = np.full(len(words), np.nan)
+            found[there] = numbers
+            return found
+    return np.array([word or None for word in words], object)
 
 
 def owned(cfg: DataConfig) -> bool:

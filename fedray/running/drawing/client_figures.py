@@ -282,7 +282,7 @@ def deviation_figure(curves: Sequence[DeviationCurve], client: int = 0, names: N
         ax.plot(classes, column(rows, "dG"), "-", label=everyone, **curve.look)
         ax.plot(classes, column(rows, "dL"), ":", label=own, markerfacecolor="white", **curve.look)
     ax.axhline(0, color="black", linewidth=0.8)
-    ax.set(xlabel="Class", ylabel="NLL above the clients' mean (nats)", title=f"Loss deviation of {who}")
+    ax.set(xlabel="Class", ylabel="NLL above the\nclients' mean (nats)", title=f"Loss deviation of {who}")
     if names.classes:
         ax.set_xticks(range(len(names.classes)), list(map(shortened, names.classes)), rotation=90)
     ax.grid(visible=False)

@@ -90,8 +90,9 @@ def titled(names: Sequence[str], client: int) -> str:
 
 
 def shortened(name: str) -> str:
-    """A name that fits beside an axis."""
-    return name if len(name) <= NAME_MAX else f"{name[: NAME_MAX - 1]}…"
+    """A name that fits beside an axis, with its end, by which similar names differ."""
+    half = NAME_MAX // 2
+    return name if len(name) <= NAME_MAX else f"{name[: NAME_MAX - half]}…{name[-half + 1 :]}"
 
 
 def column(rows: Rows, name: str) -> np.ndarray:

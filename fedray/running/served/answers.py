@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import hmac
 import json
@@ -66,9 +65,8 @@ class Answers:
         """``digest`` is :func:`digest_of` the token. Raises FedRayError for terms that the run cannot keep."""
         _check(run, terms)
         adapts = run.plan.personal and run.plan.algorithm.personalize is not client_itself
-        if adapts:  # to the client's examples: read them once
-            run = copy.copy(run)
-            run.plan = run.plan._replace(given=run.plan.dataset())
+        if adapts:  # to the client's examples: refuse others before anybody asks
+            _ = run.dataset
         self.run, self.terms, self._digest = run, terms, digest
         self.shared = run.model() if run.plan.algorithm.predict_global else None
         self.max_bytes = BYTES_BESIDES + BYTES_PER_NUMBER * terms.max_inputs * math.prod(run.plan.model.input_shape)

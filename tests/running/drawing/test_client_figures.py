@@ -18,7 +18,13 @@ from fedray.running.drawing.client_figures import (
     reliability_figure,
     uncertainty_figure,
 )
+from fedray.running.drawing.figure_style import titled
 from tests.helpers import small_plan
+
+
+def test_names_that_differ_at_their_end_differ_when_they_are_short():
+    assert titled(["hospital_ward_07", "hospital_ward_08"], 1) == "hospita…ard_08"
+    assert titled(["hospital_ward"], 0) == "hospital_ward"
 
 
 def calibration(gaps, models=("personal", "global")):
