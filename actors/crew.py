@@ -14,7 +14,7 @@ from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, Ray
 from actors.machines.cluster import machines
 from actors.machines.seats import Seat, doomed
 from fedray.arrays import trees
-from fedray.federate.failures import FailurePolicy
+from fedray.federate.failures import FailurePolicy, StageError
 from fedray.federate.messages import Failure, TrainReply
 from fedray.federate.storage.states import Piece
 from fedray.terminal import say
@@ -215,6 +215,9 @@ class Crew:
                 raise FedRayError(f"the actor of {self._named(call.slot)} could not start: {refused}") from None
             return None, Failure(0, "", "lost", f"{type(error).__name__}: {first_line(error)}")
         except RayTaskError as error:
+            if isinstance(error.cause, StageError) and attempt == 1 and self.policy.attempts > 1:
+                self._failures.append(error.cause.failure._replace(action="asked again"))
+                return None, error.cause.failure
             if isinstance(error.cause, RunError):
                 raise error.cause from None
             raise

@@ -124,7 +124,8 @@ class ServerActor:
         try:
             return self._mover.follow(self._state.round + 1)
         except LeaveError as error:
-            if self._store and self._state.round and not self._store.wants(self._plan, self._state.round):
+            played = 0 < self._state.round < self._plan.cfg.rounds  # none is kept of the rounds of newcomers
+            if self._store and played and not self._store.wants(self._plan, self._state.round):
                 checkpoint.keep(self._store, self._plan, self._state, self._cohort)
             raise ClientsLostError(str(error)) from None
 

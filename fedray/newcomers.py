@@ -91,11 +91,15 @@ def make_plan(run: Plan, options: Options) -> tuple[Plan, Shards]:
 
 def _dealt(dataset: Dataset, run: Plan, options: Options) -> Partition:
     """The newcomers' shards; raises FedRayError where the examples do not go round."""
+    fraction = options.test_fraction
+    require(0 < fraction < 1, "test_fraction", fraction, "is not between 0 and 1", "leave it out for a quarter")
+    reason = "it has one example, and a newcomer needs one to train and one to test on"
+    require(len(dataset.y) > 1, "data", options.data, reason, "give more")
     rng = Stream(options.seed, "partition").numpy
     if dataset.users is None:
-        return iid(dataset.y, options.clients or 1, options.test_fraction, rng)
+        return iid(dataset.y, options.clients or 1, fraction, rng)
     clients = options.clients or int(dataset.users.max()) + 1
-    return natural(dataset.users, clients, run.cfg.data.alpha, options.test_fraction, rng)
+    return natural(dataset.users, clients, run.cfg.data.alpha, fraction, rng)
 
 
 def _fitting(run: Plan, options: Options) -> Dataset:

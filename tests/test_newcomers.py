@@ -244,6 +244,17 @@ def test_owners_of_the_examples_are_newcomers_by_their_names(tmp_path, capsys):
     assert "--clients 3: the dataset has 2 users" in capsys.readouterr().err
 
 
+def test_what_newcomers_are_tested_on_is_checked_in_the_words_of_their_own_options(finished, tmp_path, capsys):
+    run = [str(finished / "bpfed"), "--output", str(tmp_path / "out")]
+    assert newcomers.main([*run, "--data", str(finished / "theirs.npz"), "--test-fraction", "1.0"]) == 2
+    assert "error: --test-fraction 1.0: is not between 0 and 1" in capsys.readouterr().err
+    np.savez(tmp_path / "one.npz", x=np.zeros((1, 1, 8, 8), np.uint8), y=np.zeros(1, int))
+    assert newcomers.main([*run, "--data", str(tmp_path / "one.npz")]) == 2
+    assert (
+        "one.npz: it has one example, and a newcomer needs one to train and one to test on" in capsys.readouterr().err
+    )
+
+
 def test_grey_images_need_no_channel(finished, tmp_path):
     run = fedray.load(finished / "bpfed")
     with np.load(finished / "theirs.npz") as archive:

@@ -240,9 +240,9 @@ def _stacked(functions: _Functions, down_per_client: bool) -> _Functions:
 
 
 def _same_alone(plan: Plan) -> bool:
-    """Whether a client's result is bitwise the same alone and in a stack: of linear layers that are not tiny."""
+    """Whether a client's result is bitwise the same alone and in a stack: of linear layers alone that are not tiny."""
     products = [plan.facts.batch_size * math.prod(shape) for shape in plan.model.shapes[::2]]
-    return linear(plan.model) and min(products) >= TINY
+    return linear(plan.model) and min(products) >= TINY and not plan.algorithm.own_products
 
 
 def _in_turn(step: Callable[..., Any], draws: Iterator[Any], local: Any) -> tuple[Any, Any]:

@@ -29,7 +29,7 @@ from fedray.config import Execution, Experiment, decisive, differences, flatten,
 from fedray.config.decode import decode, fits, refuse_damage
 from fedray.federate.plan import Plan, plug_ins_of
 from fedray.federate.storage import checkpoint
-from fedray.federate.storage.checkpoint import CheckpointStore, rounds
+from fedray.federate.storage.checkpoint import STATES, CheckpointStore, rounds
 from fedray.running.files import write_json
 from fedray.running.mlflow_store import shown
 from fedray.types import FedRayError, first_line, require
@@ -59,10 +59,10 @@ def write(folder: Path, note: Note) -> None:
 def claim(store: CheckpointStore, note: Note, resumed: bool) -> None:
     """Leave the note beside checkpoints that are kept elsewhere, so that the run survives the loss of its folder.
 
-    Raises FedRayError where nothing can be written there, or where another run's checkpoints are.
+    Raises FedRayError where nothing can be written there, or where another run is, or its result.
     """
     try:
-        taken = [] if resumed and _may_have(store.url, note) else rounds(store)
+        taken = "" if resumed and _may_have(store.url, note) else _held(store)
         if not taken:
             fs, path = fsspec.url_to_fs(store.url)
             fs.makedirs(path, exist_ok=True)
@@ -74,9 +74,20 @@ def claim(store: CheckpointStore, note: Note, resumed: bool) -> None:
         ) from None
     if taken:
         raise FedRayError(
-            f"--checkpoint.url {store.url}: holds the checkpoints of another run, up to round {taken[-1]}; go on with "
-            f"it by --resume {store.url}, or give an empty place"
+            f"--checkpoint.url {store.url}: holds the {taken}; go on with it by --resume {store.url}, or give an empty "
+            "place"
         )
+
+
+def _held(store: CheckpointStore) -> str:
+    """What of another run lies at a place, or the empty string. It may be going on, and not have a checkpoint yet."""
+    if found := rounds(store):
+        return f"checkpoints of another run, up to round {found[-1]}"
+    if FINISHED in checkpoint.names(store.url):
+        return "result of another run"
+    with contextlib.suppress(FedRayError):
+        return f"note of another run, {read(store.url).name}, which may be going on"
+    return ""
 
 
 def _may_have(place: str, note: Note) -> bool:
@@ -233,8 +244,9 @@ def store(folder: Path, execution: Execution) -> CheckpointStore:
         )
     url = cfg.url.rstrip("/") if "://" in cfg.url else os.path.abspath(cfg.url or folder / "checkpoints")
     # Files cannot be linked into a remote store: there the states lie in a folder of each machine.
-    local = f"{tempfile.gettempdir()}/fedray-{zlib.crc32(url.encode()):08x}" if "://" in url else url
-    states = f"{local}/states" if execution.client_states == "disk" else ""
+    local = f"{tempfile.gettempdir()}/{STATES}-{os.getuid()}-{zlib.crc32(url.encode()):08x}"
+    states = local if "://" in url else f"{url}/{STATES}"
+    states = states if execution.client_states == "disk" else ""
     return CheckpointStore(url, cfg.every, cfg.keep, cfg.on_error == "stop", states)
 
 
@@ -286,8 +298,10 @@ def command(folder: Path) -> str:
 
 def given_name(execution: Execution) -> str:
     """The user's name for what is played, or the empty one; raises FedRayError for one that is a path."""
-    if execution.name and Path(execution.name).name != execution.name:
-        raise FedRayError(f"--name {execution.name}: is not a plain name; use --output for a folder elsewhere")
+    given = execution.name or ""
+    if given and (given == ".." or Path(given).name != given or not given.isprintable()):
+        shown_name = given if given.isprintable() else repr(given)
+        raise FedRayError(f"--name {shown_name}: is not a plain name; use --output for a folder elsewhere")
     return execution.name or ""
 
 

@@ -326,6 +326,7 @@ class Algorithm(NamedTuple):
     adapt: Step | None = None  # a step of the personal parameters alone: how a newcomer trains; None: not offered
     minibatches: Count = one  # J: the batch of a step consists of J minibatches, one after the other
     down_per_client: bool = False  # True: broadcast returns one row per client of ids (FedAMP)
+    own_products: bool = False  # whether a step multiplies more than a layer by its inputs: alone these round otherwise
     gaussian: bool = False  # whether it learns the noise of a Gaussian likelihood, too: regression
     scores: Mapping[str, tuple[Stage, ...]] = {}  # what a selection policy can ask for
     defaults: Mapping[str, Any] = {}  # settings of the experiment (dotted field -> value) that this method changes

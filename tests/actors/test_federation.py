@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -170,6 +171,27 @@ def test_an_upload_with_infinities_names_the_client_and_leaves_no_actor() -> Non
     with pytest.raises(TrainingError, match=r"client 0, round 1, finish: its upload 'mu' is not finite"), federation:
         list(federation)
     assert_gone(pids)
+
+
+def test_who_raises_in_an_evaluation_is_asked_again(reference: tuple[Snapshot, list[float]], tmp_path: Path) -> None:
+    plan, raised = small(), tmp_path / "raised"
+    predict = plan.algorithm.predict_personal
+    assert predict is not None
+
+    def once(*args: Any) -> torch.Tensor:
+        if not raised.exists():
+            raised.touch()
+            raise RuntimeError("a passing trouble")
+        return predict(*args)
+
+    flaky = plan._replace(algorithm=plan.algorithm._replace(predict_personal=once))
+    with RayFederation(flaky, Execution(clients_per_actor=10)) as federation:
+        rounds = list(federation)
+        assert_same(federation.snapshot(), reference[0])
+    assert [float(m.personal.nll.sum()) for m in rounds if m.personal is not None] == reference[1]
+    (failure,) = [failure for each in rounds for failure in each.failures]
+    assert (failure.stage, failure.action) == ("evaluate", "asked again")
+    assert "a passing trouble" in failure.reason
 
 
 def test_what_leaves_an_actor() -> None:

@@ -40,6 +40,14 @@ def test_packing_does_not_matter(name, backend, chunk, monkeypatch):
     assert all(differing(a, b) == [] for a, b in zip(whole, parts, strict=True))
 
 
+def test_who_is_alone_with_products_of_its_own_is_a_stack_of_one():
+    """Small products of pFedGP's trees round otherwise outside of a stack."""
+    plan = small_plan("pfedgp", {"batch_size": 10, "model.hidden": (100,)})
+    whole = play(plan, [block(plan, backend="auto")], (range(6), range(6)))
+    alone = play(plan, [block(plan, (i,), "auto") for i in range(6)], (range(6), range(6)))
+    assert all(differing(a, b) == [] for a, b in zip(whole, alone, strict=True))
+
+
 def test_every_client_predicts_with_draws_of_its_own_and_the_global_model_with_one_for_all():
     """In every round and for every client other numbers, from the stream of its name."""
     plan, seen = small_plan("pfedbayes"), []

@@ -36,7 +36,12 @@ def full(*args: Any, **kwargs: Any) -> Any:
         (Writer, "commit", [], "runs/x"),
         (Writer, "run", ["--client-states", "disk"], "runs/x"),
         (states.OnDisk, "save", ["--client-states", "disk", "--checkpoint.every", "0"], "runs/x"),
-        (states, "write_some", ["--client-states", "disk"], "runs/x/checkpoints/states/000000-000009/round-000001"),
+        (
+            states,
+            "write_some",
+            ["--client-states", "disk"],
+            "runs/x/checkpoints/fedray-states/000000-000009/round-000001",
+        ),
         (runfolder, "write_json", [], "runs/x"),
     ],
 )
@@ -68,7 +73,7 @@ def test_actors_that_cannot_write_their_states_say_so(cluster: Callable[..., obj
     (tmp_path / "file").touch()
     store = CheckpointStore(str(tmp_path / "kept"), states=str(tmp_path / "file"))
     with (
-        pytest.raises(RunError, match=r"file/000.*: cannot be written \(not a directory\); free space"),
+        pytest.raises(RunError, match=r"file/000.*: cannot be written \(file exists\); free space"),
         RayFederation(small_plan("pfedbayes"), Execution(clients_per_actor=3), store) as federation,
     ):
         next(iter(federation))

@@ -322,6 +322,37 @@ def test_a_run_outlives_its_folder_where_its_checkpoints_are_elsewhere(
     assert checkpoint.rounds(checkpoint.CheckpointStore(place if "://" in place else str(Path(place).absolute()))) == []
 
 
+def test_a_place_of_another_run_is_not_taken_before_its_first_checkpoint_nor_a_result(
+    cut: Callable[..., int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    quiet = [*FAST, "--tracking.uri", "none"]
+    assert cut([*quiet, "--name", "slow", "--checkpoint.url", "kept", "--checkpoint.every", "0"], 3) == 130
+    before = Path("kept/run.json").read_bytes()
+    assert launch.main([*quiet, "--name", "quick", "--checkpoint.url", "kept"]) == 2
+    assert "kept: holds the note of another run, slow, which may be going on" in capfd.readouterr().err
+    assert Path("kept/run.json").read_bytes() == before
+    assert launch.main(["--resume", "runs/slow"]) == 0
+    assert launch.main([*quiet, "--name", "quick", "--checkpoint.url", "runs/slow"]) == 2
+    assert "runs/slow: holds the result of another run" in capfd.readouterr().err
+    assert runfolder.read("runs/slow").name == "slow"
+
+
+def test_nothing_but_its_own_is_removed_where_a_run_kept_its_checkpoints() -> None:
+    Path("shared/states").mkdir(parents=True)
+    Path("shared/states/mine.csv").write_text("precious")
+    for options in ([], ["--client-states", "disk"]):
+        assert launch.main([*FAST, "--tracking.uri", "none", "--checkpoint.url", "shared", *options]) == 0
+        assert [path.name for path in Path("shared").iterdir()] == ["states"]
+        assert Path("shared/states/mine.csv").read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["..", "a\nb"])
+def test_a_name_is_that_of_a_folder_below_the_runs(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert launch.main([*FAST, "--tracking.uri", "none", "--name", name]) == 2
+    assert "is not a plain name" in capfd.readouterr().err
+    assert not any(Path().iterdir())
+
+
 def test_a_url_is_not_resumed_into_the_folder_of_another_run(
     cut: Callable[..., int], capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,7 +53,7 @@ def test_an_interrupted_run_goes_on_with_its_states_on_disk_or_in_memory(
 ) -> None:
     assert launch.main([*FAST, "--name", "whole"]) == 0
     assert cut([*FAST, *before, "--name", "cut"], 3) == 130
-    assert Path("runs/cut/checkpoints/states").exists() == bool(before)
+    assert Path("runs/cut/checkpoints/fedray-states").exists() == bool(before)
     assert launch.main(["--resume", "runs/cut", *after]) == 0
     same("runs/whole", "runs/cut")
     assert not Path("runs/cut/checkpoints").exists()

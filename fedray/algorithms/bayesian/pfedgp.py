@@ -318,6 +318,7 @@ ALGORITHM = Algorithm(
     noise_shape=noise_shape,
     personal_noise=personal_noise,
     particles=chains,
+    own_products=True,
     defaults={"local_steps": 5},
     space={"lr": LogUniform(5e-3, 0.2), "outputscale": LogUniform(1, 32), "chains": Choice((5, 10, 20))},
 )

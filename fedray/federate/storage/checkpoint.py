@@ -17,6 +17,7 @@ from fedray.federate.storage.checkpoint_files import MANIFEST, Checkpoint, Check
 from fedray.types import first_line
 
 KIND = "checkpoint"  # of a failure to write one
+STATES = "fedray-states"  # the folder of clients' states beside the checkpoints: a name that nobody else gives
 
 
 class CheckpointStore(NamedTuple):
@@ -80,10 +81,10 @@ def _remove(folder: str) -> None:
 
 def rounds(store: CheckpointStore) -> list[int]:
     """Rounds that have a folder in the store, ascending."""
-    return sorted(int(name[6:]) for name in _names(store.url) if re.fullmatch(r"round-\d{6,}", name))
+    return sorted(int(name[6:]) for name in names(store.url) if re.fullmatch(r"round-\d{6,}", name))
 
 
-def _names(folder: str) -> list[str]:
+def names(folder: str) -> list[str]:
     """What lies directly in a folder; nothing where there is none."""
     fs, path = fsspec.url_to_fs(folder)
     fs.invalidate_cache()
@@ -116,7 +117,7 @@ def copied(begun: Checkpoint, store: CheckpointStore) -> Checkpoint:
         source, path = fsspec.url_to_fs(begun.clients.folder)
         fs, target = fsspec.url_to_fs(folder)
         fs.makedirs(target, exist_ok=True)
-        for name in sorted(_names(begun.clients.folder), key=MANIFEST.__eq__):  # last what makes it a checkpoint
+        for name in sorted(names(begun.clients.folder), key=MANIFEST.__eq__):  # last what makes it a checkpoint
             with source.open(f"{path}/{name}", "rb") as there, fs.open(f"{target}/{name}", "wb") as here:
                 shutil.copyfileobj(there, here)
     except Exception as error:  # any of a storage library's
@@ -144,7 +145,7 @@ def clear(store: CheckpointStore) -> None:
     """Remove all checkpoints: the run is finished. What cannot be removed stays."""
     prepared(store)
     with contextlib.suppress(Exception):
-        _remove(f"{store.url}/states")  # of a process that was killed, where the run went on in memory
+        _remove(f"{store.url}/{STATES}")  # of a process that was killed, where the run went on in memory
     with contextlib.suppress(Exception):
         fs, path = fsspec.url_to_fs(store.url)
         for number in rounds(store):

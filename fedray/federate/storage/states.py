@@ -15,6 +15,7 @@ until then, the successor of a process that dies may still need it.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -27,7 +28,7 @@ from fedray.arrays import tensor_files, trees
 from fedray.federate.device.host import leaving, moved
 from fedray.federate.messages import File, Saved
 from fedray.federate.storage.checkpoint_files import link, local_path, read_clients, write_clients, write_some
-from fedray.types import writing
+from fedray.types import RunError, writing
 
 
 class Piece(NamedTuple):
@@ -119,6 +120,19 @@ class InMemory:
             self._own[i] = trees.tree_map(lambda leaf: leaf.to(self._device, copy=True), state)
 
 
+def _make_private(folder: Path) -> None:
+    """Make a folder, for this user alone where its parent is everybody's; raises RunError for one of another user."""
+    if not folder.parent.stat().st_mode & stat.S_IWOTH:
+        folder.mkdir(exist_ok=True)
+        return
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o022:
+        raise RunError(
+            f"{folder}: another user made it, or may write there; remove it, or set TMPDIR to your own folder"
+        )
+
+
 class OnDisk:
     """States as files below a folder of this machine, mapped into memory while somebody reads them."""
 
@@ -126,7 +140,8 @@ class OnDisk:
         self._initial = initial
         self._device = device
         self._ids = frozenset(ids)
-        self._root = Path(folder) / f"{ids[0]:06d}-{ids[-1]:06d}"
+        self._base = Path(folder)  # of all processes of this machine
+        self._root = self._base / f"{ids[0]:06d}-{ids[-1]:06d}"
         self._files: dict[int, tuple[int, File]] = {}
         self._replaced: list[tuple[int, Path]] = []  # in which round, and what
         self._lasting: set[Path] = set()  # files that outlive the machine
@@ -225,6 +240,8 @@ class OnDisk:
         """The folder of a round, which is there by now."""
         folder = self._folder(round_number)
         with writing(folder):
+            self._base.parent.mkdir(parents=True, exist_ok=True)
+            _make_private(self._base)
             folder.mkdir(parents=True, exist_ok=True)
         return folder
 

@@ -15,6 +15,7 @@ from fedray.federate.messages import Saved
 from fedray.federate.storage import checkpoint
 from fedray.federate.storage.checkpoint import CheckpointStore
 from fedray.federate.storage.states import InMemory, OnDisk, Piece, rows
+from fedray.types import RunError
 from tests.helpers import block, differing, play, shard, small_plan, whole_and_resumed
 
 CPU = torch.device("cpu")
@@ -202,6 +203,24 @@ def test_a_federation_is_the_same_with_states_on_disk_resumed_or_not(name, tmp_p
     assert bool(files(store.states)) == (name == "pfedbayes")
     checkpoint.clear(store)
     assert not tmp_path.exists()
+
+
+def test_states_in_a_folder_that_is_everybodys_are_private(tmp_path, monkeypatch):
+    plan = small_plan("pfedbayes", {"rounds": 1, "clients_per_round": 2})
+    tmp_path.chmod(0o777)
+    store = CheckpointStore(str(tmp_path / "there"), every=0, states=str(tmp_path / "own"))
+    with LocalFederation(plan, "loop", store=store) as federation:
+        list(federation)
+        assert (tmp_path / "own").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others").chmod(0o777)
+    states = OnDisk(torch.zeros(2), [0], torch.device("cpu"), str(tmp_path / "others"))
+    with pytest.raises(RunError, match="others: another user made it, or may write there"):
+        states.replace(1, [0], torch.ones(1, 2))
+    (tmp_path / "others").chmod(0o755)
+    monkeypatch.setattr("os.geteuid", lambda: 12345)
+    with pytest.raises(RunError, match="others: another user made it"):
+        states.replace(1, [0], torch.ones(1, 2))
 
 
 def test_a_method_is_given_its_shard_where_it_looks_at_it_or_keeps_it():
