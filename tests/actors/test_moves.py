@@ -15,6 +15,9 @@ from actors.machines.placement import Layout, Node
 from actors.machines.seats import LEAVE_SECONDS, Seat, doomed
 from actors.machines.spread import even
 from actors.moves import LeaveError, Mover
+from actors.server import ServerActor
+from fedray.federate.storage.checkpoint import CheckpointStore
+from tests.helpers import small_plan
 
 FULL, FREE = Node(0.0, 0.0), Node(2.0, 0.0)
 HEAD = Machine("head", FULL)
@@ -186,6 +189,23 @@ def test_the_server_goes_only_where_there_is_a_place_to_go_to(monkeypatch):
     scene.there["b"] = Machine("b", FREE)
     with pytest.raises(LeaveError):
         scene.mover.follow(1)
+
+
+@pytest.mark.parametrize(("played", "kept"), [(0, False), (1, True), (2, False), (3, False), (4, False)])
+def test_what_leaves_keeps_a_checkpoint_of_a_round_that_another_run_can_go_on_from(played, kept, monkeypatch):
+    """Every second round is kept anyway, and after the third newcomers adapt."""
+
+    def follow(number):
+        raise LeaveError("the head announced the end")
+
+    plan = small_plan("fedper", {"rounds": 3, "novel_clients": 1, "adapt_rounds": 2})
+    server, written = object.__new__(ServerActor), []
+    server._mover, server._plan, server._cohort = SimpleNamespace(follow=follow), plan, None
+    server._store, server._state = CheckpointStore("nowhere", every=2), SimpleNamespace(round=played)
+    monkeypatch.setattr("actors.server.checkpoint.keep", lambda *args: written.append(args))
+    with pytest.raises(ClientsLostError, match="announced the end"):
+        server._follow()
+    assert bool(written) == kept
 
 
 def test_states_on_disk_stay_with_their_machine_while_it_does(monkeypatch):
