@@ -80,7 +80,7 @@ class SweepRequest(NamedTuple):
     seeds: list[int]
     trials: int
     clients: int  # the most of any configuration
-    examples: tuple[str, ...]  # digests of the user's own: a sweep goes on with the same ones only
+    examples: tuple[str, ...] = ()  # digests of the user's own: a sweep goes on with the same ones only
 
 
 class Report(NamedTuple):
