@@ -209,38 +209,6 @@ def test_tables_are_read_as_arrays_are(tmp_path, suffix):
     assert dataset.notes[0] == "label is the target, a, b, c, d are the inputs"
 
 
-@pytest.mark.parametrize(
-    ("clients", "names", "users"),
-    [
-        (["007", "7", "010", "10"], ("007", "010", "10", "7"), [0, 3, 1, 2]),
-        (["10", "7", "7", "10"], ("7", "10"), [1, 0, 0, 1]),  # numbers, in their order
-        (["1.0", "1", "2", "2"], ("1", "1.0", "2"), [1, 0, 2, 2]),
-        (["NA", "DE", " DE", "NA"], ("DE", "NA"), [1, 0, 0, 1]),
-    ],
-)
-def test_owners_in_a_csv_have_the_names_that_it_writes(tmp_path, clients, names, users):
-    path = tmp_path / "mine.csv"
-    path.write_text("a,y,client\n" + "".join(f"{k},{k % 2},{client}\n" for k, client in enumerate(clients)))
-    dataset = loading.load(DataConfig(name=str(path)))
-    assert (dataset.names.users, dataset.users.tolist()) == (names, users)
-
-
-def test_labels_in_a_csv_may_be_words_for_a_missing_value(tmp_path):
-    """They are missing values among numbers."""
-
-    def labelled(*words):
-        path = tmp_path / "mine.csv"
-        path.write_text("a,y\n" + "".join(f"{k},{word}\n" for k, word in enumerate(words)))
-        dataset = loading.load(DataConfig(name=str(path)))
-        return dataset.names.classes, dataset.y.tolist()
-
-    assert labelled("NA", "None", "b", "NA") == (("NA", "None", "b"), [0, 1, 2, 0])
-    assert labelled("0.5", "1.5", "3") == ((), [0.5, 1.5, 3])
-    for words in (("1", "NA", "0"), ("0.5", "nan", "1"), ("a", "", "b")):
-        with pytest.raises(FedRayError, match="y lacks 1 of its values"):
-            labelled(*words)
-
-
 def test_a_data_frame_may_take_the_place_of_a_dataset():
     plan = make_plan(Experiment(algorithm=FedAvg(), clients=2, data=DataConfig(partition="iid")), frame())
     assert (plan.model.classes, plan.model.input_shape, plan.names.classes) == (3, (4,), ("ant", "bee", "cat"))
