@@ -36,6 +36,11 @@ class Published(NamedTuple):
     sd: float | None
     source: str
 
+    @property
+    def printed(self) -> bool:
+        """Whether a paper prints it: the logs and predictions of its code are not the paper."""
+        return not self.source.endswith("'s code")
+
 
 class _Line(NamedTuple):
     key: tuple[str, str, str]  # algorithm, dataset, metric

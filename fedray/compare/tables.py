@@ -231,7 +231,8 @@ def _caption(blocks: Sequence[Sequence[Sequence[Entry]]], metrics: Sequence[str]
         text += " Selection scores are means over all rounds."
     if any(entry.note for entry in entries):
         text += (
-            " In brackets: published results ± sd; papers report the best round on test data, out of 700 to 800 rounds."
+            " In brackets: published results ± sd; of accuracies papers report the best evaluation on test data, of "
+            "all rounds or, for pFedBayes, of rounds 700 to 800."
         )
     return text
 
@@ -292,6 +293,7 @@ def _plain(entry: Entry) -> Text:
 
 _LATEX = {
     **{letter: f"\\{letter}" for letter in "&%$#_{}"},
+    "[": "{[}",  # a line that begins with it would be the length of the line break before it
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "\\": r"\textbackslash{}",

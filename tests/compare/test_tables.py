@@ -103,7 +103,7 @@ def test_markdown_has_the_published_figure_beside_the_cell():
         "| fedavg |  | 3 | **90.12 ± 0.84** (90.60 ± 0.19 [pFedBayes, Table 1]) | 0.310 ± 0.050 |",
         r"| fedprox | mu=0.1\|x | 1 | 80.00 (90.66 ± 0.17 [pFedBayes, Table 1]) | **0.250** |",
     ]
-    assert "700 to 800 rounds" in lines[-1]
+    assert "of all rounds or, for pFedBayes, of rounds 700 to 800" in lines[-1]
     assert "700" not in tables.markdown(build(row("fedavg", Estimate(0.9, None, 1), data="digits")))
 
 
@@ -117,6 +117,12 @@ def test_latex_is_escaped_and_ruled_between_datasets():
     assert [text.count(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule")] == [1, 2, 1]
     assert text.count("{") == text.count("}")
     assert text.isascii()
+
+
+def test_latex_takes_a_cell_that_begins_with_a_bracket_for_no_length_of_a_line_break():
+    text = tables.latex(build(row("[100]", Estimate(0.9, None, 1)), row("[200]", Estimate(0.8, None, 1))))
+    assert "{[}100]" in text
+    assert not re.search(r"\\\\\s*\[", text)
 
 
 HOSTILE = r"<script>&|#%$_^~{\end{table}"

@@ -166,11 +166,18 @@ def test_paragraphs_that_are_missing_or_too_many_are_named(tmp_path: Path) -> No
     (tmp_path / why.WHY).write_text("# Why\n\n## a/x,lr=1, a/y\n\nTwo\nlines.\n\n## a/z\n\n## a/y\n\nAgain.\n")
     written = why.paragraphs(tmp_path)
     assert written == {("a/x,lr=1", "a/y"): "Two lines.", ("a/z",): "", ("a/y",): "Again."}
-    found = list(why.gaps(written, ["a/x,lr=1", "a/y", "a/w"]))
+    found = list(why.gaps(written, {"a/x,lr=1": 3, "a/y": 3, "a/w": 3}))
     assert [line.split("`")[1] for line in found] == ["## a/w", "## a/z", "## a/y", "## a/z"]
     assert ["write a paragraph" in found[0], "no text" in found[1], "more than once" in found[2]] == [True] * 3
     assert "no cell that is apart" in found[3]
-    assert list(why.gaps({("a/x",): "Text."}, ["a/x"])) == []
+    assert list(why.gaps({("a/x",): "Text."}, {"a/x": 3})) == []
+
+
+def test_a_paragraph_about_fewer_seeds_than_its_table_has_by_now_is_named() -> None:
+    written = {("a/x", "a/y"): "By 1.3, the mean of four seeds. The paper's is the mean of 5 runs."}
+    [found] = why.gaps(written, {"a/x": 6, "a/y": 3})
+    assert found == "`## a/x, a/y` speaks of the mean of four seeds, the table has three or six: write it anew"
+    assert list(why.gaps(written, {"a/x": 4, "a/y": 3})) == []
 
 
 def test_the_page_shows_a_registered_table_before_its_first_run_and_fails_without_a_paragraph(
@@ -193,6 +200,64 @@ def test_the_page_shows_a_registered_table_before_its_first_run_and_fails_withou
     (tmp_path / why.WHY).write_text("## table1-mnist/fedavg-small\n\nTwo rounds only.\n")
     assert main(["page", "--results", str(tmp_path)]) == 0
     assert "**fedavg-small**: Two rounds only." in (tmp_path / page.PAGE).read_text(encoding="utf-8")
+
+
+def test_a_paragraph_stands_below_the_table_where_its_cell_is_apart_and_no_other_of_the_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two tables of one study: after two rounds FedAvg is 20 points below the paper, after four it is near."""
+    shared = {"sources": ("pFedBayes, Table 1",), "only": ("fedavg-small",)}
+    both = [Table("table1-mnist", f"After {rounds}", "P.", rounds, 1, 1, **shared) for rounds in (2, 4)]
+    publish(monkeypatch, *both)
+    for table, best in zip(both, (0.674, 0.874), strict=True):
+        found = {"global/accuracy": 0.6, f"{BEST}global/accuracy": best}
+        data.add(tmp_path, [played(table, "fedavg-small", **found)])
+    (tmp_path / why.WHY).write_text("## table1-mnist/fedavg-small\n\nTwo rounds only.\n")
+    assert page.gaps(tmp_path) == []
+    after_two, after_four = page.make(tmp_path).split("## After ")[1:]
+    assert "Two rounds only." in after_two
+    assert "Two rounds only." not in after_four
+
+
+def test_logs_of_a_papers_code_are_counted_apart_from_what_it_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BPFed's table is lost in our copy: 94.75 is from logs of its code."""
+    table = Table("bpfed-mnist", "T", "P.", 2, 1, 1, sources=("BPFed", "logs of BPFed's code"), only=("bpfed-small",))
+    publish(monkeypatch, table)
+    found = {"personal/accuracy": 0.94, f"{BEST}personal/accuracy": 0.945}
+    data.add(tmp_path, [played(table, "bpfed-small", **found)])
+    text = page.make(tmp_path)
+    assert "Of figures that a paper prints without a ± none is in the data." in text
+    assert "Of 1 figures that are in logs of a paper's code, 1 (100 %) are within 1 point." in text
+    figure = figures.agreement(page.sections_of(tmp_path))
+    assert figure is not None
+    assert [ax.get_xlabel() for ax in figure.axes] == ["accuracy in logs of its code (%)"]
+
+
+def test_the_page_says_why_rows_have_more_seeds() -> None:
+    """FMNIST large: claims about two rows were open, and the verdict on a third was near its border."""
+    by_title = {table.title: table for table in tables.TABLES}
+    border, both = (by_title[f"pFedBayes, Table 1: {title}"] for title in ("MNIST large", "FMNIST large"))
+    said = {table.title: page.extension(page.Section(table, [])) for table in (border, both)}
+    assert said[border.title].startswith(
+        "the first seeds left verdicts on pfedme within a tenth of a point of their border. So more are planned"
+    )
+    assert said[both.title].startswith(
+        "the first seeds left claims about pfedbayes, fedavg open, and verdicts on pfedgp within a tenth of a point"
+    )
+
+
+def test_a_run_with_a_seed_that_no_table_plans_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table("quick", "Quick", "None.", 5, 1, 1)
+    publish(monkeypatch, table)
+    run = played(table, "fedavg", **{"global/accuracy": 0.8})
+    data.add(tmp_path, [run])
+    assert "more runs" not in page.make(tmp_path)
+    data.add(tmp_path, [run._replace(seed=7, config="of another seed")])
+    text = page.make(tmp_path)
+    assert "**1 runs** of 1 of 1 tables" in text
+    assert "1 more runs are in the files, but no table plans their seeds: quick/fedavg with seed 7." in text
 
 
 def test_questions_of_ours_are_counted_apart_from_the_claims_of_papers(
@@ -302,7 +367,7 @@ def test_runs_with_settings_of_the_past_are_shown_but_neither_pooled_nor_compare
     data.add(tmp_path, past)
     text = page.make(tmp_path)
     assert "| fedavg-small † | global | 2 | 60.00 ± 0.00 | 87.38 ± 0.00 |" in text
-    assert "No figure that a paper prints with a ± is in the data." in text
+    assert "Of figures that a paper prints with a ± none is in the data." in text
     assert "1 cells were played with settings that the study no longer has (†)" in text
     assert page.gaps(tmp_path) == []
     data.add(tmp_path, [played(table, "fedavg-small", 1, **figures)])

@@ -79,7 +79,8 @@ def agreement(sections: Sequence[Section]) -> Figure | None:
                 label=f"{verdict.kind}, apart" if apart else verdict.kind,
             )
         ax.set_title(paper)
-        ax.set_xlabel("accuracy in the paper (%)")
+        where = "the paper" if any(verdict.paper.printed for verdict in verdicts) else "logs of its code"
+        ax.set_xlabel(f"accuracy in {where} (%)")
     axes[0].set_yscale("symlog", linthresh=1)
     axes[0].yaxis.set_major_formatter("{x:g}")
     axes[0].set_ylabel("ours - paper (points)")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedray.compare.groups import of_runs
 from fedray.compare.tables import style
-from fedray.studies.results import figures, judgement, missing, printed, why
+from fedray.studies.results import data, figures, judgement, missing, printed, why
 from fedray.studies.results.data import WORDS
 from fedray.studies.results.rows import KINDS, Row, Verdict
 from fedray.studies.results.sections import Judged, Section, sections_of
@@ -32,10 +32,7 @@ COLUMNS = (
     "CPU min per run",
 )
 OVERVIEW = ("table", "runs in the data", "planned", "near the paper", "orderings: hold", "refuted", "open", "CPU hours")
-MORE_SEEDS = (
-    "the first seeds left claims about these rows open. So more are planned, after a look at the first, which makes "
-    "their intervals a little too narrow."
-)
+MORE_SEEDS = "So more are planned, after a look at the first, which makes their intervals a little too narrow."
 CLAIMS = (
     "better",
     "than",
@@ -85,8 +82,8 @@ tables of several lengths. `python -m fedray.studies all` plays what is missing,
 below, find the data by `$FEDRAY_DATA_ROOT` or `--data.root`. A study writes its lines here with `--runtime local
 --record docs/results`. FOLDER in a paragraph is the result folder of the run that it is about.
 """
-AGREEMENT = """Every accuracy that a paper prints and that we have played: ours minus the paper's. Bars are the printed
-±. Beyond one point the scale is logarithmic.
+AGREEMENT = """Every accuracy that a paper prints, or logs of BPFed's code have, and that we have played: ours minus
+theirs. Bars are the printed ±. Beyond one point the scale is logarithmic.
 """
 
 
@@ -95,7 +92,13 @@ def make(folder: Path) -> str:
     sections = sections_of(folder)
     paragraphs = why.paragraphs(folder)
     shown = [each for each in sections if each.rows or each.table.registered]
-    parts = [HEAD, *_summary(sections), missing.total(missing.missing(folder)) + ".\n", *_overview(sections)]
+    parts = [
+        HEAD,
+        *_summary(sections),
+        *_unplanned(folder, sections),
+        missing.total(missing.missing(folder)) + ".\n",
+        *_overview(sections),
+    ]
     if any(each.verdicts for each in sections):
         parts += [AGREEMENT, figures.LINK_AGREEMENT, ""]
     return "\n".join([*parts, *(_text(each, paragraphs) for each in shown)]).rstrip() + "\n"
@@ -108,7 +111,8 @@ def draw(folder: Path) -> None:
 
 def gaps(folder: Path) -> list[str]:
     """The paragraphs that why.md lacks, or has without need; raises FedRayError for damaged data."""
-    apart = [name for each in sections_of(folder) for name, row in each.cells.items() if row.apart]
+    cells = (cell for each in sections_of(folder) for cell in each.cells.items())
+    apart = {name: len(row.lines) for name, row in cells if row.apart}
     return list(why.gaps(why.paragraphs(folder), apart))
 
 
@@ -122,9 +126,12 @@ def _summary(sections: Sequence[Section]) -> Iterator[str]:
     )
     verdicts = [verdict for each in sections for verdict in each.verdicts]
     with_sd = [each for each in verdicts if each.paper.sd is not None]
-    without = [each for each in verdicts if each.paper.sd is None]
-    yield _share(with_sd, "with a ±", "within the larger of 1 point and twice the ±")
-    yield _share(without, "without a ±", "within 1 point")
+    without = [each for each in verdicts if each.paper.sd is None and each.paper.printed]
+    logged = [each for each in verdicts if not each.paper.printed]
+    yield _share(with_sd, "figures that a paper prints with a ±", "within the larger of 1 point and twice the ±")
+    yield _share(without, "figures that a paper prints without a ±", "within 1 point")
+    if logged:
+        yield _share(logged, "figures that are in logs of a paper's code", "within 1 point")
     fitted = sum(len(each.verdicts) for each in sections if each.table.fitted)
     yield (
         f"{fitted} of these {len(verdicts)} figures are of pFedBayes' tables: readings of their protocol were chosen "
@@ -154,6 +161,18 @@ def _summary(sections: Sequence[Section]) -> Iterator[str]:
     yield _tally(ours, sum(claim.ours for claim in claims), "questions of ours") + "\n"
 
 
+def _unplanned(folder: Path, sections: Sequence[Section]) -> Iterator[str]:
+    """Which runs of the files no table shows."""
+    shown = {(line.study, line.key) for each in sections for line in each.lines}
+    studies = dict.fromkeys(each.table.study for each in sections)
+    lines = (line for study in studies for line in data.read(folder, study))
+    others = [
+        f"{line.study}/{line.cell} with seed {line.seed}" for line in lines if (line.study, line.key) not in shown
+    ]
+    if others:
+        yield f"{len(others)} more runs are in the files, but no table plans their seeds: {', '.join(others)}.\n"
+
+
 def _overview(sections: Sequence[Section]) -> Iterator[str]:
     """A line for every table, those without data included."""
     yield from _header(OVERVIEW, "l" + "r" * (len(OVERVIEW) - 1))
@@ -170,10 +189,10 @@ def _overview(sections: Sequence[Section]) -> Iterator[str]:
 def _share(verdicts: Sequence[Verdict], which: str, near: str) -> str:
     """How many of the figures of a kind agree with their papers."""
     if not verdicts:
-        return f"No figure that a paper prints {which} is in the data."
+        return f"Of {which} none is in the data."
     close = _near(verdicts)
     share = f"{close} ({100 * close / len(verdicts):.0f} %)"
-    return f"Of {len(verdicts)} figures that a paper prints {which}, {share} are {near}."
+    return f"Of {len(verdicts)} {which}, {share} are {near}."
 
 
 def _tally(orderings: Sequence[judgement.Ordering], of: int, which: str) -> str:
@@ -191,10 +210,10 @@ def _sizes(judged: Sequence[Judged]) -> str:
     count = Counter(each.size for each in judged)
     too_large = sum(each.said.answer == "open" and each.size == "less than printed" for each in judged)
     return (
-        f"For {len(judged)} of them a paper prints both figures. Their difference is in our interval for {count['']}, "
-        f"above it for {count['less than printed']}, and below it for {count['more than printed']}. It is above the "
-        f"interval of {too_large} of the open claims: whether the first cell is better is open there, but it is not "
-        "better by as much as printed."
+        f"For {len(judged)} of them a paper, or the logs of its code, have both figures. Their difference is in our "
+        f"interval for {count['']}, above it for {count['less than printed']}, and below it for "
+        f"{count['more than printed']}. It is above the interval of {too_large} of the open claims: whether the first "
+        "cell is better is open there, but it is not better by as much as printed."
     )
 
 
@@ -210,8 +229,8 @@ def _text(section: Section, paragraphs: Mapping[tuple[str, ...], str]) -> str:
     played = f"{table.rounds} rounds, evaluated every {every}"
     played += f" and in each of the last {table.eval_last}" if table.eval_last else ""
     parts.append(f"`{_command(table, table.seeds, table.only)}`: {played}. {table.protocol}\n")
-    if table.more:
-        parts.append(f"`{_command(table, table.more_seeds, table.more)}`: {_more(section)}\n")
+    if table.extended:
+        parts.append(f"`{_command(table, table.more_seeds, table.extended)}`: {extension(section)}\n")
     if table.registered:
         parts.append(f"**Registered.** {table.registered}\n")
     if not found:
@@ -226,12 +245,17 @@ def _text(section: Section, paragraphs: Mapping[tuple[str, ...], str]) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _more(section: Section) -> str:
+def extension(section: Section) -> str:
     """What is said of the rows that have more seeds than their table."""
+    table = section.table
+    left = [f"claims about {', '.join(table.more) if table.border else 'these rows'} open"] if table.more else []
+    if table.border:
+        left.append(f"verdicts on {', '.join(table.border)} within a tenth of a point of their border")
     further = {(run.cell, run.experiment.seed) for run in section.table.further().values()}
     played = sum((line.cell, line.seed) in further for line in section.lines)
     interim = " Until all are, answers about these rows are interim." if played < len(further) else ""
-    return f"{MORE_SEEDS} {played} of these {len(further)} runs are in the data.{interim}"
+    why_more = f"the first seeds left {', and '.join(left)}. {MORE_SEEDS}"
+    return f"{why_more} {played} of these {len(further)} runs are in the data.{interim}"
 
 
 def _header(names: Sequence[str], sides: str) -> list[str]:
@@ -312,7 +336,7 @@ def _remarks(section: Section, paragraphs: Mapping[tuple[str, ...], str]) -> Ite
     """Why figures are apart, what was left behind by the study, and where the runs were played."""
     cells = section.cells
     for names, text in paragraphs.items():
-        if own := [cells[name].cell for name in names if name in cells]:
+        if own := [cells[name].cell for name in names if name in cells and cells[name].apart]:
             yield f"\n**{', '.join(own)}**: {text}"
     named = {name for names in paragraphs for name in names}
     for name, row in cells.items():

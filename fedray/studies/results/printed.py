@@ -14,6 +14,8 @@ from fedray.studies.cell import Cell
 from fedray.studies.named import STUDIES
 from fedray.studies.results.table import Claim, Table
 
+AS_GLOBAL = "(printed as G)"  # the end of a source: personal figures in a line of global models, which mark nothing
+
 
 def settings(cfg: Experiment) -> Mapping[str, str]:
     """The settings of an experiment as a tracked run has them, under which published.csv looks."""
@@ -55,7 +57,7 @@ def _bold(table: Table) -> list[Claim]:
         found = settings(override(cell.experiment, {"rounds": table.rounds}))
         for metric in (*table.bold, *table.largest):
             result = figure(table, found, metric)
-            if result and result.source.startswith(table.marked):
+            if result and result.source.startswith(table.marked) and not result.source.endswith(AS_GLOBAL):
                 columns.setdefault((metric, cell.tags[0] if table.within_rows else ""), {})[name] = result
     claimed = []
     for (metric, _), figures in columns.items():

@@ -44,7 +44,8 @@ class Table(NamedTuple):
     within_rows: bool = False  # whether bold is the best of each method, and not of the column
     only: tuple[str, ...] = ()
     size: Literal["small", "medium", "large", "all"] = "all"
-    more: tuple[str, ...] = ()  # cells and tags with more seeds, for those of the table left claims or verdicts open
+    more: tuple[str, ...] = ()  # cells and tags with more seeds, for those of the table left claims open
+    border: tuple[str, ...] = ()  # others with as many, whose verdicts those of the table left near their border
     more_seeds: int = MORE
     eval_last: int = 0  # how many of the last rounds are all evaluated
     registered: str = ""  # hypothesis, statistic and decision, written down before the first run
@@ -65,6 +66,11 @@ class Table(NamedTuple):
     def slug(self) -> str:
         """A name for its files, which no other table has."""
         return "-".join([self.study, *([] if self.size == "all" else [self.size]), str(self.rounds)])
+
+    @property
+    def extended(self) -> tuple[str, ...]:
+        """The cells and tags with more seeds than the table."""
+        return (*self.more, *self.border)
 
     def runs(self) -> Mapping[str, PlannedRun]:
         """Every run of it that can be played, by the fingerprint of its settings."""
@@ -88,9 +94,9 @@ class Table(NamedTuple):
 def _planned(table: Table) -> tuple[Mapping[str, PlannedRun], Mapping[str, PlannedRun]]:
     """The runs of all rows, and those that only rows with more seeds have, by their fingerprints."""
     first = {run.fingerprint: run for run in plan_runs(table.study, table.options()).runs}
-    if not table.more:
+    if not table.extended:
         return first, {}
-    options = dataclasses.replace(table.options(), seeds=table.more_seeds, only=table.more)
+    options = dataclasses.replace(table.options(), seeds=table.more_seeds, only=table.extended)
     further = {run.fingerprint: run for run in plan_runs(table.study, options).runs}
     return first, {fingerprint: run for fingerprint, run in further.items() if fingerprint not in first}
 

@@ -6,10 +6,12 @@ A heading may name several cells, separated by a comma and a space. The paragrap
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 WHY = "why.md"
+NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+MEANS = re.compile(rf"\bmeans? of ({'|'.join(NUMBERS)}) seeds\b")
 
 
 def paragraphs(folder: Path) -> dict[tuple[str, ...], str]:
@@ -22,8 +24,8 @@ def paragraphs(folder: Path) -> dict[tuple[str, ...], str]:
     return {tuple(heading.strip().split(", ")): " ".join(text.split()) for heading, text in pairs}
 
 
-def gaps(written: Mapping[tuple[str, ...], str], apart: Sequence[str]) -> Iterator[str]:
-    """What why.md lacks or has too much, given the cells, STUDY/CELL, that are apart from their papers."""
+def gaps(written: Mapping[tuple[str, ...], str], apart: Mapping[str, int]) -> Iterator[str]:
+    """What why.md lacks, has too much or has of old, given the seeds of the cells, STUDY/CELL, that are apart."""
     named = [name for names in written for name in names]
     for name in apart:
         if name not in named:
@@ -31,6 +33,11 @@ def gaps(written: Mapping[tuple[str, ...], str], apart: Sequence[str]) -> Iterat
     for names, text in written.items():
         if not text:
             yield f"`## {', '.join(names)}` has no text: write it into {WHY}"
+        seeds = {apart[name] for name in names if name in apart}
+        for word in MEANS.findall(text):
+            if seeds and NUMBERS.index(word) not in seeds:
+                have = " or ".join(NUMBERS[each] for each in sorted(seeds))
+                yield f"`## {', '.join(names)}` speaks of the mean of {word} seeds, the table has {have}: write it anew"
     for name in dict.fromkeys(named):
         if name not in apart:
             yield f"`## {name}` is no cell that is apart from its paper: remove it from {WHY}"
