@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedray.config import ModelConfig as ModelConfig
     from fedray.config import TrackingConfig as TrackingConfig
     from fedray.federate.in_process import LocalFederation as LocalFederation
-    from fedray.federate.plan import make_plan as make_plan
+    from fedray.federate.planning import make_plan as make_plan
     from fedray.library.comparison import Comparison as Comparison
     from fedray.library.comparison import compare_runs as compare_runs
     from fedray.library.run import Round as Round
@@ -51,7 +51,7 @@ MODULES = {  # PyTorch takes seconds to import: a name is imported when it is fi
     "TrackingConfig": "fedray.config",
     "compare_runs": "fedray.library.comparison",
     "load": "fedray.running.predictor",
-    "make_plan": "fedray.federate.plan",
+    "make_plan": "fedray.federate.planning",
     "plug_in": "fedray.registry",
     "run": "fedray.library.run",
     "run_experiment": "fedray.running.session",

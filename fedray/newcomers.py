@@ -19,6 +19,7 @@ from fedray import cli, registry
 from fedray.arrays.rng import Stream
 from fedray.config import DataConfig, override
 from fedray.data import loading, own
+from fedray.data.digests import EXAMPLES, LAYERS, of_examples
 from fedray.data.partition import Partition
 from fedray.data.partitions.iid import iid
 from fedray.data.partitions.natural import natural
@@ -27,7 +28,6 @@ from fedray.data.shards import Shards
 from fedray.federate import report
 from fedray.federate.block import Block
 from fedray.federate.device.cpu import numerics
-from fedray.federate.given import EXAMPLES, LAYERS, of_examples
 from fedray.federate.in_process import LocalCohort
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot, State, play_round

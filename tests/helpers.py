@@ -18,7 +18,7 @@ from fedray.federate import totals
 from fedray.federate.block import Block
 from fedray.federate.compiled import package
 from fedray.federate.in_process import LocalFederation
-from fedray.federate.plan import make_plan
+from fedray.federate.planning import make_plan
 from fedray.federate.rounds import aggregate
 from fedray.federate.storage import checkpoint
 from fedray.nets import network

@@ -10,7 +10,7 @@ from fedray.algorithms.bayesian import pfedbayes
 from fedray.config import DataConfig, Experiment, override
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.measures import metrics
-from fedray.federate.plan import make_plan
+from fedray.federate.planning import make_plan
 
 unset = not os.environ.get("FEDRAY_DATA_ROOT")
 pytestmark = [pytest.mark.data, pytest.mark.skipif(unset, reason="FEDRAY_DATA_ROOT names no folder with real datasets")]

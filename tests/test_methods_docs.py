@@ -23,7 +23,7 @@ import fedray.config
 from fedray import registry
 from fedray.config import Experiment, override
 from fedray.federate.in_process import LocalFederation
-from fedray.federate.plan import make_plan
+from fedray.federate.planning import make_plan
 
 ROOT = Path(__file__).parents[1]
 METHODS = ROOT / "docs" / "methods"

@@ -17,7 +17,7 @@ from fedray.config import DataConfig, Experiment
 from fedray.data import loading
 from fedray.federate import report
 from fedray.federate.in_process import LocalFederation
-from fedray.federate.plan import make_plan
+from fedray.federate.planning import make_plan
 from fedray.federate.storage import checkpoint
 from fedray.federate.storage.checkpoint import CheckpointStore
 from fedray.types import FedRayError, Selection

@@ -29,7 +29,8 @@ from fedray.data import loading
 from fedray.data.readers import Dataset
 from fedray.federate import loss_deviation
 from fedray.federate.failures import ATTEMPTS
-from fedray.federate.plan import Plan, make_plan, resolve
+from fedray.federate.plan import Plan
+from fedray.federate.planning import make_plan, resolve
 from fedray.federate.uncertainty import questions
 from fedray.running import progress, runfolder, session, stages
 from fedray.running.published.publish import Finished

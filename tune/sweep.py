@@ -24,11 +24,12 @@ from fedray import cli, registry
 from fedray.config import DataConfig, Execution, Experiment, TrackingConfig, flatten, override, to_dict
 from fedray.config.decode import decode, record, refuse_damage
 from fedray.data import loading
+from fedray.data.digests import of_examples
 from fedray.data.readers import Dataset
 from fedray.federate.compiled.choice import may_compile
 from fedray.federate.failures import failure_policy
-from fedray.federate.given import of_examples
-from fedray.federate.plan import Plan, make_plan, resolve
+from fedray.federate.plan import Plan
+from fedray.federate.planning import make_plan, resolve
 from fedray.running import progress
 from fedray.running.files import write_json, write_table
 from fedray.running.mlflow_store import locate, shown

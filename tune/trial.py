@@ -13,7 +13,7 @@ from fedray.config import Experiment, override
 from fedray.federate import report
 from fedray.federate.device.numbers import on_device
 from fedray.federate.failures import failure_policy
-from fedray.federate.plan import make_plan, resolve
+from fedray.federate.planning import make_plan, resolve
 from fedray.federate.storage import checkpoint_files
 from fedray.types import FedRayError, RunError
 from tune.options import TEST

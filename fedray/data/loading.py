@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from fedray import registry
-from fedray.config import DataConfig
+from fedray.config import DataConfig, differing
 from fedray.data import own
 from fedray.data.partition import Partition
 from fedray.data.readers import Dataset, Names, checked_dataset, reading
@@ -86,6 +86,14 @@ def given_paths(cfg: DataConfig, folder: str = "") -> DataConfig:
 def files(cfg: DataConfig) -> DataConfig:
     """The settings that decide which examples there are; all others are left at their defaults."""
     return DataConfig(name=cfg.name, root=cfg.root, download=cfg.download, embedding=cfg.embedding, classes=cfg.classes)
+
+
+def check_no_files(cfg: DataConfig) -> None:
+    """Raise FedRayError for settings that decide which examples of a file there are: the caller's are all taken."""
+    usual = absolute_paths(DataConfig(name=own.GIVEN))  # root is among the settings of a finished run
+    for name in differing(files(absolute_paths(cfg)), usual):
+        remedy = "leave it out with data of your own"
+        require(False, f"data.{name}", getattr(cfg, name), "is for data in files", remedy)
 
 
 def _absolute(option: str, path: str | Path, folder: str) -> Path:

@@ -22,11 +22,12 @@ from fedray.config import (
     override,
 )
 from fedray.data import papers
+from fedray.data.digests import OWNERS, digest
 from fedray.data.own import GIVEN
 from fedray.data.partition import Partition, hold_out
 from fedray.federate import report
-from fedray.federate.given import OWNERS, digest
-from fedray.federate.plan import Plan, make_plan
+from fedray.federate.plan import Plan
+from fedray.federate.planning import make_plan
 from fedray.federate.uncertainty import summary as uncertain
 from fedray.types import FedRayError, suggestion
 

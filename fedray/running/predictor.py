@@ -20,9 +20,9 @@ from fedray.arrays import trees
 from fedray.arrays.tensor_files import Rows, load_rows, load_tree
 from fedray.config.decode import decode, fits, record, refuse_damage
 from fedray.data import loading, own, partition, scaling
+from fedray.data.digests import of_examples
 from fedray.data.readers import Dataset, Names
 from fedray.data.scaling import Scaling
-from fedray.federate.given import of_examples
 from fedray.federate.measures import metrics, regression
 from fedray.federate.messages import Saved
 from fedray.federate.plan import Plan

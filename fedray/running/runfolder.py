@@ -27,7 +27,8 @@ import fsspec
 from fedray import registry
 from fedray.config import Execution, Experiment, decisive, differences, flatten, from_dict, to_dict
 from fedray.config.decode import decode, fits, refuse_damage
-from fedray.federate.plan import Plan, plug_ins_of
+from fedray.federate.plan import Plan
+from fedray.federate.planning import plug_ins_of
 from fedray.federate.storage import checkpoint
 from fedray.federate.storage.checkpoint import STATES, CheckpointStore, rounds
 from fedray.running.files import write_json

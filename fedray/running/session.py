@@ -19,7 +19,8 @@ from fedray.federate import loss_deviation, report
 from fedray.federate.compiled.package import Package
 from fedray.federate.federation import Federation
 from fedray.federate.in_process import LocalFederation
-from fedray.federate.plan import Plan, make_plan
+from fedray.federate.plan import Plan
+from fedray.federate.planning import make_plan
 from fedray.federate.storage.checkpoint import CheckpointStore
 from fedray.federate.storage.checkpoint_files import Checkpoint, CheckpointError
 from fedray.federate.uncertainty import questions

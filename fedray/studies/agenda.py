@@ -11,7 +11,7 @@ import tyro
 
 from fedray.compare.runs import finished
 from fedray.config import Execution, Experiment, fingerprint, override
-from fedray.federate.plan import refusal, resolve
+from fedray.federate.planning import refusal, resolve
 from fedray.studies.cell import Cell
 from fedray.studies.named import STUDIES
 from fedray.types import FedRayError, check_types, require

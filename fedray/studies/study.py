@@ -17,7 +17,7 @@ from fedray import registry
 from fedray.compare import comparison
 from fedray.compare.runs import finished, parent_of
 from fedray.config import TrackingConfig, override
-from fedray.federate.plan import make_plan
+from fedray.federate.planning import make_plan
 from fedray.federate.report import KINDS
 from fedray.running import mlflow_store, progress, runfolder, session, side_by_side, stages
 from fedray.running.progress import Status

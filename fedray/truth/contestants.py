@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from fedray import registry
 from fedray.config import Experiment, override
 from fedray.federate.in_process import LocalFederation
-from fedray.federate.plan import Plan, make_plan
+from fedray.federate.plan import Plan
+from fedray.federate.planning import make_plan
 from fedray.truth.problem import PROBLEMS, Problem, World
 
 

@@ -24,7 +24,8 @@ from fedray.algorithms.particles.dsvgd import DSVGD
 from fedray.arrays import trees
 from fedray.config import Execution, Experiment
 from fedray.federate.in_process import LocalFederation
-from fedray.federate.plan import Plan, make_plan
+from fedray.federate.plan import Plan
+from fedray.federate.planning import make_plan
 from fedray.federate.rounds import Snapshot, TrainingError, play_round, start
 from fedray.federate.storage.checkpoint import CheckpointStore
 from fedray.types import FedRayError

@@ -10,7 +10,7 @@ from actors.federation import RayFederation
 from actors.machines.placement import Node, arrange
 from fedray.algorithms.averaging.fedavg import FedAvg
 from fedray.config import Execution, Experiment
-from fedray.federate.plan import make_plan
+from fedray.federate.planning import make_plan
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

@@ -17,7 +17,8 @@ from fedray.config import DataConfig, Execution, Experiment, override
 from fedray.federate.failures import StageError
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.messages import Failure
-from fedray.federate.plan import Plan, make_plan
+from fedray.federate.plan import Plan
+from fedray.federate.planning import make_plan
 from fedray.federate.rounds import Snapshot, TrainingError
 from fedray.federate.storage.checkpoint import CheckpointStore
 from fedray.types import FedRayError, RunError

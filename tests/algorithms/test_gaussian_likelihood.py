@@ -17,7 +17,7 @@ from fedray.data.readers import Dataset
 from fedray.federate import report
 from fedray.federate.block import Block
 from fedray.federate.in_process import LocalFederation
-from fedray.federate.plan import make_plan
+from fedray.federate.planning import make_plan
 from fedray.types import FedRayError
 from tests.helpers import ALGORITHMS, REQUIRED, differing, gathering, play
 

@@ -19,7 +19,8 @@ import numpy as np
 from fedray.algorithms.bayesian.pfedbayes import PFedBayes
 from fedray.config import DataConfig, Execution, Experiment, ModelConfig
 from fedray.federate.in_process import LocalCohort, LocalFederation
-from fedray.federate.plan import Plan, make_plan
+from fedray.federate.plan import Plan
+from fedray.federate.planning import make_plan
 from fedray.federate.rounds import start
 from fedray.federate.storage import checkpoint
 from fedray.federate.storage.checkpoint import CheckpointStore

@@ -34,7 +34,8 @@ from fedray.federate.device.cpu import numerics
 from fedray.federate.device.host import moved
 from fedray.federate.device.numbers import multiplying
 from fedray.federate.in_process import LocalFederation
-from fedray.federate.plan import Plan, make_plan
+from fedray.federate.plan import Plan
+from fedray.federate.planning import make_plan
 from fedray.types import first_line
 
 TOLERANCE = 1e-3  # relative, in norm: Adam makes whole steps of the signs of gradients that are almost zero

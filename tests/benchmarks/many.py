@@ -30,7 +30,8 @@ from fedray.algorithms.bayesian.pfedgp import levels
 from fedray.config import DataConfig, Execution, Experiment, override
 from fedray.federate.device.cpu import numerics
 from fedray.federate.in_process import LocalFederation
-from fedray.federate.plan import Plan, make_plan
+from fedray.federate.plan import Plan
+from fedray.federate.planning import make_plan
 from tests.benchmarks.meter import Peak, floor_seconds, median_seconds
 from tests.benchmarks.round import Cost, Variant
 

@@ -17,7 +17,7 @@ from actors.federation import RayFederation
 from fedray.algorithms.bayesian.pfedbayes import PFedBayes
 from fedray.config import DataConfig, Execution, Experiment
 from fedray.federate.messages import RoundMetrics
-from fedray.federate.plan import make_plan
+from fedray.federate.planning import make_plan
 from tests.actors.test_elastic import Machines
 
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from fedray.algorithms.averaging import fedavg
 from fedray.config import Execution, Experiment, ModelConfig
 from fedray.data.readers import Dataset
-from fedray.federate.plan import Plan, make_plan
+from fedray.federate.plan import Plan
+from fedray.federate.planning import make_plan
 from fedray.types import Context
 from tests.benchmarks.meter import cpu_seconds
 

@@ -25,7 +25,8 @@ from actors.federation import RayFederation
 from fedray.algorithms.bayesian.pfedbayes import PFedBayes
 from fedray.config import DataConfig, Execution, Experiment
 from fedray.federate.messages import RoundMetrics
-from fedray.federate.plan import Plan, make_plan
+from fedray.federate.plan import Plan
+from fedray.federate.planning import make_plan
 
 CALM = 3  # undisturbed rounds before every fault; the one after a fault is not counted
 

@@ -37,7 +37,8 @@ from fedray.federate.compiled.package import load, obtain
 from fedray.federate.device.cpu import numerics
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.messages import RoundMetrics
-from fedray.federate.plan import Plan, make_plan
+from fedray.federate.plan import Plan
+from fedray.federate.planning import make_plan
 from fedray.federate.rounds import SPOTLIGHT_ROUNDS
 from tests.benchmarks.meter import cpu_seconds, floor_seconds
 

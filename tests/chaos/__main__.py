@@ -18,7 +18,7 @@ from rich.table import Table
 from fedray import launch
 from fedray.arrays.tensor_files import load_tree
 from fedray.federate.in_process import LocalFederation
-from fedray.federate.plan import make_plan
+from fedray.federate.planning import make_plan
 from fedray.federate.rounds import Snapshot
 from fedray.federate.storage import checkpoint
 from fedray.running import predictor, runfolder

@@ -5,13 +5,13 @@ import time
 from pathlib import Path
 
 from fedray import launch
-from fedray.federate import plan
+from fedray.federate import planning
 from tests.chaos.faults import faulty
 
 
 def main() -> int:
     tickets, pace, *argv = sys.argv[1:]
-    honest = plan.make_plan
+    honest = planning.make_plan
 
     def make_plan(*args, **kwargs):
         made = faulty(honest(*args, **kwargs), Path(tickets))
@@ -23,7 +23,7 @@ def main() -> int:
 
         return made._replace(selection=made.selection._replace(select=slowly))
 
-    plan.make_plan = make_plan
+    planning.make_plan = make_plan
     return launch.main(argv)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from fedray.compare import published
 from fedray.config import Experiment, flatten, override, to_dict
-from fedray.federate.plan import resolve
+from fedray.federate.planning import resolve
 from fedray.registry import algorithm_name, algorithms
 from fedray.studies.named import STUDIES
 

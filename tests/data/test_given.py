@@ -10,7 +10,7 @@ from fedray.data import loading
 from fedray.data.partition import Partition
 from fedray.data.readers import Dataset
 from fedray.federate.in_process import LocalFederation
-from fedray.federate.plan import make_plan
+from fedray.federate.planning import make_plan
 from fedray.types import FedRayError
 
 CHANCE = 0.1

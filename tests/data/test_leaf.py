@@ -14,7 +14,7 @@ from fedray.config import DataConfig, Experiment, ModelConfig, override
 from fedray.data import loading, text
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.measures import metrics
-from fedray.federate.plan import make_plan
+from fedray.federate.planning import make_plan
 from fedray.types import FedRayError
 
 

@@ -8,7 +8,7 @@ from fedray.config import DataConfig, Experiment, override
 from fedray.data import loading, papers
 from fedray.data import partition as parts
 from fedray.data.partitions.natural import natural
-from fedray.federate.plan import make_plan, resolve
+from fedray.federate.planning import make_plan, resolve
 from fedray.types import FedRayError
 
 

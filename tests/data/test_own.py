@@ -12,7 +12,7 @@ from fedray.algorithms.averaging.fedavg import FedAvg
 from fedray.config import DataConfig, Experiment
 from fedray.data import loading, own
 from fedray.data.readers import Dataset
-from fedray.federate.plan import make_plan
+from fedray.federate.planning import make_plan
 from fedray.types import FedRayError
 
 N = 60

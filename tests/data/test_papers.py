@@ -12,7 +12,7 @@ from fedray.data.partitions.iid import iid
 from fedray.data.partitions.labels import label_shards
 from fedray.data.partitions.lognormal import lognormal, skipped
 from fedray.data.records import LognormalSizes, Protocol
-from fedray.federate.plan import resolve
+from fedray.federate.planning import resolve
 from fedray.types import FedRayError
 
 MNIST = LognormalSizes()

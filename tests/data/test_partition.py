@@ -13,7 +13,7 @@ from fedray.data.partitions.dirichlet import dirichlet
 from fedray.data.partitions.iid import iid
 from fedray.data.partitions.labels import even_size, label_shards
 from fedray.data.readers import Dataset
-from fedray.federate.plan import make_plan
+from fedray.federate.planning import make_plan
 from fedray.types import FedRayError
 
 MNIST_POOLED = (6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958)  # official train + test

@@ -9,8 +9,8 @@ from fedray.algorithms.averaging.fedavg import FedAvg
 from fedray.config import DataConfig, Experiment
 from fedray.data import loading
 from fedray.data.scaling import FLOOR, Scaling, from_json, moments, of_targets, standard, to_json, unit, within
-from fedray.federate import plan
 from fedray.federate.in_process import LocalFederation
+from fedray.federate.planning import make_plan, resolve
 from fedray.running import predictor
 from fedray.types import FedRayError
 from tests.helpers import small_plan
@@ -106,7 +106,7 @@ def test_an_offset_of_real_targets_does_not_matter():
     cfg = Experiment(algorithm=FedAvg(lr=0.1), rounds=3, clients=3, data=DataConfig(name="given", partition="iid"))
 
     def error(targets):
-        *_, last = LocalFederation(plan.make_plan(cfg, (x, targets)))
+        *_, last = LocalFederation(make_plan(cfg, (x, targets)))
         return float((last.global_.squared_error.sum() / last.global_.examples.sum()).sqrt())
 
     assert error(y + 1.7e9) == pytest.approx(error(y), rel=1e-3)
@@ -125,7 +125,7 @@ def test_an_offset_of_real_targets_does_not_matter():
     ],
 )
 def test_auto_is_the_papers(name, partition, given, expected):
-    cfg = plan.resolve(Experiment(algorithm=FedAvg(), data=DataConfig(name=name, partition=partition, scaling=given)))
+    cfg = resolve(Experiment(algorithm=FedAvg(), data=DataConfig(name=name, partition=partition, scaling=given)))
     assert cfg.data.scaling == expected
 
 
@@ -149,7 +149,7 @@ def test_moments_are_of_the_training_shards_of_the_members_alone(kind):
     dataset = loading.load(cfg)
     other = dataset.x.copy()
     other[np.setdiff1d(np.arange(len(other)), known)] = 255
-    again = plan.make_plan(made.cfg, dataset._replace(x=other))
+    again = make_plan(made.cfg, dataset._replace(x=other))
     assert all(map(np.array_equal, made.scaling, again.scaling))
     seen = made.dataset().scaling.apply(torch.from_numpy(dataset.x[known]).float()).double()
     axes = (0,) if kind == "feature" else (0, 1, 2, 3)
@@ -185,7 +185,7 @@ def test_a_finished_run_predicts_raw_inputs_in_its_own_units(tmp_path, capsys):
 def test_a_dataset_loaded_before_is_taken_in_the_plans_units():
     cfg = Experiment(algorithm=FedAvg(), data=DataConfig(scaling="feature"))
     dataset = loading.load(DataConfig())
-    made = plan.make_plan(cfg, dataset)
+    made = make_plan(cfg, dataset)
     units = made.dataset(dataset).scaling
     assert units is not None
     assert units.divisor.shape == (1, 8, 8)

@@ -9,7 +9,7 @@ from fedray.data.loading import Dataset
 from fedray.data.partition import check_disjoint
 from fedray.data.partitions.ratio import ratio
 from fedray.data.partitions.shards import dealt, shards
-from fedray.federate.plan import resolve
+from fedray.federate.planning import resolve
 from fedray.types import FedRayError
 
 

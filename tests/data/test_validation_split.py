@@ -10,7 +10,7 @@ from fedray.data import loading
 from fedray.data import partition as parts
 from fedray.data.partition import Partition, hold_out_validation
 from fedray.data.partitions.iid import iid
-from fedray.federate.plan import make_plan
+from fedray.federate.planning import make_plan
 from fedray.types import FedRayError
 from tests.helpers import experiment, small_plan
 

@@ -13,7 +13,7 @@ from fedray.federate import evaluation, local_rounds
 from fedray.federate.device.cpu import numerics
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.measures import metrics
-from fedray.federate.plan import make_plan
+from fedray.federate.planning import make_plan
 from tests.helpers import block, differing, experiment, play, small_plan
 
 BACKENDS = pytest.mark.parametrize("backend", ["loop", "vmap"])

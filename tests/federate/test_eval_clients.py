@@ -9,7 +9,7 @@ from fedray.arrays import trees
 from fedray.config import Execution, TrackingConfig, decisive, fingerprint, override
 from fedray.federate import report
 from fedray.federate.in_process import LocalFederation
-from fedray.federate.plan import make_plan
+from fedray.federate.planning import make_plan
 from fedray.running.session import run_experiment
 from fedray.types import FedRayError
 from tests.helpers import block, differing, experiment, small_plan

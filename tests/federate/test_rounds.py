@@ -18,7 +18,7 @@ from fedray.federate.failures import FailurePolicy
 from fedray.federate.in_process import LocalCohort, LocalFederation
 from fedray.federate.measures import metrics
 from fedray.federate.messages import Failure, TrainReply
-from fedray.federate.plan import make_plan
+from fedray.federate.planning import make_plan
 from fedray.federate.rounds import TrainingError, play_round, start
 from fedray.federate.uploads import payload_bytes, sound
 from fedray.types import FedRayError, Selection, Stage

@@ -8,7 +8,8 @@ import torch
 
 from fedray.arrays import trees
 from fedray.federate.in_process import LocalFederation
-from fedray.federate.plan import Plan, make_plan
+from fedray.federate.plan import Plan
+from fedray.federate.planning import make_plan
 from tests.helpers import block, draws, experiment, small_plan
 
 

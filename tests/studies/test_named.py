@@ -8,7 +8,7 @@ import pytest
 
 from fedray import registry
 from fedray.config import Experiment, fingerprint, flatten, to_dict
-from fedray.federate.plan import refusal, resolve
+from fedray.federate.planning import refusal, resolve
 from fedray.studies import study as study_module
 from fedray.studies.__main__ import parse
 from fedray.studies.agenda import plan_runs

@@ -15,7 +15,7 @@ from fedray.compare.tables import style
 from fedray.config import Experiment, override
 from fedray.federate import report
 from fedray.federate.in_process import LocalFederation
-from fedray.federate.plan import make_plan
+from fedray.federate.planning import make_plan
 from fedray.studies import agenda, study
 from fedray.studies.__main__ import main
 from fedray.studies.cell import experiment

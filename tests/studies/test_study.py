@@ -12,7 +12,7 @@ from fedray import registry
 from fedray.config import fingerprint, override
 from fedray.data.readers import Dataset
 from fedray.data.scaling import within
-from fedray.federate.plan import make_plan, resolve
+from fedray.federate.planning import make_plan, resolve
 from fedray.running import session, stages
 from fedray.studies import agenda as agenda_module
 from fedray.studies import study as study_module

@@ -19,7 +19,8 @@ from fedray.data import loading
 from fedray.federate import report
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.measures.tasks import CLASSIFICATION
-from fedray.federate.plan import Plan, make_plan
+from fedray.federate.plan import Plan
+from fedray.federate.planning import make_plan
 from fedray.types import Choice
 from tests.helpers import experiment
 from tune import results, search, sweep

@@ -13,7 +13,7 @@ from actors.machines.demand import Cluster
 from actors.machines.placement import Layout, Node
 from fedray.config import Execution, flatten, override, to_dict
 from fedray.federate.failures import ATTEMPTS, FailurePolicy
-from fedray.federate.plan import make_plan
+from fedray.federate.planning import make_plan
 from tests.chaos.faults import always
 from tests.helpers import experiment
 from tune import record, sweep

@@ -5,7 +5,7 @@ import ray
 
 from fedray.config import fingerprint
 from fedray.data import loading
-from fedray.federate.plan import make_plan
+from fedray.federate.planning import make_plan
 from fedray.running import runfolder
 from fedray.running.files import write_json
 from tune import sweep

@@ -14,7 +14,8 @@ from actors.machines.placement import Layout
 from fedray.algorithms.averaging.fedavg import FedAvg
 from fedray.config import DataConfig, Execution, Experiment, TrackingConfig
 from fedray.data import loading
-from fedray.federate.plan import Plan, make_plan
+from fedray.federate.plan import Plan
+from fedray.federate.planning import make_plan
 from fedray.running import stages
 from tune import runs
 from tune import trial as trial_module

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from fedray.config import Execution, TrackingConfig, override
 from fedray.config.decode import decode, refuse_damage
 from fedray.federate.compiled.choice import choose
-from fedray.federate.plan import make_plan
+from fedray.federate.planning import make_plan
 from fedray.running import session
 from fedray.running.files import write_json
 from fedray.studies import study

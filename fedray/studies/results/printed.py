@@ -9,7 +9,7 @@ from fedray import registry
 from fedray.compare import published
 from fedray.compare.published import Published
 from fedray.config import Experiment, flatten, override, to_dict
-from fedray.federate.plan import resolve
+from fedray.federate.planning import resolve
 from fedray.studies.cell import Cell
 from fedray.studies.named import STUDIES
 from fedray.studies.results.table import Claim, Table

@@ -15,7 +15,7 @@ from fedray.data.readers import Dataset
 from fedray.federate import report
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.measures import metrics
-from fedray.federate.plan import make_plan, resolve
+from fedray.federate.planning import make_plan, resolve
 from fedray.federate.storage.checkpoint import CheckpointStore
 from fedray.types import FedRayError
 from tests.helpers import block, differing, experiment, small_plan, whole_and_resumed

@@ -22,7 +22,7 @@ import numpy as np
 from fedray.algorithms.bayesian.pfedbayes import PFedBayes
 from fedray.config import DataConfig, Experiment
 from fedray.data import loading
-from fedray.federate.plan import make_plan
+from fedray.federate.planning import make_plan
 from tests.benchmarks.peers.environments import command, python_of, settings
 from tests.benchmarks.peers.harness import from_process, in_turn, table
 from tests.benchmarks.peers.sides.measured import Case

@@ -25,7 +25,7 @@ from fedray.federate.compiled import unit as unit_module
 from fedray.federate.compiled.package import Package
 from fedray.federate.compiled.unit import schema, unit
 from fedray.federate.in_process import LocalFederation
-from fedray.federate.plan import make_plan
+from fedray.federate.planning import make_plan
 from fedray.federate.storage.checkpoint import CheckpointStore, newest
 from fedray.nets.densities import known_noise
 from fedray.types import FedRayError

@@ -20,7 +20,7 @@ from fedray.federate import evaluation, local_rounds, loss_deviation, totals
 from fedray.federate.block import Block
 from fedray.federate.device.host import moved
 from fedray.federate.local_rounds import LocalRounds
-from fedray.federate.plan import make_plan
+from fedray.federate.planning import make_plan
 from fedray.types import FedRayError, Sums
 from tests.helpers import ALGORITHMS, experiment, federated_plan, small_plan
 

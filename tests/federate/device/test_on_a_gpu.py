@@ -10,7 +10,7 @@ from fedray.federate.device import host
 from fedray.federate.device.memory import GpuMemory
 from fedray.federate.in_process import LocalCohort, LocalFederation
 from fedray.federate.measures import metrics
-from fedray.federate.plan import make_plan
+from fedray.federate.planning import make_plan
 from tests.helpers import ALGORITHMS, differing, experiment, federated_plan, gathering
 
 pytestmark = [

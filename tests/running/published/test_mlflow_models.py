@@ -23,7 +23,7 @@ import torch
 import fedray
 from fedray import launch
 from fedray.algorithms.bayesian.pfedbayes import PFedBayes
-from fedray.federate.plan import make_plan
+from fedray.federate.planning import make_plan
 from fedray.running import mlflow_store, tracking
 from fedray.running.predictor import load
 from fedray.running.published import page

@@ -19,7 +19,8 @@ from fedray.data.partition import Partition
 from fedray.data.readers import Dataset
 from fedray.data.scaling import within
 from fedray.federate.in_process import LocalFederation
-from fedray.federate.plan import Plan, make_plan
+from fedray.federate.plan import Plan
+from fedray.federate.planning import make_plan
 from tests.benchmarks.noop import noop_plan
 from tests.benchmarks.peers.sides.measured import Case, Meter, Result, play
 

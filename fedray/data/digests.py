@@ -8,11 +8,8 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from torch import nn
 
-from fedray.config import DataConfig, differing
-from fedray.data import loading, own
 from fedray.data.partition import Partition
 from fedray.data.readers import Dataset
-from fedray.types import require
 
 EXAMPLES, OWNERS, LAYERS = "data.examples", "data.owners", "model.layers"
 DIGITS = 12
@@ -43,11 +40,3 @@ def digest(arrays: Iterable[np.ndarray]) -> str:
         content.update(f"{array.dtype}{array.shape}".encode())
         content.update(np.ascontiguousarray(array).data)
     return content.hexdigest()[:DIGITS]
-
-
-def check_no_files(cfg: DataConfig) -> None:
-    """Raise FedRayError for settings that decide which examples of a file there are: the caller's are all taken."""
-    usual = loading.absolute_paths(DataConfig(name=own.GIVEN))  # root is among the settings of a finished run
-    for name in differing(loading.files(loading.absolute_paths(cfg)), usual):
-        remedy = "leave it out with data of your own"
-        require(False, f"data.{name}", getattr(cfg, name), "is for data in files", remedy)
