@@ -15,6 +15,11 @@ class Gaussian(NamedTuple):
     rho: Tensor  # [P]
 
 
+def where(condition: Tensor, a: Gaussian, b: Gaussian) -> Gaussian:
+    """a where the condition [] holds, else b."""
+    return Gaussian(torch.where(condition, a.mu, b.mu), torch.where(condition, a.rho, b.rho))
+
+
 def sigma(rho: Tensor) -> Tensor:
     """Standard deviation σ = softplus(ρ)."""
     return torch.nn.functional.softplus(rho)

@@ -14,7 +14,7 @@ from fedray.arrays.rng import Stream
 from fedray.bayes.priors import Prior, PriorSettings
 from fedray.nets.likelihood import fully_connected, nll_and_grad, product
 from fedray.nets.model import Model
-from fedray.types import Batch, require
+from fedray.types import Batch, FedRayError, require
 
 TOGETHER = 32  # particles that are stacked; the activations of all on a whole shard might not fit
 
@@ -45,8 +45,21 @@ class ParticleSettings(PriorSettings):
 
 def initial(model: Model, rng: Stream, count: int, prior: Prior | None = None) -> Tensor:
     """Particles [M, P] at first: the network's usual initial weights, or draws of the prior."""
-    draws = (model.init(rng) if prior is None else prior.draw(rng, model.padded) for _ in range(count))
-    return torch.stack(list(draws))
+    if prior is None:
+        return starts(model, rng, count)
+    return torch.stack([prior.draw(rng, model.padded) for _ in range(count)])
+
+
+def starts(model: Model, rng: Stream, count: int) -> Tensor:
+    """Usual initial weights of ``count`` networks [M, P]. Raises FedRayError where a caller's module has only one
+    start: networks that are equal would stay equal."""
+    found = torch.stack([model.init(rng) for _ in range(count)])
+    if count > 1 and bool((found == found[0]).all()):
+        raise FedRayError(
+            f"network: all {count} models would start, and stay, the same, as it draws no initial weights; give its "
+            "modules that hold parameters a method reset_parameters"
+        )
+    return found
 
 
 def network(model: Model, batch: Batch, temperature: float = 1.0) -> Likelihood:

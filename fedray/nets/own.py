@@ -17,10 +17,14 @@ from fedray.arrays.rng import Stream
 from fedray.types import FedRayError, first_line
 
 SEEDS = 2**31  # of PyTorch's generator
+NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.instancenorm._InstanceNorm)
 
 
 class OwnModule(nn.Module):
     """Describes a caller's module; the caller's object stays as it is.
+
+    In the vector the scale of a normalization layer is its distance from 1, as in a chain of layers: so a start or a
+    prior around 0 leaves what it normalizes as it is.
 
     Raises FedRayError for a module with buffers (running statistics of BatchNorm: they are no parameters, so they would
     be neither averaged nor part of a posterior), frozen or other parameters than float32, or Dropout.
@@ -34,6 +38,8 @@ class OwnModule(nn.Module):
         self.names = tuple(named)
         self.real_shapes = tuple(named.values())
         self.places = _places(self.own)
+        scales = {id(part.weight) for part in self.own.modules() if isinstance(part, NORMS)}
+        self.origins = tuple(float(id(parameter) in scales) for parameter in self.own.parameters())
         # A view of a vector has an axis at least.
         self.shapes = tuple(shape or (1,) for shape in self.real_shapes)
 
@@ -73,11 +79,17 @@ class OwnModule(nn.Module):
                 reset = getattr(part, "reset_parameters", None)
                 if callable(reset):
                     reset()
-        return [p.detach().reshape(shape) for p, shape in zip(fresh.parameters(), self.shapes, strict=True)]
+        return self._values(fresh)
+
+    def _values(self, module: nn.Module) -> list[Tensor]:
+        """The parameters of such a module as they are in the vector."""
+        each = zip(module.parameters(), self.shapes, self.origins, strict=True)
+        return [parameter.detach().reshape(shape) - origin for parameter, shape, origin in each]
 
     def call(self, weights: Sequence[Tensor], x: Tensor) -> Tensor:
         """The outputs of inputs x [B, ...] under these parameters."""
-        shaped = [w.reshape(shape) for w, shape in zip(weights, self.real_shapes, strict=True)]
+        each = zip(weights, self.real_shapes, self.origins, strict=True)
+        shaped = [w.reshape(shape) + origin if origin else w.reshape(shape) for w, shape, origin in each]
         named = {name: w for names, w in zip(self.places, shaped, strict=True) for name in names}
         return torch.func.functional_call(self.own, named, (x,), tie_weights=False)
 
@@ -87,8 +99,7 @@ class OwnModule(nn.Module):
         def loss(weights: list[Tensor], x: Tensor) -> Tensor:
             return self.call(weights, x).sum()
 
-        own = zip(self.own.parameters(), self.shapes, strict=True)
-        two = [p.detach().reshape(shape).expand(2, *shape) for p, shape in own]
+        two = [value.expand(2, *value.shape) for value in self._values(self.own)]
         try:
             torch.vmap(torch.func.grad(loss), in_dims=(0, None))(two, x)
             with torch.no_grad():

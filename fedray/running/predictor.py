@@ -34,7 +34,7 @@ from fedray.nets import network
 from fedray.nets.model import FLOAT_BYTES, check_memory
 from fedray.running.runfolder import experiment_of
 from fedray.running.writer import PERSONAL
-from fedray.types import FedRayError, client_itself, require, suggestion
+from fedray.types import Batch, FedRayError, require, suggestion
 
 MAX_CLASSES = 2**20
 
@@ -168,14 +168,20 @@ class Predictor:
     def _personal(self, client: int) -> Any:
         plan = self.plan
         state = self._state(client)
-        if plan.algorithm.personalize is client_itself:  # no need of the dataset
-            return state
         context = plan.context
         noise = plan.normals("personalize", client, plan.cfg.rounds, plan.algorithm.personal_noise(context))
-        shards = loading.shards(self.dataset, plan.partition, [client])
-        data = trees.row(shards.padded([0], context.facts.shard), 0)
         view = plan.view(self.snapshot.server)
-        return plan.algorithm.personalize(context, state, view, data, noise)
+        return plan.algorithm.personalize(context, state, view, self._shard(client), noise)
+
+    def _shard(self, client: int) -> Batch:
+        """The client's training examples; none where its model is made without, so that nobody need have them."""
+        plan = self.plan
+        if not plan.algorithm.trains_to_predict:
+            none = torch.zeros(0)
+            x = none.reshape(0, *plan.model.input_shape)
+            return Batch(x, none if plan.target else none.long(), none, none.long(), none.sum())
+        shards = loading.shards(self.dataset, plan.partition, [client])
+        return trees.row(shards.padded([0], plan.facts.shard), 0)
 
     @functools.cached_property
     def dataset(self) -> Dataset:

@@ -316,6 +316,7 @@ class Algorithm(NamedTuple):
     predict_personal: Predict | None  # None: the method has no personal models
     personalize: Personalize = client_itself
     shares: Shares | None = None  # weights of predict_personal's rows, for mixtures; None: all the same
+    personal_data: bool = True  # whether personalize takes the training examples: else a saved model needs none
     personal: str = "each client's own model after local training"  # what predict_personal predicts with
     configure: Configure = unchanged  # how settings change this record
     publish: Publish | None = None  # None: what is broadcast to all clients
@@ -335,6 +336,11 @@ class Algorithm(NamedTuple):
     control: str = ""  # what bounds the federated methods, in words for the result; empty: it is one of them
     # All training examples lie with the first client: those that FedRay dealt itself, or also those that have owners.
     pools: Literal["", "dealt", "owned"] = ""
+
+    @property
+    def trains_to_predict(self) -> bool:
+        """Whether a personal model is made of the client's training examples each time that it is loaded."""
+        return self.personal_data and self.personalize is not client_itself
 
 
 class SelectionInit(Protocol):

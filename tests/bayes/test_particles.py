@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.testing import assert_close
 
 from fedray.arrays import trees
 from fedray.arrays.minibatches import spaced
 from fedray.arrays.rng import Stream
-from fedray.bayes.particles import ggn_diagonal, network
+from fedray.bayes.particles import ggn_diagonal, network, starts
 from fedray.bayes.sites import Natural, regression
 from fedray.bayes.stein import ksd, rbf, stein_matrix, v_statistic
 from fedray.config import override
@@ -15,7 +16,9 @@ from fedray.federate import report
 from fedray.federate.device.cpu import numerics
 from fedray.federate.in_process import LocalCohort
 from fedray.nets.densities import CATEGORICAL
-from tests.helpers import NETS, block, context, draws, examples, play, shard, small_plan
+from fedray.nets.network import given
+from fedray.types import FedRayError
+from tests.helpers import NETS, block, built, context, draws, examples, play, shard, small_plan
 
 
 @pytest.fixture(autouse=True)
@@ -156,3 +159,22 @@ def test_clients_are_judged_by_that_part(score):
     assert (whole - part).abs().min() > 0
     same = probed({"algorithm.score_examples": 1000}, score)[0]
     assert torch.equal(whole, same)
+
+
+class Raw(nn.Module):
+    """Parameters that nobody draws."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(6, 4))
+
+    def forward(self, x):
+        return x.flatten(1) @ self.w
+
+
+def test_models_that_would_start_and_stay_the_same_are_refused():
+    model = given(Raw(), (2, 3), 4)
+    assert starts(model, Stream(0, "one"), 1).shape == (1, model.padded)
+    with pytest.raises(FedRayError, match=r"network: all 3 models would start, and stay, the same.*reset_parameters"):
+        starts(model, Stream(0, "three"), 3)
+    assert len(torch.unique(starts(built("mclr", (2, 3), 4), Stream(0, "three"), 3), dim=0)) == 3

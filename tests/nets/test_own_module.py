@@ -41,7 +41,9 @@ def model(net):
 
 
 def vector(net, model):
-    return model.join([p.detach().reshape(shape) for p, shape in zip(net.parameters(), model.shapes, strict=True)])
+    """As the network keeps them: scales of normalization layers are their distance from 1."""
+    values = [p.detach() - 1 if name.endswith("norm.weight") else p.detach() for name, p in net.named_parameters()]
+    return model.join([value.reshape(shape) for value, shape in zip(values, model.shapes, strict=True)])
 
 
 X, Y = torch.linspace(-1, 1, 5 * 6).reshape(5, 2, 3), torch.tensor([0, 1, 2, 3, 0])
@@ -69,7 +71,7 @@ def test_a_stack_is_every_vector_by_itself(net, model):
 
 def test_parts_have_the_names_of_the_module(net, model):
     theta = vector(net, model)
-    for name in ("body.0.weight", "out.bias", "norm.weight", "scale"):
+    for name in ("body.0.weight", "out.bias", "norm.bias", "scale"):
         assert torch.equal(theta[model.part([name])], net.get_parameter(name).detach().flatten())
     assert torch.equal(model.part(["head"]), model.part(["out"]))
     assert torch.equal(model.part(["head.bias"]), model.part(["out.bias"]))
@@ -83,11 +85,30 @@ def test_new_weights_follow_the_stream_and_leave_the_module_and_pytorch_alone(ne
     assert not torch.equal(first, other)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert torch.equal(vector(net, model), before)
-    assert torch.equal(first[model.part(["norm.weight"])], torch.ones(5))  # LayerNorm begins with ones
+    assert torch.equal(first[model.part(["norm.weight"])], torch.zeros(5))  # LayerNorm begins with ones
     assert first[model.part(["scale"])] == 3.0  # nobody says how else it begins
     bound = 1 / 6**0.5  # PyTorch's own for 6 inputs
     drawn = first[model.part(["body.0.weight"])]
     assert bound / 2 < drawn.abs().max() <= bound
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm(6), nn.GroupNorm(2, 6), nn.RMSNorm(6)], ids=str)
+def test_a_vector_of_zeros_normalizes_and_a_posterior_around_them_does_not_hide_what_it_normalizes(norm):
+    """Methods draw means of 0.1 and priors around 0: as the scale itself these would turn activations off."""
+
+    class Normed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = norm
+            self.out = nn.Linear(6, 4)
+
+        def forward(self, x):
+            return self.out(self.norm(x.flatten(1)))
+
+    model = given(Normed(), (2, 3), 4)
+    theta = torch.zeros(model.padded)
+    theta[model.part(["out.weight"])] = torch.eye(6)[:4].flatten()
+    assert torch.allclose(model.apply(theta, X), norm(X.flatten(1)).detach()[:, :4], atol=1e-6)
 
 
 class Branches(nn.Linear):

@@ -20,7 +20,7 @@ from fedray.algorithms.bayesian import pfedbayes
 from fedray.algorithms.bayesian.pfedbayes import Info
 from fedray.arrays.optim import zero_moments
 from fedray.arrays.rng import Stream
-from fedray.bayes.gaussian import Gaussian
+from fedray.bayes.gaussian import Gaussian, where
 from fedray.types import Batch, Context, LogUniform, Sums
 
 
@@ -100,11 +100,13 @@ def begin(ctx: Context[BPFed], client: Client, down: Gaussian, data: Batch) -> L
     state = client.posterior
     q = put(state.q, ctx.model.rest(cfg.personal, device), down)
     w = put(q, ctx.model.part(cfg.personal, device), client.prior) if cfg.prior == "carried" else q
-    if cfg.sync:
+    if not cfg.sync:
+        state = state._replace(q=where(state.q_t == 0, q, state.q))  # nothing else has trained its shared layers
+    else:
         zero = zero_moments(w.mu)
         state = state._replace(q=q, q_mu=zero, q_rho=zero, q_t=torch.zeros_like(state.q_t))
     prior = w if cfg.prior == "fixed" else Gaussian(w.mu[:0], w.rho[:0])
-    return Local(*pfedbayes.begin(ctx, state, w, data), prior)
+    return Local(*pfedbayes.localized(ctx, state, w), prior)
 
 
 def step(ctx: Context[BPFed], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
@@ -126,7 +128,7 @@ def adapt(ctx: Context[BPFed], local: Local, batch: Batch, noise: Tensor) -> tup
     """
     client, w, shared = local.client, local.w, ctx.model.rest(ctx.cfg.personal, local.w.mu.device)
     w_s, prior, new = take(w, shared), _prior(ctx, local), client.q_t == 0
-    q_s = Gaussian(*(torch.where(new, came, own) for came, own in zip(w_s, take(client.q, shared), strict=True)))
+    q_s = where(new, w_s, take(client.q, shared))
     client = client._replace(q=put(client.q, shared, q_s))
     prior_sd, _ = pfedbayes.prior_sigma(prior)
     nll = noise.new_zeros(())
@@ -151,10 +153,11 @@ def absorb(ctx: Context[BPFed], server: Gaussian, sums: pfedbayes.Averaged, n: T
 
 
 def personalize(ctx: Context[BPFed], client: Client, view: Gaussian, data: Batch, noise: Tensor) -> pfedbayes.Client:
+    """q.z on the body that the client has trained, or on u; before its first round always on u."""
     state = client.posterior
-    if ctx.cfg.predict_with == "kept":
-        return state
-    return state._replace(q=put(state.q, ctx.model.rest(ctx.cfg.personal, view.mu.device), view))
+    latest = put(state.q, ctx.model.rest(ctx.cfg.personal, view.mu.device), view)
+    kept = latest if ctx.cfg.predict_with != "kept" else where(state.q_t == 0, latest, state.q)
+    return state._replace(q=kept)
 
 
 OWN = {"algorithm.zeta": 1e-3 / 20, "algorithm.sync": False, "algorithm.prior": "carried"}

@@ -223,8 +223,12 @@ def absorb(ctx: Context[FedPop], server: Server, sums: Up, n: Tensor) -> Server:
 
 
 def personalize(ctx: Context[FedPop], client: Client, view: Down, data: Batch, noise: Tensor) -> Networks:
-    """The kept heads on the latest body; before a client's first round, the prior's mean as it is known by then."""
-    kept = torch.where(client.rounds > 0, client.kept, view.beta.mu)
+    """The kept heads on the latest body; before a client's first round, the prior's mean as it is known by then.
+
+    After fewer rounds than there are places, every state stands as often as the others, or once more.
+    """
+    places, kept = torch.arange(len(client.kept), device=client.z.device), client.rounds.clamp(1, len(client.kept))
+    kept = torch.where(client.rounds > 0, client.kept[places % kept.long()], view.beta.mu)
     return Networks(torch.stack([ctx.model.assemble(ctx.cfg.personal, z, view.phi) for z in kept]))
 
 
@@ -263,6 +267,7 @@ ALGORITHM = Algorithm(
     predict_global=None,
     predict_personal=predict_personal,
     personalize=personalize,
+    personal_data=False,
     personal="the heads that each client's chain has visited, on the latest body",
     adapt=step,
     noise_shape=noise_shape,

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedray.arrays.averages import damped
 from fedray.arrays.optim import Moments, adam_, zero_moments
 from fedray.arrays.rng import Stream
-from fedray.bayes.gaussian import Gaussian, draw, inverse_sigma, sigma, sigma_and_slope
+from fedray.bayes.gaussian import Gaussian, draw, inverse_sigma, sigma, sigma_and_slope, where
 from fedray.bayes.variational import Objective, divergence, divergence_and_grad_prior, objective_grad
 from fedray.nets.likelihood import predictive
 from fedray.nets.model import Model
@@ -117,7 +117,18 @@ def broadcast(ctx: Context[PFedBayes], server: Gaussian, ids: Sequence[int]) -> 
 
 
 def begin(ctx: Context[PFedBayes], client: Client, down: Gaussian, data: Batch) -> Local:
-    """w_i ← w; q_i stays."""
+    """w_i ← w; q_i stays, and is w before the client's first step."""
+    return localized(ctx, started(client, down), down)
+
+
+def started(client: Client, w: Gaussian) -> Client:
+    """The client with q_i ← w if q_i has not learned anything yet, as where the client is first drawn in a late round:
+    the random start of a network would pull w_i back to it."""
+    return client._replace(q=where(client.q_t == 0, w, client.q))
+
+
+def localized(ctx: Context[PFedBayes], client: Client, down: Gaussian) -> Local:
+    """w_i ← w, with its moments at zero unless they are kept."""
     if not ctx.cfg.keep_global_moments:
         zero = zero_moments(down.mu)
         client = client._replace(w_mu=zero, w_rho=zero, w_t=torch.zeros_like(client.w_t))
@@ -148,10 +159,8 @@ def train(ctx: Context[PFedBayes], local: Local, prior: Gaussian, batch: Batch, 
 def adapt(ctx: Context[PFedBayes], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
     """How a newcomer trains: from the global distribution, by the steps of q_i alone, which leave it as it is."""
     client, w = local
-    new = client.q_t == 0
-    q = Gaussian(*(torch.where(new, published, own) for published, own in zip(w, client.q, strict=True)))
     sd, _ = prior_sigma(w)
-    client, nll = personal_steps(ctx, client._replace(q=q), (w.mu, sd), batch, noise)
+    client, nll = personal_steps(ctx, started(client, w), (w.mu, sd), batch, noise)
     return Local(client, w), Info(nll, divergence(ctx.cfg, client.q, w))
 
 
@@ -229,6 +238,11 @@ def predict_global(ctx: Context[PFedBayes], view: Gaussian, x: Tensor, noise: Te
     return predictive(ctx.model, draw(view, ctx.cfg.noise_sd * noise), x)
 
 
+def personalize(ctx: Context[PFedBayes], client: Client, view: Gaussian, data: Batch, noise: Tensor) -> Client:
+    """q_i; before the client's first round, w."""
+    return started(client, view)
+
+
 def predict_personal(ctx: Context[PFedBayes], personal: Client, x: Tensor, noise: Tensor) -> Tensor:
     return predictive(ctx.model, draw(personal.q, ctx.cfg.noise_sd * noise), x)
 
@@ -273,6 +287,8 @@ ALGORITHM = Algorithm(
     aggregate=Sums(absorb, terms),
     predict_global=predict_global,
     predict_personal=predict_personal,
+    personalize=personalize,
+    personal_data=False,
     adapt=adapt,
     noise_shape=noise_shape,
     predict_noise=predict_noise,

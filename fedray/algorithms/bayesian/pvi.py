@@ -23,7 +23,7 @@ from fedray.arrays import trees
 from fedray.arrays.averages import increased
 from fedray.arrays.optim import Moments, adam_, zero_moments
 from fedray.arrays.rng import Stream
-from fedray.bayes.gaussian import Gaussian, draw, inverse_sigma, sigma, sigma_and_slope
+from fedray.bayes.gaussian import Gaussian, draw, inverse_sigma, sigma, sigma_and_slope, where
 from fedray.bayes.particles import Likelihood, network
 from fedray.bayes.sites import Natural
 from fedray.nets.likelihood import predictive
@@ -102,11 +102,6 @@ def standard(q: Natural) -> Gaussian:
     return Gaussian(q.eta / q.lam, inverse_sigma(q.lam.rsqrt()))
 
 
-def where(condition: Tensor, a: Gaussian, b: Gaussian) -> Gaussian:
-    """a where the condition [] is above 0, else b."""
-    return Gaussian(torch.where(condition > 0, a.mu, b.mu), torch.where(condition > 0, a.rho, b.rho))
-
-
 def server_init(ctx: Context[PVI], rng: Stream) -> Server:
     facts = ctx.facts
     cfg = ctx.cfg
@@ -136,7 +131,7 @@ def begin(ctx: Context[PVI], client: Client, down: Down, data: Batch) -> Local:
     # Other clients' sites take no precision away; the bound undoes the rounding of sums.
     lam = (down.q.lam - client.site.lam).clamp_min(ctx.cfg.prior_precision)
     cavity = Natural(lam, down.q.eta - client.site.eta)
-    q = where(down.fresh, client.q, standard(down.q))
+    q = where(down.fresh > 0, client.q, standard(down.q))
     zero = zero_moments(lam)
     return Local(q, cavity, client.site, zero, zero, torch.zeros_like(down.fresh))
 
@@ -189,7 +184,7 @@ def predict(ctx: Context[PVI], q: Gaussian, x: Tensor, noise: Tensor) -> Tensor:
 
 def personalize(ctx: Context[PVI], client: Client, view: Gaussian, data: Batch, noise: Tensor) -> Gaussian:
     """q_k of the last visit; before the first, q."""
-    return where(client.visited, client.q, view)
+    return where(client.visited > 0, client.q, view)
 
 
 ALGORITHM = Algorithm(
@@ -206,6 +201,7 @@ ALGORITHM = Algorithm(
     predict_global=predict,
     predict_personal=predict,
     personalize=personalize,
+    personal_data=False,
     personal="each client's minimizer of its local free energy, before damping",
     noise_shape=noise_shape,
     predict_noise=predict_noise,

@@ -18,6 +18,7 @@ from fedray.algorithms.averaging.fedavg import Info
 from fedray.arrays.averages import average
 from fedray.arrays.minibatches import filled
 from fedray.arrays.rng import Stream
+from fedray.bayes.particles import starts
 from fedray.nets.likelihood import log_probs, nll_and_grad
 from fedray.nets.model import Model
 from fedray.types import Algorithm, Batch, Choice, Context, LogUniform, Sums, by_examples, check_types, require
@@ -69,7 +70,7 @@ class Mixture(NamedTuple):
 
 def server_init(ctx: Context[FedEM], rng: Stream) -> Components:
     """A start of its own for every component: components that are equal would stay equal."""
-    return Components(torch.stack([ctx.model.init(rng) for _ in range(ctx.cfg.components)]))
+    return Components(starts(ctx.model, rng, ctx.cfg.components))
 
 
 def client_init(ctx: Context[FedEM], server: Components) -> Client:

@@ -345,6 +345,7 @@ ALGORITHM = Algorithm(
     predict_global=predict,
     predict_personal=predict,
     personalize=personalize,
+    personal_data=False,
     scores=stages(scores),
     particles=particles,
     gaussian=True,

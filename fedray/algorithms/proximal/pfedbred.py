@@ -21,7 +21,7 @@ from fedray.arrays.minibatches import fine_tune, split
 from fedray.arrays.rng import Stream
 from fedray.bayes.bregman import SPHERICAL, Family, envelope_gradient, gaussian, proximal
 from fedray.nets.model import Model, own_module
-from fedray.types import Algorithm, Batch, Choice, Context, LogUniform, Preset, Step, client_itself, require
+from fedray.types import Algorithm, Batch, Choice, Context, LogUniform, Preset, client_itself, require
 
 Gradient = Callable[[Tensor, Batch], tuple[Tensor, Tensor]]  # θ [P], minibatch -> mean NLL, its gradient [P]
 
@@ -142,16 +142,6 @@ def step(ctx: Context[PFedBreD], local: Local, batch: Batch, noise: Tensor) -> t
     return iterate(cfg, gradient, family(ctx, local.w.device), local, proposal, batches[-1])
 
 
-def personal_step(step: Step) -> Step:
-    """The same step of θ alone: a newcomer's copy of the global model stays as it came."""
-
-    def adapt(ctx: Context[Proximal], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
-        after, info = step(ctx, local, batch, noise)
-        return after._replace(w=local.w), info
-
-    return adapt
-
-
 def choose_prior(cfg: PFedBreD, gradient: Gradient, local: Local, batches: tuple[Batch, ...]) -> Proposal:
     """μ = w - η_α ∇f - η (w_mem - θ) (eq. 17), each term where the strategy has it.
 
@@ -244,7 +234,7 @@ ALGORITHM = fedavg.ALGORITHM._replace(
     client_init=client_init,
     begin=begin,
     step=step,
-    adapt=personal_step(step),
+    adapt=step,  # a newcomer's copy of w moves as a member's does, and nothing of it is uploaded
     finish=finish,
     personalize=personalize,
     personal="each client's own model, θ of the last round that it trained",

@@ -80,16 +80,16 @@ def questions(block: Block, k: int, pool: Pool) -> Questions:
     """The examples that the k-th hosted client's models are asked about.
 
     They are calibrated on its validation examples or, where none are held out, on half of its test examples, at most
-    SAMPLE, which then do not score.
+    SAMPLE, which then do not score. Those that score come in a drawn order: a caller's own may be sorted by class.
     """
     plan, client = block.plan, block.ids[k]
     x, y = block.shards.test(k)
+    order = plan.stream("calibration", client).permutation(len(y)).to(y.device)
     calibration = block.shards.validation(k)
-    scored = (x, y)
+    held = min(len(y) // 2, SAMPLE) if calibration is None else 0
     if calibration is None:
-        order = plan.stream("calibration", client).permutation(len(y)).to(y.device)
-        held = min(len(y) // 2, SAMPLE)
-        calibration, scored = ((x[part], y[part]) for part in (order[:held], order[held:]))
+        calibration = (x[order[:held]], y[order[:held]])
+    scored = (x[order[held:]], y[order[held:]])
     trained = np.zeros(plan.model.classes, dtype=bool)
     trained[block.shards[k].train_y.cpu().numpy()] = True
     if plan.algorithm.pools:

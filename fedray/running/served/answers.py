@@ -18,7 +18,7 @@ from fedray.arrays import trees
 from fedray.config.decode import decode, fits
 from fedray.running import predictor
 from fedray.running.predictor import Prediction, Predictor, RealPrediction
-from fedray.types import FedRayError, client_itself, require
+from fedray.types import FedRayError, require
 
 CLIENT = "serve-multiplexed-model-id"  # the header by which Ray Serve finds a replica that has the model
 BYTES_PER_NUMBER = 32  # of JSON: a double of 17 digits with its exponent, comma and blanks
@@ -64,8 +64,9 @@ class Answers:
     def __init__(self, run: Predictor, terms: Terms, digest: bytes):
         """``digest`` is :func:`digest_of` the token. Raises FedRayError for terms that the run cannot keep."""
         _check(run, terms)
-        adapts = run.plan.personal and run.plan.algorithm.personalize is not client_itself
-        if adapts:  # to the client's examples: refuse others before anybody asks
+        if (
+            run.plan.personal and run.plan.algorithm.trains_to_predict
+        ):  # on the client's examples: refuse others before anybody asks
             _ = run.dataset
         self.run, self.terms, self._digest = run, terms, digest
         self.shared = run.model() if run.plan.algorithm.predict_global else None

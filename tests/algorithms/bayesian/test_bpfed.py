@@ -204,6 +204,25 @@ def test_a_personal_model_predicts_with_the_shared_layers_that_it_was_told_to(ki
 
 
 @pytest.mark.parametrize("sync", [True, False])
+def test_a_client_that_was_not_drawn_yet_has_the_published_body(sync):
+    """And not that of the server's first weights, which nobody has trained: in a test, and in its first round."""
+    plan = small_plan("bpfed", {"algorithm.sync": sync})
+    server, _, _ = play(plan, [host := block(plan)])
+    new, view, shared = bpfed.client_init(plan.context, plan.initial_server()), plan.view(server), _shared(plan)
+    tested = bpfed.personalize(plan.context, new, view, shard(host, 1), torch.zeros(0))
+    begun = bpfed.begin(plan.context, new, view, shard(host, 1))
+    for q in (tested.q, begun.client.q):
+        assert differing(bpfed.take(q, shared), view) == []
+    met = new._replace(posterior=new.posterior._replace(q_t=torch.ones(())))
+    again = bpfed.begin(plan.context, met, view, shard(host, 1)).client.q
+    assert (differing(bpfed.take(again, shared), view) == []) == sync
+
+
+def _shared(plan):
+    return plan.model.rest(("head",))
+
+
+@pytest.mark.parametrize("sync", [True, False])
 def test_a_newcomer_moves_personal_layers_alone(sync):
     plan = small_plan("bpfed", {"algorithm.sync": sync})
     local, batch, noise, _ = first_client(plan)

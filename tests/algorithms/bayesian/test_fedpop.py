@@ -268,6 +268,20 @@ def test_a_prediction_averages_the_kept_heads_on_the_published_body():
     assert len(torch.unique(client.kept, dim=0)) == 2
 
 
+@pytest.mark.parametrize(
+    ("visits", "expected"), [(1, [0, 0, 0, 0]), (3, [0, 0, 1, 2]), (4, [0, 1, 2, 3]), (6, [2, 3, 4, 5])]
+)
+def test_after_few_rounds_no_state_counts_more_than_once_more_than_another(visits, expected):
+    """The first fills all places, and is the furthest from the posterior: after three of ten it would be 80 %."""
+    plan = small_plan("fedpop", {"algorithm.particles": 4})
+    client, own = fedpop.client_init(plan.context, plan.initial_server()), plan.model.part(("head",))
+    for number in range(visits):
+        client = fedpop.keep(client, torch.full([len(own)], float(number)))
+    view = plan.view(plan.initial_server())
+    personal = fedpop.personalize(plan.context, client, view, shard(block(plan), 2), torch.zeros(0))
+    assert sorted(personal.thetas[:, own[0]].tolist()) == expected
+
+
 def test_a_client_that_was_never_asked_predicts_with_the_learned_mean():
     plan = small_plan("fedpop", {"algorithm.particles": 2})
     beta = Prior(*(leaf + 0.5 for leaf in plan.initial_server().beta))

@@ -71,9 +71,24 @@ def test_without_kl_the_posterior_does_not_see_the_prior():
 
 def test_without_a_step_the_upload_is_the_broadcast_and_the_posterior_stays():
     cfg, q, w, data = PFedBayes(), gaussian(0), gaussian(1), batch()
-    kept, up = pfedbayes.finish(context(cfg, MODEL), pfedbayes.begin(context(cfg, MODEL), client(q), w, data), data)
+    ctx, known = context(cfg, MODEL), client(q)._replace(q_t=torch.ones(()))
+    kept, up = pfedbayes.finish(ctx, pfedbayes.begin(ctx, known, w, data), data)
     assert differing(up, w) == []
-    assert differing(kept, pfedbayes.client_init(context(cfg, MODEL), q)) == []
+    assert differing(kept._replace(q_t=torch.zeros(())), pfedbayes.client_init(ctx, q)) == []
+
+
+def test_a_client_that_is_first_drawn_late_begins_with_the_global_distribution():
+    """Its own start is a random network, to which its copy of w would be pulled; nor is it tested by that."""
+    cfg, q, w, data = PFedBayes(), gaussian(0), gaussian(1), batch()
+    ctx = context(cfg, MODEL)
+    local = pfedbayes.begin(ctx, client(q), w, data)
+    assert differing(local.client.q, w) == []
+    _, info = step(cfg, MODEL, local, data, noise(cfg)[:0])
+    assert info.kl == 0
+    for steps, expected in ((0.0, w), (1.0, q)):
+        known = client(q)._replace(q_t=torch.tensor(steps))
+        tested = pfedbayes.personalize(ctx, known, w, data, torch.zeros(0))
+        assert differing(tested.q, expected) == []
 
 
 @pytest.mark.parametrize(("zeta", "kl"), itertools.product((1.0, 0.0), ("qw", "wq")))

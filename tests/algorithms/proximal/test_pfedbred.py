@@ -241,18 +241,18 @@ def test_a_client_keeps_its_last_personal_model_and_its_last_upload(strategy):
 
 
 @pytest.mark.parametrize("cfg", [*(PFedBreD(strategy=name, same_batch=True) for name in STRATEGIES), PFedMe()], ids=str)
-def test_a_newcomer_moves_its_personal_model_under_a_global_one_that_stays(cfg):
-    """Each step begins at the same w, as a first step of training does."""
-    record, local = registry.algorithm_of(cfg), kept()
-    start, noise = trees.tree_map(torch.clone, local), NO_NOISE
-    trained, info = record.step(context(cfg, MODEL), local, examples(9), noise)
-    adapted, same = record.adapt(context(cfg, MODEL), start, examples(9), noise)
-    assert differing((adapted.theta, same), (trained.theta, info)) == []
-    for _ in range(3):
-        adapted, _ = record.adapt(context(cfg, MODEL), adapted, examples(9), noise)
-    assert torch.equal(adapted.w, weights("w"))
-    assert not torch.equal(trained.w, weights("w"))
-    assert not torch.equal(adapted.theta, start.theta)
+def test_a_newcomer_learns_from_all_its_minibatches_and_not_from_the_last_alone(cfg):
+    """Its copy of w moves, so that θ after two minibatches is another than after the second alone."""
+    record, first, last = registry.algorithm_of(cfg), examples(9), examples(7)
+
+    def adapted(*batches):
+        local = kept()
+        for batch in batches:
+            local, _ = record.adapt(context(cfg, MODEL), local, batch, NO_NOISE)
+        return local
+
+    assert not torch.equal(adapted(first, last).theta, adapted(last).theta)
+    assert not torch.equal(adapted(last).w, weights("w"))
 
 
 VARIANTS = [{"strategy": name} for name in STRATEGIES] + [
