@@ -35,7 +35,7 @@ from fedray.running import predictor
 from fedray.running.predictor import Predictor
 from fedray.running.writer import Writer
 from fedray.terminal import bar, headlines
-from fedray.types import require
+from fedray.types import FedRayError, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,10 @@ def make_plan(run: Plan, options: Options) -> tuple[Plan, Shards]:
     """The plan of newcomers alone, and their shards; raises FedRayError where they do not fit the run."""
     able = run.algorithm.adapt is not None
     name = registry.algorithm_name(run.cfg.algorithm)
-    require(able, "run", options.run, f"{name} has no personal factors that a newcomer could adapt", "choose another")
+    if not able:
+        raise FedRayError(
+            f"{options.run}: {name} has no personal factors that a newcomer could adapt; choose another run"
+        )
     require(options.data.endswith(".npz"), "data", options.data, "not an .npz file", "give arrays x and y in one")
     dataset = _fitting(run, options)
     dealt = _dealt(dataset, run, options)

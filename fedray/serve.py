@@ -6,7 +6,7 @@ Answers have probabilities, entropy and mutual information of each input. docs/s
   python -m fedray.serve runs/NAME --abstain 1.0                   advises to abstain above an entropy of 1 nat
   python -m fedray.serve runs/NAME --unknown-client global         strangers get the global model
 
-It needs the extra: pip install 'fedray[serve]'.
+It needs the extra, installed in the checkout: uv sync --extra serve, or pip install -e '.[serve]'.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def deployment(service: Service, digest: bytes) -> Application:
         from actors import serving
     except ModuleNotFoundError as error:
         raise FedRayError(
-            f"Ray Serve is not installed ({error.name} is missing): pip install 'fedray[serve]'"
+            f"Ray Serve is not installed ({error.name} is missing); in the checkout: uv sync --extra serve, or pip "
+            "install -e '.[serve]'"
         ) from None
     from fedray.running.served import web
 

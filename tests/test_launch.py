@@ -18,6 +18,7 @@ import torch
 
 import fedray
 from fedray import cli, registry
+from fedray.config import Execution, Experiment, helptext
 from fedray.launch import main, parse
 from fedray.studies.cell import experiment
 from fedray.types import FedRayError
@@ -231,6 +232,22 @@ def test_help_is_one_page_with_what_matters_first(capfd: pytest.CaptureFixture[s
     assert {"--data.name", "--clients", "--rounds", "--output"} <= set(
         re.findall(r"^  (--[\w.-]+)  ", text, re.MULTILINE)
     )
+
+
+@pytest.mark.parametrize("name", registry.algorithms())
+def test_help_shows_options_as_they_are_typed(name: str) -> None:
+    """Switches without a value, and several words for several values: what is shown can be given."""
+    settings = registry.algorithms()[name].config()
+    text = helptext.short(name, settings, (Experiment(), Execution()))
+    shown = text.partition("with their defaults:")[2].split("--")[1:]
+    given = [words for each in shown for words in [f"--{each}".split()] if words[-1] not in ("(on)", "(off)")]
+    switches = [f"--{each.split()[0]}" for each in shown if each.split()[-1] in ("(on)", "(off)")]
+    on = {field.name for field in dataclasses.fields(settings) if getattr(settings, field.name) is True}
+    assert {word for word in switches if word.startswith("--no-")} == {f"--no-{each.replace('_', '-')}" for each in on}
+    argv = [name, *(word for words in given for word in words)]
+    assert parse(argv).request.experiment.algorithm == settings
+    turned = parse([*argv, *switches]).request.experiment.algorithm
+    assert all(getattr(turned, field) is False for field in on)
 
 
 @pytest.mark.ray

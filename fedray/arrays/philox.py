@@ -9,7 +9,9 @@ from __future__ import annotations
 import functools
 import math
 import shutil
+import sysconfig
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -80,8 +82,10 @@ def draw(keys: Tensor, step: Tensor, count: int) -> Tensor:
 
 @functools.cache
 def _can_compile() -> bool:
-    """Whether Triton can build a kernel here: its launcher is compiled by the system's C compiler."""
-    return torch.cuda.is_available() and any(shutil.which(name) for name in ("cc", "gcc", "clang"))
+    """Whether Triton can build a kernel here: a C compiler compiles its launcher, which includes Python.h."""
+    header = Path(sysconfig.get_path("include", scheme="posix_prefix"), "Python.h")  # some systems ship it apart
+    compiler = any(shutil.which(name) for name in ("cc", "gcc", "clang"))
+    return torch.cuda.is_available() and compiler and header.exists()
 
 
 @functools.cache

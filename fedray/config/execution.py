@@ -81,8 +81,9 @@ class Execution:
     output: str | Path | None = None
     """Folder for the result; by default runs/<name>. It must not hold anything yet."""
     elastic: bool = True
-    """Follow the cluster: spread over machines that join, leave those that announce their end, and go on without those
-    that are lost. Otherwise the clients keep their machines, and wait for the successor of a lost one."""
+    """Whether to follow the cluster: spread over machines that join, leave those that announce their end, and go on
+    without those that are lost. With --no-elastic the clients keep their machines, and wait for the successor of a lost
+    one."""
     round_timeout: float | None = None
     """Seconds after which an actor that has not answered counts as hanging; by default there is no limit."""
     loss_deviation: bool = False

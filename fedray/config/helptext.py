@@ -33,10 +33,17 @@ def short(algorithm: str, settings: Any, cfgs: tuple[Any, ...]) -> str:
         value = next(found for cfg in cfgs if (found := _value(cfg, dotted)) is not _MISSING)
         lines += _entry(option(dotted), text if value is None else f"{text} (default: {value})")
     lines += ["", f"Options of {algorithm}, with their defaults:", ""]
-    own = [f"{option(field.name)} {getattr(settings, field.name)}" for field in dataclasses.fields(settings)]
+    own = [_typed(field.name, getattr(settings, field.name)) for field in dataclasses.fields(settings)]
     wrapped = textwrap.wrap("   ".join(word.replace(" ", "\0") for word in own), WIDTH - 2, break_on_hyphens=False)
     lines += [f"  {line}".replace("\0", " ") for line in wrapped]
     return "\n".join(lines)
+
+
+def _typed(name: str, value: Any) -> str:
+    """An option with its default as the user types it; a switch turns away from its default."""
+    if isinstance(value, bool):
+        return f"{option(f'no_{name}')} (on)" if value else f"{option(name)} (off)"
+    return f"{option(name)} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
 
 
 def boxed(title: str, shown: str) -> str:

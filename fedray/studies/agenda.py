@@ -28,6 +28,18 @@ class Data:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Playing(Execution):
+    """How the runs of a study are played."""
+
+    runtime: Literal["ray", "local"] = "ray"
+    """ray: the clients of a run are Ray actors; local: every run is a process of its own, without Ray."""
+    name: str | None = None
+    """Not for studies: a run is named after its cell and seed."""
+    output: str | Path | None = None
+    """Folder of the study, by default runs/STUDY; a study goes on in the folder that holds its runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """How much of a study to run, and where."""
 
@@ -57,7 +69,7 @@ class Options:
     list: bool = False
     """List the runs and which of them are finished, without running any."""
     data: Data = field(default_factory=Data)
-    execution: Annotated[Execution, tyro.conf.arg(name="")] = field(default_factory=Execution)
+    execution: Annotated[Playing, tyro.conf.arg(name="")] = field(default_factory=Playing)
 
     def __post_init__(self) -> None:
         check_types(self)

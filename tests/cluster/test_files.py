@@ -132,6 +132,13 @@ def test_the_checkout_is_installed_with_the_tested_versions(name):
     assert any("pip install" in line and "-c cluster/constraints.txt" in line for line in config["setup_commands"])
 
 
+@pytest.mark.parametrize("name", LAUNCHED)
+def test_all_machines_have_one_python_to_the_last_digit(name):
+    """Ray refuses a worker whose patch version is not the head's, and every image brings a Python of its own."""
+    [line] = [line for line in read(name)["setup_commands"] if "uv venv" in line]
+    assert re.search(r"--managed-python --python 3\.\d+\.\d+ ", line)
+
+
 def test_all_launched_files_set_up_and_start_their_machines_alike():
     gpu, gcp, onprem = (read(name) for name in LAUNCHED)
     for key in ("file_mounts", "rsync_exclude", "setup_commands", "worker_start_ray_commands"):

@@ -78,6 +78,18 @@ def test_npz_files_are_dealt_as_far_as_the_scarcest_class_goes():
         papers.deal(cfg, dataset_of(np.repeat(np.arange(4), (1, 9, 9, 9))), rng())
 
 
+def test_whole_numbers_that_look_like_measurements_are_said_to_be_taken_for_classes():
+    """Prices without cents: 40 classes of one example each are no labels."""
+    cfg = experiment(4, name="mine.npz", labels_per_client=2, layout="window", test_fraction=0.25)
+    with pytest.raises(FedRayError) as refusal:
+        papers.deal(cfg, dataset_of(np.arange(40)), rng())
+    remedy = str(refusal.value).partition("; ")[2]
+    assert remedy.startswith(
+        "choose `data.partition=dirichlet` or iid, or for a regression give y as floats that are not"
+    )
+    assert "y holds 40 different whole numbers" in remedy
+
+
 @pytest.mark.parametrize(
     ("settings", "build"),
     [

@@ -126,6 +126,7 @@ def test_an_infeasible_split_names_class_need_and_remedy():
         label_shards(labels, 20, 5, 200, 800, "cluster", rng())
     message = str(refusal.value)
     assert "clients 20: class 5 has 6313 examples, its 10 owners need 10 x 1000" in message
+    assert "regression" not in message
     assert "lower `clients` to at most 12" in message
     assert "`data.size` of at most 631 " in message
 

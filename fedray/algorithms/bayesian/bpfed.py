@@ -34,7 +34,8 @@ class BPFed(pfedbayes.PFedBayes):
     """Layers that stay with their client: head, body, or single ones: layer1, layer1.bias, ...; with few examples
     head.bias did better than head on test data (docs/methods/bpfed.md)."""
     sync: bool = True
-    """Overwrite the shared layers of q_i by the average at the start of a round; its optimizer then starts anew."""
+    """Whether the average overwrites the shared layers of q_i at the start of a round; its optimizer then starts anew.
+    With --no-sync they stay as the client trained them."""
     prior: Literal["moving", "carried", "fixed"] = "moving"
     """What q_i is held to. moving: the client's copy of the prior, which follows q_i by steps of its own and starts
     every round at the average and, in personal layers, at q_i; carried: the same, but in personal layers it goes on

@@ -67,8 +67,8 @@ class DSVGD(SVGD):
     """HIP score of client k. paper: ⟨φ_k, φ'⟩ of the likelihoods' directions; first_order: the same of the direction
     that k would really follow and that of the whole posterior, the first-order decrease of the free energy."""
     hip_offset: bool = True
-    """Keep the part of HIP that all clients share, as the paper does; near convergence it makes the choice almost
-    uniform."""
+    """Whether HIP keeps the part that all clients share, as the paper does; near convergence it makes the choice almost
+    uniform. --no-hip-offset leaves it out."""
     score_examples: int = 0
     """Examples of each client, evenly spaced in its shard, from which KSD and HIP are computed; 0: all of them, which
     costs more than training the selected client."""

@@ -11,6 +11,8 @@ from fedray.data.readers import Dataset
 from fedray.data.records import DealSettings, PartitionRecord, Protocol
 from fedray.types import FedRayError, SettingError
 
+FEW = 5  # examples of a class, on average: labels have more, and whole numbers that are measured may have fewer
+
 
 def even_size(labels: np.ndarray, of: list[list[int]], test_fraction: float) -> tuple[int, int]:
     """(train, test) examples for each owner of a class, as many as the class with the least room allows.
@@ -66,10 +68,14 @@ def _check_supply(available: np.ndarray, of: list[list[int]], clients: int, need
     most = min(of[c][available[c] // need] for c in short)  # the first client that some class cannot serve
     count = len(of[scarcest])
     each = room[scarcest]
-    fewer = f"lower `clients` to at most {most}, " if most else ""
-    smaller = f"choose a `data.size` of at most {each} per client and class, " if each > 1 else ""
+    remedies = [f"lower `clients` to at most {most}"] if most else []
+    remedies += [f"choose a `data.size` of at most {each} per client and class"] if each > 1 else []
+    remedies.append("choose `data.partition=dirichlet` or iid")
+    if len(available) * FEW > available.sum():
+        whole = f"y holds {len(available)} different whole numbers, and each is taken for a class"
+        remedies.append(f"for a regression give y as floats that are not all whole ({whole})")
     reason = f"class {scarcest} has {available[scarcest]} examples, its {count} owners need {count} x {need}"
-    raise SettingError("clients", clients, reason, f"{fewer}{smaller}or `data.partition=dirichlet` or iid")
+    raise SettingError("clients", clients, reason, ", or ".join(remedies))
 
 
 def deal(dataset: Dataset, settings: DealSettings, rng: np.random.Generator) -> Partition:
