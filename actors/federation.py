@@ -22,7 +22,7 @@ from actors.machines.demand import Cluster
 from actors.machines.offer import need
 from actors.machines.placement import Layout, Node, arrange
 from actors.machines.seats import added_to, reserved
-from actors.server import remote_options
+from actors.server import Hosted, remote_options
 from fedray.arrays import trees
 from fedray.config import Execution
 from fedray.federate.compiled.package import Backend, Package, obtain
@@ -80,7 +80,7 @@ class RayFederation:
         self._backend: Backend = package or (obtain(plan) if compiled else execution.backend)
         self._own_cluster = connect(execution.address)
         try:
-            self._dataset = [] if plan.given is None else [ray.put(plan.given)]
+            self._dataset = None if plan.given is None else ray.put(plan.given)
             wanted = need(plan.clients, demand.wish(execution))
             self._build(begun, demand.survey(wanted, execution.start_timeout))
         except BaseException:
@@ -163,18 +163,9 @@ class RayFederation:
             self._group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True
         )
         remote = remote_options(num_cpus=self.layout.bundles[0]["CPU"], num_gpus=0, scheduling_strategy=strategy)
-        name = execution.name or "fedray"
-        self.server = remote.remote(
-            self.plan._replace(given=None),
-            self.layout,
-            self._backend,
-            self._policy,
-            self._store,
-            begun,
-            name,
-            self._dataset,
-            self._most(),
-        )
+        plan, name = self.plan._replace(given=None), execution.name or "fedray"
+        hosted = Hosted(plan, self.layout, self._backend, self._policy, self._dataset, self._store, begun, name)
+        self.server = remote.remote(hosted, self._most())
         self._played = begun.state.round if begun else 0
         self._ahead = None
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import ray
 from ray.util.placement_group import get_current_placement_group
@@ -31,60 +31,53 @@ from fedray.federate.storage.checkpoint_files import Checkpoint
 from fedray.federate.uncertainty.reply import Uncertainty
 
 
+class Hosted(NamedTuple):
+    """A federation as a server hosts it."""
+
+    plan: Plan
+    layout: Layout
+    backend: Backend
+    policy: FailurePolicy = RETRY
+    dataset: Any = None  # reference to the examples; None: each process loads its own
+    store: CheckpointStore | None = None  # of its checkpoints; None: it keeps none
+    begun: Checkpoint | None = None  # from where it goes on
+    name: str = "fedray"
+
+
 class ServerActor:
     """Holds the global state; wrapped by ``ray.remote`` where it is placed, or in the process of a trial."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        layout: Layout,
-        backend: Backend,
-        policy: FailurePolicy = RETRY,
-        store: CheckpointStore | None = None,
-        begun: Checkpoint | None = None,
-        name: str = "fedray",
-        dataset: Sequence[Any] = (),  # a reference to the caller's own examples; in a list, so that it stays one
-        most: int = 0,  # actors that it may spread over, where it follows its cluster; 0: it stays as it is
-    ):
+    def __init__(self, hosted: Hosted, most: int = 0):
+        """``most`` is the number of actors that it may spread over, where it follows its cluster; 0: it stays."""
         fix_numerics()
-        given, folder = dataset[0] if dataset else None, prepared(store)
+        plan, layout, backend, policy, dataset, store, _, name = hosted
+        folder = prepared(store)
         self._cohort: RayCohort | InsideCohort
         self._mover: Mover | None = None
-        self._hosted: Mapping[str, int] = {}
+        self._machines: Mapping[str, int] = {}
         if layout.inside:
-            self._cohort = InsideCohort(plan, backend, given, folder)
+            self._cohort = InsideCohort(plan, backend, dataset, folder)
         else:
             group = get_current_placement_group()
             seats = reserved(group)[1:] if group else []  # the first is this actor's
-            cohort = RayCohort(plan, layout, backend, given, policy, folder, seats, follows=most > 0, name=name)
+            cohort = RayCohort(plan, layout, backend, dataset, policy, folder, seats, follows=most > 0, name=name)
             self._cohort = cohort
             self._mover = Mover(cohort, group, most, bool(folder)) if most else None
-            self._hosted = cohort.hosted(machines()) if group else {}
-        self._begin(plan, policy, store, begun, name)
+            self._machines = cohort.hosted(machines()) if group else {}
+        self._begin(hosted)
 
-    def _begin(
-        self, plan: Plan, policy: FailurePolicy, store: CheckpointStore | None, begun: Checkpoint | None, name: str
-    ) -> None:
-        self._plan = plan
-        self._store = store
-        self._policy = policy
-        self._state = start(plan)
-        self._name = name
-        self._gauges = Gauges(name)
-        if begun:
-            self.restore(begun)
+    def _begin(self, hosted: Hosted) -> None:
+        self._plan, self._policy, self._store = hosted.plan, hosted.policy, hosted.store
+        self._state = start(hosted.plan)
+        self._name = hosted.name
+        self._gauges = Gauges(hosted.name)
+        if hosted.begun:
+            self.restore(hosted.begun)
 
-    def reset(
-        self,
-        plan: Plan,
-        policy: FailurePolicy,
-        store: CheckpointStore | None = None,
-        begun: Checkpoint | None = None,
-        name: str = "fedray",
-    ) -> None:
+    def reset(self, hosted: Hosted) -> None:
         """Begin another federation, of as many clients, in the same processes; its states stay in memory."""
-        self._cohort.reset(plan, policy)
-        self._begin(plan, policy, store, begun, name)
+        self._cohort.reset(hosted.plan, hosted.policy)
+        self._begin(hosted)
 
     def restore(self, begun: Checkpoint) -> None:
         """Go on from a checkpoint."""
@@ -107,11 +100,11 @@ class ServerActor:
     def play(self) -> RoundMetrics:
         """Play the next round, wherever its clients are to be by now."""
         move = self._follow()
-        self._hosted = move.machines if move else self._hosted
+        self._machines = move.machines if move else self._machines
         self._state, metrics = play_and_keep(self._plan, self._state, self._cohort, self._policy, self._store)
         metrics = metrics._replace(
             failures=metrics.failures + self._cohort.take_failures(),
-            machines=self._hosted,
+            machines=self._machines,
             moves=(move,) if move else (),
         )
         self._report(metrics)

@@ -167,13 +167,13 @@ def test_a_run_leaves_no_password_in_its_output_result_or_store(
 def test_a_run_that_is_resumed_asks_for_the_password(
     elsewhere: Path, store: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from fedray.running.drawing import figures
+    from fedray.running.drawing import all_figures
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(figures, "draw_all", stop)
+        patched.setattr(all_figures, "draw_all", stop)
         assert launch.main([*FAST, "--output", "r", "--tracking.uri", store]) == 130
     assert holding(elsewhere, "hunter2") == []
     assert launch.main(["--resume", "r"]) == 2

@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
-from actors.machines.placement import Layout
-from actors.server import ServerActor
+from actors.server import Hosted, ServerActor
 from fedray.arrays import trees
-from fedray.federate.compiled.package import Backend
-from fedray.federate.failures import FailurePolicy
 from fedray.federate.messages import ClassLosses, File
-from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot, State
-from fedray.federate.storage.checkpoint import CheckpointStore
-from fedray.federate.storage.checkpoint_files import Checkpoint
 from fedray.federate.uncertainty.reply import Uncertainty
-
-
-class Hosted(NamedTuple):
-    """A federation as a trial hosts it."""
-
-    plan: Plan
-    layout: Layout
-    backend: Backend
-    policy: FailurePolicy
-    dataset: Any = None  # reference to the loaded dataset; None: each process loads its own
-    store: CheckpointStore | None = None  # of its checkpoints; None: Tune keeps them
-    begun: Checkpoint | None = None
-    name: str = "fedray"
 
 
 class Processes:
@@ -41,15 +22,13 @@ class Processes:
 
     def serve(self, hosted: Hosted) -> ServerActor:
         """The server of a federation that begins, in this process."""
-        plan, layout, backend, policy, dataset, store, begun, name = hosted
-        states = store.states if store else ""
-        fit = layout, backend, dataset, states
+        states = hosted.store.states if hosted.store else ""
+        fit = hosted.layout, hosted.backend, hosted.dataset, states
         if self._server is not None and fit == self._fit and not states:
-            self._server.reset(plan, policy, store, begun, name)
+            self._server.reset(hosted)
         else:
             self.close()
-            given = [] if dataset is None else [dataset]
-            self._server = ServerActor(plan, layout, backend, policy, store, begun, name, given)
+            self._server = ServerActor(hosted)
             self._fit = fit
         return self._server
 

@@ -11,6 +11,7 @@ import ray
 from ray import tune as ray_tune
 
 from actors.machines.placement import Layout
+from actors.server import Hosted
 from fedray import registry
 from fedray.arrays import trees
 from fedray.config import Execution
@@ -22,7 +23,7 @@ from fedray.running.log import Log
 from fedray.running.tracking import NullTracker
 from fedray.running.writer import Writer
 from fedray.types import FedRayError
-from tune.processes import Hosted, Processes, Served
+from tune.processes import Processes, Served
 
 RUN = "run"  # the only setting of a trial's configuration: the name of its run
 

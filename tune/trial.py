@@ -8,6 +8,7 @@ import ray
 from ray import tune as ray_tune
 
 from actors.machines.placement import Layout
+from actors.server import Hosted
 from fedray import registry
 from fedray.config import Experiment, override
 from fedray.federate import report
@@ -17,7 +18,7 @@ from fedray.federate.planning import make_plan, resolve
 from fedray.federate.storage import checkpoint_files
 from fedray.types import FedRayError, RunError
 from tune.options import TEST
-from tune.processes import Hosted, Processes
+from tune.processes import Processes
 
 
 class Common(NamedTuple):

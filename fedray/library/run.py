@@ -20,8 +20,7 @@ from fedray.library.arguments import asked
 from fedray.library.drawing import drawn
 from fedray.library.errors import naming_arguments, translated
 from fedray.running import predictor, runfolder, session, stages
-from fedray.running.drawing import client_figures, figures, uncertainty_figures
-from fedray.running.drawing.figure_style import Builders
+from fedray.running.drawing import all_figures
 from fedray.running.log import Log
 from fedray.running.predictor import Predictor
 from fedray.running.stages import Request, RunResult
@@ -195,14 +194,14 @@ class Run:
     @property
     def figures(self) -> tuple[str, ...]:
         """The names that :meth:`plot` knows."""
-        return tuple(_builders(self.folder))
+        return tuple(all_figures.builders(self.folder))
 
     def plot(self, figure: str = "") -> Figure:
         """A figure of the result, by default the accuracy (or RMSE) by round.
 
         Raises FedRayError for an unknown name, and for a figure that the run measured nothing for.
         """
-        return drawn(_builders(self.folder), figure or self.figures[0])
+        return drawn(all_figures.builders(self.folder), figure or self.figures[0])
 
     def __repr__(self) -> str:
         cfg = self._plan.cfg
@@ -300,8 +299,3 @@ def _kept(snapshot: Snapshot, folder: Path) -> Snapshot:
     if not isinstance(snapshot.clients, Saved):
         return snapshot
     return snapshot._replace(clients=snapshot.clients._replace(folder=str(folder / PERSONAL)))
-
-
-def _builders(folder: Path) -> Builders:
-    rooms = (figures, client_figures, uncertainty_figures)
-    return {name: build for room in rooms for name, build in room.builders(folder).items()}

@@ -25,7 +25,7 @@ from fedray.federate.uncertainty import questions
 from fedray.federate.uncertainty import summary as uncertain
 from fedray.federate.uncertainty.reply import Uncertainty
 from fedray.running import extension, failure_list, progress, runfolder
-from fedray.running.drawing import client_figures, figures, uncertainty_figures
+from fedray.running.drawing import all_figures
 from fedray.running.log import Log
 from fedray.running.progress import Status
 from fedray.running.published.publish import Finished
@@ -308,8 +308,6 @@ def _draw(run: Run) -> None:
     folder = run.writer.folder
     try:
         if (also := run.request.execution.figures) != "none":
-            figures.draw_all(folder, also)
-            client_figures.draw_all(folder, also)
-            uncertainty_figures.draw_all(folder, also)
+            all_figures.draw_all(folder, also)
     except Exception as error:  # a figure must not cost the result
         say(f"warning: the figures could not be drawn ({error}); the data for them are in the result")

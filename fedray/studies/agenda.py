@@ -36,7 +36,7 @@ class Playing(Execution):
     name: str | None = None
     """Not for studies: a run is named after its cell and seed."""
     output: str | Path | None = None
-    """Folder of the study, by default runs/STUDY; a study goes on in the folder that holds its runs."""
+    """Folder of the study, by default runs/STUDY, or runs/results for `all`; it goes on where its runs are there."""
 
 
 @dataclass(frozen=True, kw_only=True)

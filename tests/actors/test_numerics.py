@@ -12,7 +12,7 @@ from ray import tune as ray_tune
 
 from actors.cohort import RayCohort
 from actors.machines.placement import Layout
-from actors.server import ServerActor, remote_options
+from actors.server import Hosted, ServerActor, remote_options
 from fedray.federate.device.cpu import numerics
 from tests.helpers import experiment, small_plan
 from tune.trial import Common, Trial
@@ -46,7 +46,7 @@ def test_the_processes_of_a_federation() -> None:
         assert isinstance(cohort, RayCohort)
         return ray.get(cohort.crew.actors[0].__ray_call__.remote(found))
 
-    server = remote_options(num_cpus=0.1).remote(small_plan(), LAYOUT, "loop")
+    server = remote_options(num_cpus=0.1).remote(Hosted(small_plan(), LAYOUT, "loop"))
     assert ray.get(server.__ray_call__.remote(found)) == EXPECTED
     assert ray.get(server.__ray_call__.remote(client)) == EXPECTED
     ray.kill(server)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedray import launch
-from fedray.running.drawing import client_figures, figures
+from fedray.running.drawing import all_figures
 from fedray.running.files import leftover
 from tests.running.test_resume import rows
 
@@ -25,9 +25,9 @@ import os, sys
 from fedray import launch
 from fedray.federate.storage import checkpoint_files
 from fedray.running import session
-from fedray.running.drawing import client_figures, figures
+from fedray.running.drawing import all_figures
 
-figures.draw_all = client_figures.draw_all = lambda folder: None
+all_figures.draw_all = lambda *_: None
 
 def drive(last):
     seen = 0
@@ -68,8 +68,7 @@ for last in range(1, 1000):
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for module in (figures, client_figures):  # a second each, and nothing to do with this
-        monkeypatch.setattr(module, "draw_all", lambda folder: None)
+    monkeypatch.setattr(all_figures, "draw_all", lambda *_: None)  # seconds, and nothing to do with this
 
 
 @pytest.mark.slow

@@ -26,7 +26,6 @@ from fedray.running.drawing.figure_style import (
     plot_diagonal,
     read_csv,
     read_names,
-    save_all,
     shortened,
     titled,
 )
@@ -54,11 +53,6 @@ class DeviationCurve(NamedTuple):
     name: str
     rows: Rows  # of loss_deviation.csv
     look: Mapping[str, Any]  # arguments of matplotlib's plot
-
-
-def draw_all(folder: Path, also: str = "png") -> list[Path]:
-    """Write every figure that has data to figures/<name>.png below the folder, and in another format beside it."""
-    return save_all(folder, builders(folder), also)
 
 
 def builders(folder: Path) -> Builders:

@@ -25,7 +25,6 @@ from fedray.running.drawing.figure_style import (
     plot_diagonal,
     read_csv,
     read_names,
-    save_all,
     shortened,
     titled,
 )
@@ -69,11 +68,6 @@ class Average(NamedTuple):
 
     value: float
     of: str  # the evaluations that it averages, in words
-
-
-def draw_all(folder: Path, also: str = "png") -> list[Path]:
-    """Write every figure that has data to figures/<name>.png below the folder, and in another format beside it."""
-    return save_all(folder, builders(folder), also)
 
 
 def builders(folder: Path) -> Builders:

@@ -22,7 +22,6 @@ from fedray.running.drawing.figure_style import (
     column,
     jitter,
     read_csv,
-    save_all,
 )
 
 if TYPE_CHECKING:
@@ -41,11 +40,6 @@ class Line(NamedTuple):
     name: str
     rows: Rows
     look: Mapping[str, Any]  # arguments of matplotlib's plot
-
-
-def draw_all(folder: Path, also: str = "png") -> list[Path]:
-    """Write every figure that has data to figures/<name>.png below the folder, and in another format beside it."""
-    return save_all(folder, builders(folder), also)
 
 
 def builders(folder: Path) -> Builders:

@@ -10,9 +10,8 @@ from typing import Annotated
 import tyro
 
 from fedray import cli
-from fedray.config import Execution
 from fedray.running.files import write_whole
-from fedray.studies.agenda import Data, Options
+from fedray.studies.agenda import Data, Options, Playing
 from fedray.studies.results import missing, page
 from fedray.studies.results import verify as repeat
 from fedray.terminal import say
@@ -58,7 +57,7 @@ class AllOptions:
     concurrency: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Runs at a time; by default as many as there are CPU cores."""
     data: Data = field(default_factory=Data)
-    execution: Annotated[Execution, tyro.conf.arg(name="")] = field(default_factory=lambda: Execution(runtime="local"))
+    execution: Annotated[Playing, tyro.conf.arg(name="")] = field(default_factory=lambda: Playing(runtime="local"))
 
     def __post_init__(self) -> None:
         check_types(self)

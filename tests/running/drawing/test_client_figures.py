@@ -18,7 +18,7 @@ from fedray.running.drawing.client_figures import (
     reliability_figure,
     uncertainty_figure,
 )
-from fedray.running.drawing.figure_style import titled
+from fedray.running.drawing.figure_style import save_all, titled
 from tests.helpers import small_plan
 
 
@@ -170,14 +170,14 @@ def test_the_loss_deviation_of_a_client_stands_over_its_test_examples():
 
 
 def test_every_figure_is_drawn_and_none_from_nothing(tmp_path: Path):
-    assert client_figures.draw_all(tmp_path) == []
+    assert save_all(tmp_path, client_figures.builders(tmp_path)) == []
     files = {"client_calibration.csv": calibration([0.1]), "clients.csv": CLIENTS, "loss_deviation.csv": deviations()}
     for name, rows in files.items():
         with (tmp_path / name).open("w", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)
-    paths = client_figures.draw_all(tmp_path)
+    paths = save_all(tmp_path, client_figures.builders(tmp_path))
     names = ["reliability_clients.png", "uncertainty_clients.png", "loss_deviation.png"]
     assert [path.name for path in paths] == names
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)

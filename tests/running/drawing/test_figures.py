@@ -11,6 +11,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 from fedray.running.drawing import figures
+from fedray.running.drawing.figure_style import save_all
 
 ROUNDS = [1, 2, 4, 5]
 ACCURACY = {"personal": [0.5, 0.7, 0.85, 0.9], "global": [0.3, 0.5, 0.6, 0.65]}
@@ -62,7 +63,7 @@ def drawn(figure):
 
 
 def test_every_figure_is_drawn(folder):
-    paths = figures.draw_all(folder)
+    paths = save_all(folder, figures.builders(folder))
     assert [path.relative_to(folder).as_posix() for path in paths] == [
         "figures/accuracy.png",
         "figures/reliability.png",
@@ -72,14 +73,14 @@ def test_every_figure_is_drawn(folder):
 
 
 def test_nothing_is_drawn_from_nothing(tmp_path):
-    assert figures.draw_all(tmp_path) == []
+    assert save_all(tmp_path, figures.builders(tmp_path)) == []
     write(tmp_path / "metrics.csv", [["round", "personal/accuracy"], [1, ""]])
     write(
         tmp_path / "calibration.csv",
         [["model", "bin", "count", "confidence", "accuracy"], ["global", 0, 0, "", ""]],
     )
     np.savez(tmp_path / "uncertainty.npz", round=[], client=[], label=[], probs=np.empty((0, 9, 4)))
-    assert figures.draw_all(tmp_path) == []
+    assert save_all(tmp_path, figures.builders(tmp_path)) == []
     assert not (tmp_path / "figures").exists()
 
 
@@ -201,7 +202,7 @@ def test_bins_of_few_examples_are_pale(folder):
 
 
 def test_a_second_format_is_written_beside_the_first(folder):
-    figures.draw_all(folder, "svg")
+    save_all(folder, figures.builders(folder), "svg")
     names = {path.name for path in (folder / "figures").iterdir()}
     assert {"accuracy.png", "accuracy.svg", "reliability.png", "reliability.svg"} <= names
     assert "<svg" in (folder / "figures/accuracy.svg").read_text()
