@@ -66,14 +66,10 @@ class ClientActor:
     def reset(self, plan: Plan) -> None:
         """Begin a federation, this process's first or another: fresh states, the plan's shards of the same clients."""
         set_precision(plan.cfg.precision)
-        shards = loading.shards(self._load(plan), plan.partition, self._ids)
+        shards = loading.shards(plan.dataset(self._dataset), plan.partition, self._ids)
         self._block = Block(plan, self._ids, shards, self._backend, self._device, self._folder)
         self._round = 0
         self._reply: Any = None
-
-    def _load(self, plan: Plan) -> loading.Dataset:
-        """The whole dataset: given to this process, or read from its files and kept no longer than it is used."""
-        return plan.dataset(self._dataset)
 
     def restore(self, *committed: Piece) -> None:
         """Take the private states that the hosted clients had, later pieces over earlier ones."""
@@ -135,13 +131,13 @@ class ClientActor:
         """Sums by class of the hosted personal models on the test examples of all clients, which are read here."""
         block = self._block
         view = trees.to_torch(view, self._device)
-        return trees.to_numpy(loss_deviation.class_losses(block, round_number, view, self._load(block.plan)))
+        return trees.to_numpy(loss_deviation.class_losses(block, round_number, view, block.plan.dataset(self._dataset)))
 
     def uncertainty(self, round_number: int, view: Any, far: Any) -> Uncertainty:
         """What the uncertainty of the hosted models is good for; test examples of other clients are read here."""
         block = self._block
         view, far = trees.to_torch((view, far), self._device)
-        return trees.to_numpy(answers.uncertainty(block, round_number, view, self._load(block.plan), far))
+        return trees.to_numpy(answers.uncertainty(block, round_number, view, block.plan.dataset(self._dataset), far))
 
     def probe(self, score: str, number: int, view: Any, message: Any) -> list[Tensor]:
         """The replies of the hosted clients in one stage of a score."""

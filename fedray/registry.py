@@ -278,5 +278,11 @@ def algorithm_of(cfg: Any) -> Algorithm:
 
 
 def algorithm_name(cfg: Any) -> str:
-    """The name under which the algorithm of a config is registered."""
-    return next(name for name, record in algorithms().items() if type(cfg) is record.config)
+    """The name under which the algorithm of a config is registered; raises FedRayError for settings of none."""
+    found = next((name for name, record in algorithms().items() if type(cfg) is record.config), None)
+    if found is None:
+        raise FedRayError(
+            f"algorithm={cfg!r}: is not the settings of an algorithm; give one, such as PFedBayes(), from "
+            f"fedray.algorithms ({', '.join(algorithms())})"
+        )
+    return found

@@ -263,8 +263,8 @@ def reliability_figure(series: Sequence[Series], kind: str) -> Figure | None:
     return figure
 
 
-def _wrap(text: str, width: int = 34) -> str:
-    return "\n".join(textwrap.wrap(text, width))
+def _wrap(text: str) -> str:
+    return "\n".join(textwrap.wrap(text, 34))
 
 
 def deviation_figure(series: Sequence[Series]) -> Figure | None:

@@ -165,11 +165,7 @@ def make_plan(
     Raises FedRayError for anything that could not run: an unknown dataset or policy, a split that is too large,
     unreadable files, a policy whose score the algorithm does not offer.
     """
-    if type(cfg.algorithm) not in {record.config for record in registry.algorithms().values()}:
-        raise FedRayError(
-            f"algorithm={cfg.algorithm!r}: is not the settings of an algorithm; give one, such as PFedBayes(), from "
-            f"fedray.algorithms ({', '.join(registry.algorithms())})"
-        )
+    registry.algorithm_name(cfg.algorithm)  # refuses what is none, before anything is read
     given = None if dataset is None else own.given(dataset)
     if given is not None and cfg.data.name == own.GIVEN:
         loading.check_no_files(cfg.data)

@@ -115,9 +115,7 @@ def _algorithm(algorithm: Any) -> Any:
     """The settings of an algorithm, given by name or by themselves."""
     if isinstance(algorithm, str):
         return registry.pick(registry.algorithms(), "`algorithm`", algorithm).config()
-    if type(algorithm) not in [record.config for record in registry.algorithms().values()]:
-        known = ", ".join(registry.algorithms())
-        raise FedRayError(f"algorithm={algorithm!r}: is no algorithm; give a name ({known}) or its settings")
+    registry.algorithm_name(algorithm)  # refuses what is none
     return algorithm
 
 

@@ -22,7 +22,6 @@ from fedray.types import FedRayError
 
 FILE = "status.json"
 RUNS = Path("runs")
-REFRESH_SECONDS = 2.0
 RESUME = " --resume "  # and the folder: the end of a command
 
 

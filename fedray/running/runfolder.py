@@ -303,7 +303,7 @@ def given_name(execution: Execution) -> str:
     if given and (given == ".." or Path(given).name != given or not given.isprintable()):
         shown_name = given if given.isprintable() else repr(given)
         raise FedRayError(f"--name {shown_name}: is not a plain name; use --output for a folder elsewhere")
-    return execution.name or ""
+    return given
 
 
 def name(plan: Plan, execution: Execution) -> str:

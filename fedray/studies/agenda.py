@@ -69,7 +69,7 @@ class Options:
     list: bool = False
     """List the runs and which of them are finished, without running any."""
     data: Data = field(default_factory=Data)
-    execution: Annotated[Playing, tyro.conf.arg(name="")] = field(default_factory=Playing)
+    execution: Annotated[Execution, tyro.conf.arg(name="", constructor=Playing)] = field(default_factory=Playing)
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -86,13 +86,13 @@ def histogram(scores: Tensor) -> Tensor:
     return torch.bincount(cells, minlength=CELLS).double()
 
 
-def federated(histograms: Tensor, alpha: float = ALPHA) -> int:
+def federated(histograms: Tensor) -> int:
     """The cell at whose end the threshold of all N clients lies, of their histograms [N, CELLS].
 
     CELLS, which is no cell, where they have too few examples together: then sets have to be all classes.
     """
     reached = histograms.sum(0).cumsum(0)
-    place = rank(int(reached[-1]) + len(histograms), alpha)
+    place = rank(int(reached[-1]) + len(histograms), ALPHA)
     return int(torch.searchsorted(reached, torch.tensor(float(place), dtype=torch.float64)))
 
 

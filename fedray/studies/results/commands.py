@@ -10,6 +10,7 @@ from typing import Annotated
 import tyro
 
 from fedray import cli
+from fedray.config import Execution
 from fedray.running.files import write_whole
 from fedray.studies.agenda import Data, Options, Playing
 from fedray.studies.results import missing, page
@@ -57,7 +58,9 @@ class AllOptions:
     concurrency: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Runs at a time; by default as many as there are CPU cores."""
     data: Data = field(default_factory=Data)
-    execution: Annotated[Playing, tyro.conf.arg(name="")] = field(default_factory=lambda: Playing(runtime="local"))
+    execution: Annotated[Execution, tyro.conf.arg(name="", constructor=Playing)] = field(
+        default_factory=lambda: Playing(runtime="local")
+    )
 
     def __post_init__(self) -> None:
         check_types(self)
