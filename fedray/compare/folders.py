@@ -11,8 +11,9 @@ from fedray.config.decode import decode, refuse_damage
 from fedray.federate import report
 from fedray.federate.uncertainty import summary as uncertain
 from fedray.running.drawing.figure_style import read_csv
+from fedray.running.files import read_measures
 
-CONFIG, SUMMARY, METRICS = "config.json", "summary.json", "metrics.csv"
+CONFIG, SUMMARY = "config.json", "summary.json"
 
 
 class Folders:
@@ -39,7 +40,7 @@ def finished_run(folder: Path, tags: Mapping[str, str]) -> FinishedRun:
 
 
 def _rounds(folder: Path) -> list[dict[str, float]]:
-    rows = [{name: float(value) for name, value in row.items() if value} for row in read_csv(folder / METRICS)]
+    rows = read_measures(folder)
     evaluated = [row for row in rows if any(name in row for name in report.EVALUATED)]
     if evaluated:  # not always rows[-1], which newcomers may have played
         evaluated[-1] |= uncertain.tracked(decode((folder / SUMMARY).read_bytes()))

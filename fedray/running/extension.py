@@ -6,7 +6,6 @@ finished one the result is the checkpoint.
 
 from __future__ import annotations
 
-import csv
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -26,6 +25,7 @@ from fedray.federate.plan import Plan
 from fedray.federate.report import is_measured
 from fedray.federate.rounds import SPOTLIGHT_ROUNDS, State
 from fedray.federate.storage.checkpoint_files import Checkpoint, as_file
+from fedray.running.files import METRICS, read_measures
 from fedray.running.writer import PERSONAL, SELECTION
 from fedray.types import Context, Sums, first_line, require
 
@@ -110,12 +110,10 @@ def from_result(folder: Path, plan: Plan) -> Checkpoint:
 
 def _rows(folder: Path, plan: Plan) -> Iterator[Mapping[str, float]]:
     """The measures of every round, without those that only the last round of a run has."""
-    with (folder / "metrics.csv").open(newline="") as file:
-        table = list(csv.DictReader(file))
-    for number, row in enumerate(table, 1):
-        if int(row["round"]) != number:
-            raise ValueError(f"metrics.csv: row {number} is of round {row['round']}")
-        yield _usual({name: float(value) for name, value in row.items() if value} | {"round": number}, plan)
+    for number, row in enumerate(read_measures(folder), 1):
+        if row["round"] != number:
+            raise ValueError(f"{METRICS}: row {number} is of round {row['round']:g}")
+        yield _usual(row | {"round": number}, plan)
 
 
 def _usual(row: Mapping[str, float], plan: Plan) -> Mapping[str, float]:

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+METRICS = "metrics.csv"  # of a run's folder: a row of measures for every round
+
 
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[TextIO]:
@@ -37,6 +39,12 @@ def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
         writer.writerows(rows)
+
+
+def read_measures(folder: Path) -> list[dict[str, float]]:
+    """The rows of a run's metrics.csv, without the measures that a round has not; raises OSError and ValueError."""
+    with (folder / METRICS).open(newline="", encoding="utf-8") as file:
+        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import dataclasses
 import socket
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +24,7 @@ from fedray.federate.storage.checkpoint import CheckpointStore
 from fedray.federate.storage.checkpoint_files import Checkpoint, CheckpointError
 from fedray.federate.uncertainty import questions
 from fedray.running import extension, mlflow_store, progress, runfolder, tracking
-from fedray.running.files import remove_leftovers
+from fedray.running.files import read_measures, remove_leftovers
 from fedray.running.log import Log
 from fedray.running.published import page
 from fedray.running.published.publish import Finished, registration
@@ -174,10 +173,8 @@ def _finish_again(run: Run) -> RunResult:
     runfolder.clear(run.folder, run.store)
     remove_leftovers(run.folder)
     with refuse_damage(f"{run.folder}: the result cannot be read", "run it again in a new folder"):
-        with (run.folder / "metrics.csv").open(newline="") as file:
-            for row in csv.DictReader(file):
-                values = {name: float(value) for name, value in row.items() if name != "round" and value}
-                run.tracker.log(int(row["round"]), report.stored(values))
+        for row in read_measures(run.folder):
+            run.tracker.log(int(row.pop("round")), report.stored(row))
         summary = decode((run.folder / "summary.json").read_bytes())
         track(run, summary)
         progress.end(run.folder, "finished")

@@ -75,7 +75,7 @@ def test_a_run_is_tried_as_the_whole_of_it_would_be_played(long: bool, monkeypat
     monkeypatch.setattr(missing.session, "run_experiment", play)
     # The start, a round, a round and an evaluation, two rounds of newcomers.
     took = [{record.CPU: seconds} for seconds in (9.0, 1.0, 4.0, 2.0, 2.0)]
-    monkeypatch.setattr(missing.record, "history", lambda _: took)
+    monkeypatch.setattr(missing, "read_measures", lambda _: took)
     run = agenda.plan_runs("quick", agenda.Options(only=("fedavg",), rounds=8, eval_every=4)).runs[0]
     assert missing._tried(run, agenda.Data()) == 8 * 1.0 + EVALUATED * 3.0 + 4.0
     assert asked == [(3, "compiled" if long else "auto")]

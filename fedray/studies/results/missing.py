@@ -13,7 +13,7 @@ from fedray.config.decode import decode, refuse_damage
 from fedray.federate.compiled.choice import choose
 from fedray.federate.planning import make_plan
 from fedray.running import session
-from fedray.running.files import write_json
+from fedray.running.files import read_measures, write_json
 from fedray.studies import study
 from fedray.studies.agenda import Data, Options, PlannedRun
 from fedray.studies.results import data, record
@@ -152,7 +152,7 @@ def _tried(run: PlannedRun, where: Data) -> float:
             tracking=TrackingConfig(uri="none"),
         )
         session.run_experiment(cfg, execution)
-        rows = record.history(Path(place) / "run")
+        rows = read_measures(Path(place) / "run")
     train, both = (row[record.CPU] for row in rows[1:TRIED])
     adapting = sum(row[record.CPU] for row in rows[TRIED:])  # of newcomers, after the rounds
     rounds = run.experiment.rounds

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import math
 import shlex
@@ -16,6 +15,7 @@ from fedray.federate import report
 from fedray.federate.measures.tasks import TASKS
 from fedray.federate.uncertainty import summary as uncertain
 from fedray.running import runfolder
+from fedray.running.files import read_measures
 from fedray.studies.agenda import PlannedRun
 from fedray.studies.results import machine
 from fedray.studies.results.data import BEST, EVERY, LATE, Line
@@ -35,7 +35,7 @@ def line(study: str, planned: PlannedRun, folder: Path, commit: str) -> Line | N
         return None
     with refuse_damage(f"{folder}: the result cannot be read", "remove the folder and play the run again"):
         summary = decode((folder / "summary.json").read_bytes())
-        played = history(folder)
+        played = read_measures(folder)
         cfg = planned.experiment
         device = summary.get("device", machine.CPU)  # earlier results do not name it
         return Line(
@@ -54,12 +54,6 @@ def line(study: str, planned: PlannedRun, folder: Path, commit: str) -> Line | N
             digest=digest(folder),
             metrics=measured(played, cfg) | uncertain.tracked(summary),
         )
-
-
-def history(folder: Path) -> list[dict[str, float]]:
-    """The measures of the rounds of a finished run."""
-    with (folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
-        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
 
 
 def command(study: str, planned: PlannedRun, uncertainty: bool, on_gpu: bool = False) -> str:
