@@ -13,7 +13,7 @@ from ray.exceptions import RayTaskError
 
 from actors.client import ClientActor, named
 from actors.commits import Commits, inherited
-from actors.crew import Crew, Newcomer, Question
+from actors.crew import Crew, Question, Recruit
 from actors.machines.cluster import Machine
 from actors.machines.placement import Layout
 from actors.machines.seats import Seat
@@ -92,21 +92,21 @@ class RayCohort:
         self.pids()
         return True
 
-    def invite(self, seat: Seat, block: tuple[int, ...]) -> Newcomer:
+    def invite(self, seat: Seat, block: tuple[int, ...]) -> Recruit:
         """Start an actor that is to host these clients, beside those that do now."""
         actor = self._start(seat, block, [])
-        return Newcomer(actor, seat, block, actor.pid.remote())
+        return Recruit(actor, seat, block, actor.pid.remote())
 
-    def settle(self, kept: Sequence[int], newcomers: Sequence[Newcomer]) -> None:
-        """Divide the clients evenly among the actors that are kept, by their slots, and newcomers; the others end.
+    def settle(self, kept: Sequence[int], recruits: Sequence[Recruit]) -> None:
+        """Divide the clients evenly among the actors that are kept, by their slots, and recruits; the others end.
 
         Who hosts a client that is new to it starts from the state that was committed, and commits it on its machine.
         """
-        before, blocks = self.layout.blocks, even(self._plan.clients, len(kept) + len(newcomers))
+        before, blocks = self.layout.blocks, even(self._plan.clients, len(kept) + len(recruits))
         committed = [inherited(self._committed, block) for block in blocks]
-        own = [before[slot] for slot in kept] + [()] * len(newcomers)
+        own = [before[slot] for slot in kept] + [()] * len(recruits)
         self.layout = self.layout._replace(blocks=blocks)
-        going = self.crew.rearrange(kept, newcomers)
+        going = self.crew.rearrange(kept, recruits)
         self._committed, self._trained = committed, {}
         moved = {slot: block for slot, block in enumerate(blocks) if block != own[slot]}
         args = {slot: (block, *committed[slot].refs) for slot, block in moved.items()}

@@ -67,7 +67,7 @@ class Pending(NamedTuple):
     deadline: float | None
 
 
-class Newcomer(NamedTuple):
+class Recruit(NamedTuple):
     """An actor that is to join a cohort once it is ready."""
 
     actor: Any
@@ -131,11 +131,11 @@ class Crew:
         held, self._held = self._held, {}
         return held
 
-    def rearrange(self, kept: Sequence[int], newcomers: Sequence[Newcomer]) -> list[Any]:
-        """Keep the actors of some slots, in this order, and newcomers behind them; returns the others, still alive."""
+    def rearrange(self, kept: Sequence[int], recruits: Sequence[Recruit]) -> list[Any]:
+        """Keep the actors of some slots, in this order, and recruits behind them; returns the others, still alive."""
         going = [actor for slot, actor in enumerate(self.actors) if slot not in kept]
-        self.seats = [self.seats[slot] for slot in kept] + [newcomer.seat for newcomer in newcomers]
-        self.actors = [self.actors[slot] for slot in kept] + [newcomer.actor for newcomer in newcomers]
+        self.seats = [self.seats[slot] for slot in kept] + [recruit.seat for recruit in recruits]
+        self.actors = [self.actors[slot] for slot in kept] + [recruit.actor for recruit in recruits]
         self._fresh = {new for new, slot in enumerate(kept) if slot in self._fresh}
         self._held, self.lags = {}, {}
         return going

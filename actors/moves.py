@@ -13,7 +13,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from actors.cohort import RayCohort
-from actors.crew import START_SECONDS, ClientsLostError, Newcomer, refusal
+from actors.crew import START_SECONDS, ClientsLostError, Recruit, refusal
 from actors.machines import versions
 from actors.machines.cluster import Machine, machines
 from actors.machines.placement import seats_in
@@ -33,7 +33,7 @@ class LeaveError(Exception):
 class Mover:
     """Keeps the clients of a cohort on the machines that are there; lives in the server actor.
 
-    Newcomers start beside the rounds, and take over clients between two of them. Those who leave hand theirs to the
+    Recruits start beside the rounds, and take over clients between two of them. Those who leave hand theirs to the
     actors that stay, which needs no room. Nobody waits for room that others have.
     """
 
@@ -47,9 +47,9 @@ class Mover:
         self._most = most
         self._on_disk = on_disk
         self._kept: Sequence[int] = ()  # slots that go on beside those who are coming
-        self._coming: list[Newcomer] = []
+        self._coming: list[Recruit] = []
         self._until = math.inf  # when those must have started
-        self._barred: set[str] = set()  # machines on which newcomers did not start
+        self._barred: set[str] = set()  # machines on which recruits did not start
         self._here = ray.get_runtime_context().get_node_id()
         self._looked = -math.inf
 
@@ -70,7 +70,7 @@ class Mover:
         anew = {there[self._here].name} if not there[self._here].stays else going if self._on_disk else set()
         if anew and (stay or any(seats_in(self._cohort.layout, other.free) for other in there.values() if other.stays)):
             raise LeaveError(f"{_listed(anew)} announced the end")
-        if any(newcomer.seat.machine not in there for newcomer in self._coming) or (going and stay):
+        if any(recruit.seat.machine not in there for recruit in self._coming) or (going and stay):
             self._dismiss()
         if going and stay:
             return self._settle(round_number, f"{_listed(going)} announced the end", tuple(stay), (), there)
@@ -78,12 +78,12 @@ class Mover:
             self._invite(round_number, there, stay)
         if not self._coming or not self._started(round_number, there):
             return None
-        joined = {there[newcomer.seat.machine].name for newcomer in self._coming}
-        newcomers, self._coming = self._coming, []
-        return self._settle(round_number, f"spread to {_listed(joined)}", self._kept, newcomers, there)
+        joined = {there[recruit.seat.machine].name for recruit in self._coming}
+        recruits, self._coming = self._coming, []
+        return self._settle(round_number, f"spread to {_listed(joined)}", self._kept, recruits, there)
 
     def _invite(self, round_number: int, there: Mapping[str, Machine], stay: Mapping[int, str]) -> None:
-        """Start newcomers where they would shorten the rounds, or anywhere if nobody can stay."""
+        """Start recruits where they would shorten the rounds, or anywhere if nobody can stay."""
         layout = self._cohort.layout
         empty = self._empty(there)
         on = Counter(stay.values())
@@ -109,7 +109,7 @@ class Mover:
             self._give_back()
 
     def _fits(self, round_number: int, node: str, machine: Machine) -> bool:
-        """Whether newcomers may start on a machine; one that joined is asked for its versions first."""
+        """Whether recruits may start on a machine; one that joined is asked for its versions first."""
         if node in self._barred:
             return False
         if node == self._here or any(seat.machine == node for seat in self._cohort.seats):
@@ -145,8 +145,8 @@ class Mover:
         return reserved(group)
 
     def _started(self, round_number: int, there: Mapping[str, Machine]) -> bool:
-        """Whether all newcomers are ready; those that cannot be had are let go, and their machines left alone."""
-        waiting = [newcomer.ready for newcomer in self._coming]
+        """Whether all recruits are ready; those that cannot be had are let go, and their machines left alone."""
+        waiting = [recruit.ready for recruit in self._coming]
         ready, late = ray.wait(waiting, num_returns=len(waiting), timeout=0)
         reason = f"no sign of them for {START_SECONDS:g} s" if late and time.monotonic() > self._until else ""
         try:
@@ -154,9 +154,9 @@ class Mover:
         except RayError as error:
             reason = refusal(error) or first_line(error)
         if reason:
-            names = _listed({there[newcomer.seat.machine].name for newcomer in self._coming})
-            self._barred |= {newcomer.seat.machine for newcomer in self._coming}
-            failure = Failure(round_number, f"newcomers on {names}", "lost", reason, "went on without them")
+            names = _listed({there[recruit.seat.machine].name for recruit in self._coming})
+            self._barred |= {recruit.seat.machine for recruit in self._coming}
+            failure = Failure(round_number, f"new actors on {names}", "lost", reason, "went on without them")
             self._cohort.report(failure)
             self._dismiss()
         return not late and not reason
@@ -166,19 +166,19 @@ class Mover:
         round_number: int,
         reason: str,
         kept: Sequence[int],
-        newcomers: Sequence[Newcomer],
+        recruits: Sequence[Recruit],
         there: Mapping[str, Machine],
     ) -> Move:
         """Divide the clients anew among those that stay and those that have come."""
         began = time.perf_counter()
-        self._cohort.settle(kept, newcomers)
+        self._cohort.settle(kept, recruits)
         self._give_back()
         return Move(round_number, reason, self._cohort.hosted(there), time.perf_counter() - began)
 
     def _dismiss(self) -> None:
         """Let those go who are coming."""
-        for newcomer in self._coming:
-            ray.kill(newcomer.actor)
+        for recruit in self._coming:
+            ray.kill(recruit.actor)
         self._coming = []
         self._give_back()
 

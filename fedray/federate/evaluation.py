@@ -15,8 +15,7 @@ from fedray.federate.failures import stage
 from fedray.federate.measures import metrics
 from fedray.federate.messages import EvalReply, OwnMeasures, Spotlight, Validation
 from fedray.federate.plan import Plan
-from fedray.types import FedRayError, Stats, first_line
-from fedray.types import Predict as PredictFunction
+from fedray.types import FedRayError, Predict, Stats, first_line
 
 ROWS = 1000  # test examples predicted at a time
 SPOTLIGHT_DRAWS = 100  # posterior draws of the uncertainty figure
@@ -25,7 +24,7 @@ Examples = tuple[Tensor, Tensor]  # x [B, ...], y [B]
 Pair = tuple[Stats | None, Stats | None]  # of the personal and of the global model; None: there is none
 
 
-class Predict(NamedTuple):
+class Predictive(NamedTuple):
     """A model, ready to predict."""
 
     rows: Callable[[Tensor], Tensor]  # x [B, ...] -> log p [M, B, C], or mean and log-variance [M, B, 2]
@@ -86,17 +85,17 @@ def personal_model(block: Block, k: int, round_number: int, view: Any) -> Any:
     return personalized(trees.row(block.data([k], "personalize", personalized), 0))
 
 
-def personal_predictor(block: Block, k: int, round_number: int, model: Any, samples: int) -> Predict:
+def personal_predictor(block: Block, k: int, round_number: int, model: Any, samples: int) -> Predictive:
     """What the k-th hosted client's personal model predicts by so many draws."""
     function = block.plan.algorithm.predict_personal
     assert function is not None
     noise = block.plan.prediction_noise(block.context, samples, "predict", block.ids[k], round_number, block.device)
     shares = block.plan.algorithm.shares
     weights = None if shares is None else shares(block.context, model)
-    return Predict(_predictor(block, function, model, noise), weights)
+    return Predictive(_predictor(block, function, model, noise), weights)
 
 
-def global_predictor(block: Block, round_number: int, view: Any) -> Predict | None:
+def global_predictor(block: Block, round_number: int, view: Any) -> Predictive | None:
     """What the global model predicts; None where the method has none."""
     plan = block.plan
     function = block.plan.algorithm.predict_global
@@ -105,10 +104,10 @@ def global_predictor(block: Block, round_number: int, view: Any) -> Predict | No
     # One stream for all clients: the global model is one predictor.
     samples = plan.cfg.predict_samples
     noise = plan.prediction_noise(block.context, samples, "predict-global", 0, round_number, block.device)
-    return Predict(_predictor(block, function, view, noise))
+    return Predictive(_predictor(block, function, view, noise))
 
 
-def _predictor(block: Block, function: PredictFunction, model: Any, noise: Tensor) -> Callable[[Tensor], Tensor]:
+def _predictor(block: Block, function: Predict, model: Any, noise: Tensor) -> Callable[[Tensor], Tensor]:
     ctx = block.context
     return lambda x: function(ctx, model, x, noise)
 
@@ -119,7 +118,7 @@ def pieces(examples: Examples) -> Iterator[Examples]:
     return zip(x.split(ROWS), y.split(ROWS), strict=True)
 
 
-def sums(plan: Plan, predict: Predict | None, examples: Examples) -> Stats | None:
+def sums(plan: Plan, predict: Predictive | None, examples: Examples) -> Stats | None:
     """The sums of a model over examples; None where there is no model."""
     if predict is None:
         return None
@@ -127,7 +126,7 @@ def sums(plan: Plan, predict: Predict | None, examples: Examples) -> Stats | Non
     return metrics.pooled(trees.stack(parts))
 
 
-def _own_measures(plan: Plan, client: int, predict: Predict | None, examples: Examples) -> list[float]:
+def _own_measures(plan: Plan, client: int, predict: Predictive | None, examples: Examples) -> list[float]:
     """What the caller's metrics [Q] say of a model's probabilities; NaN where there is no model.
 
     Raises FedRayError, which names the metric, for one that raises or returns anything else than a number.
@@ -155,7 +154,7 @@ def _stacked(clients: Sequence[Pair]) -> Pair:
     return trees.tree_map(Tensor.cpu, trees.stack(clients)) if clients else (None, None)
 
 
-def _look(predict: Predict, test: Examples) -> Examples:
+def _look(predict: Predictive, test: Examples) -> Examples:
     """Label and predictive draws [M, C] of the first test example; of a mixture, 100 that hold each by its share."""
     x, y = test
     draws = predict.rows(x[:1])[:, 0].exp()

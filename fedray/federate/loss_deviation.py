@@ -24,7 +24,7 @@ from fedray.arrays import trees
 from fedray.data import shards
 from fedray.data.readers import Dataset
 from fedray.federate.block import Block
-from fedray.federate.evaluation import ROWS, Examples, Predict, personal_model, personal_predictor, pieces
+from fedray.federate.evaluation import ROWS, Examples, Predictive, personal_model, personal_predictor, pieces
 from fedray.federate.measures import metrics
 from fedray.federate.messages import ClassLosses
 from fedray.federate.plan import Plan
@@ -74,7 +74,7 @@ def class_losses(block: Block, round_number: int, view: Any, dataset: Dataset) -
     return trees.tree_map(Tensor.cpu, trees.stack(found))
 
 
-def _sums(predict: Predict, examples: Iterable[Examples], device: torch.device) -> tuple[Tensor, Tensor]:
+def _sums(predict: Predictive, examples: Iterable[Examples], device: torch.device) -> tuple[Tensor, Tensor]:
     """Number and summed NLL of the examples of each class."""
     parts = [metrics.class_nll(predict.rows(x.to(device)), y.to(device), predict.shares) for x, y in examples]
     return trees.tree_map(lambda *sums: torch.stack(sums).sum(0), *parts)

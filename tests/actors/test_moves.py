@@ -8,7 +8,7 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from actors import moves
-from actors.crew import ClientsLostError, Newcomer
+from actors.crew import ClientsLostError, Recruit
 from actors.machines import seats
 from actors.machines.cluster import Machine
 from actors.machines.placement import Layout, Node
@@ -33,11 +33,11 @@ class Cohort:
 
     def invite(self, seat, block):
         self.invited.append((seat.machine, block))
-        return Newcomer("actor", seat, block, "ready")
+        return Recruit("actor", seat, block, "ready")
 
-    def settle(self, kept, newcomers):
-        self.settled.append((tuple(kept), [newcomer.seat.machine for newcomer in newcomers]))
-        self.seats = [self.seats[slot] for slot in kept] + [newcomer.seat for newcomer in newcomers]
+    def settle(self, kept, recruits):
+        self.settled.append((tuple(kept), [recruit.seat.machine for recruit in recruits]))
+        self.seats = [self.seats[slot] for slot in kept] + [recruit.seat for recruit in recruits]
         self.layout = self.layout._replace(blocks=even(6, len(self.seats)))
 
     def hosted(self, there):
@@ -48,7 +48,7 @@ class Cohort:
 
 
 class Scene:
-    """A mover that sees the machines of ``there``; newcomers are ready, or not, or raise."""
+    """A mover that sees the machines of ``there``; recruits are ready, or not, or raise."""
 
     def __init__(self, monkeypatch, on_disk=False, most=6):
         self.there = {"a": Machine("a", FULL), "h": HEAD}
@@ -90,7 +90,7 @@ def scene(monkeypatch):
     return Scene(monkeypatch)
 
 
-def test_newcomers_start_beside_the_rounds_and_take_over_when_they_are_ready(scene):
+def test_recruits_start_beside_the_rounds_and_take_over_when_they_are_ready(scene):
     assert scene.mover.follow(1) is None
     scene.there["b"] = Machine("b", FREE)
     scene.ready = False
@@ -115,12 +115,12 @@ def test_nobody_waits_for_room_that_others_have(scene):
     assert scene.mover.follow(2) is not None
 
 
-def test_a_machine_on_which_newcomers_fail_is_left_alone(scene):
+def test_a_machine_on_which_recruits_fail_is_left_alone(scene):
     scene.there["b"] = Machine("b", FREE)
     scene.error = ActorDiedError()
     assert scene.mover.follow(1) is None
     (failure,) = scene.cohort.failures
-    assert (failure.who, failure.action) == ("newcomers on b", "went on without them")
+    assert (failure.who, failure.action) == ("new actors on b", "went on without them")
     assert set(scene.groups) == {"first"}
     scene.error = None
     assert scene.mover.follow(2) is None
@@ -144,7 +144,7 @@ def test_a_machine_of_other_versions_takes_nobody(scene):
     assert scene.mover.follow(4).reason == "spread to c"
 
 
-def test_newcomers_whose_machine_is_gone_again_are_forgotten(scene):
+def test_recruits_whose_machine_is_gone_again_are_forgotten(scene):
     scene.there["b"] = Machine("b", FREE)
     scene.ready = False
     scene.mover.follow(1)
@@ -165,7 +165,7 @@ def test_those_who_stay_take_over_from_those_who_go_and_free_what_these_had(scen
     assert set(scene.groups) == {"first"}
 
 
-def test_where_nobody_stays_newcomers_come_wherever_there_is_room(scene):
+def test_where_nobody_stays_recruits_come_wherever_there_is_room(scene):
     scene.announce("a")
     assert scene.mover.follow(1) is None  # no room: they go on while they can
     scene.there["b"] = Machine("b", Node(1.0, 0.0))

@@ -16,7 +16,7 @@ from fedray.federate.block import Block
 from fedray.federate.evaluation import (
     ROWS,
     Examples,
-    Predict,
+    Predictive,
     global_predictor,
     personal_model,
     personal_predictor,
@@ -78,7 +78,7 @@ def uncertainty(block: Block, round_number: int, view: Any, dataset: Dataset, fa
     return Uncertainty(ids, *(trees.tree_map(Tensor.cpu, trees.stack(found)) if found else (None, None)))
 
 
-def _answers(plan: Plan, client: int, model: Predict, asks: Questions, far: Tensor | None) -> Answers:
+def _answers(plan: Plan, client: int, model: Predictive, asks: Questions, far: Tensor | None) -> Answers:
     x = asks.scored[0]
     calibration, scored = predicted(model, asks.calibration[0]), predicted(model, x)
     y_calibration, y = asks.calibration[1].cpu(), asks.scored[1].cpu()
@@ -96,7 +96,7 @@ def _answers(plan: Plan, client: int, model: Predict, asks: Questions, far: Tens
     )
 
 
-def predicted(model: Predict, x: Tensor) -> Predicted:
+def predicted(model: Predictive, x: Tensor) -> Predicted:
     """What a model predicts of x [n, ...], as many at a time as an evaluation takes."""
     parts = [_predicted(model.rows(piece), model.shares) for piece in x.split(ROWS) if len(piece)]
     if parts:
@@ -132,7 +132,7 @@ def _scaled(calibration: Predicted, y_calibration: Tensor, scored: Predicted, y:
     return Scaled(temperature.losses(calibration.log_p, y_calibration), trees.stack(stats), trees.stack(bins))
 
 
-def _shifted(plan: Plan, client: int, model: Predict, examples: Examples) -> EvalStats | None:
+def _shifted(plan: Plan, client: int, model: Predictive, examples: Examples) -> EvalStats | None:
     """Sums over corrupted examples, one row per corruption."""
     x, y = (part[:SAMPLE] for part in examples)
     z = plan.normals("shift", client, 0, tuple(x.shape), x.device)

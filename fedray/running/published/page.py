@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # In the order of their importance.
 SHOWN_FIGURES = ("accuracy.png", "rmse.png", "reliability.png", "coverage.png", "unknown.png", "uncertainty.png")
-AVERAGED = ("accuracy", "rmse", "nll", "ece", "coverage")  # of these the average so far is logged, too
+CURVES = ("accuracy", "rmse", "nll", "ece", "coverage")  # of these the average so far is logged, too
 TABLE = "clients.json"  # among the artifacts of a run
 MAX_ROWS = 1000  # of the table: the page loads all of them
 MAX_NOTE = 7500  # characters: MLflow refuses a tag of more than 8000
@@ -173,6 +173,6 @@ def averages(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {
         f"{report.AVERAGED}/{kind}_{name}": report.mean(window, f"{kind}/{name}")
         for kind in report.KINDS
-        for name in AVERAGED
+        for name in CURVES
         if window and f"{kind}/{name}" in window[0]
     }
