@@ -282,7 +282,7 @@ def algorithm_name(cfg: Any) -> str:
     found = next((name for name, record in algorithms().items() if type(cfg) is record.config), None)
     if found is None:
         raise FedRayError(
-            f"algorithm={cfg!r}: is not the settings of an algorithm; give one, such as PFedBayes(), from "
-            f"fedray.algorithms ({', '.join(algorithms())})"
+            f"algorithm={cfg!r}: is not the settings of an algorithm; give some, such as PFedBayes() of "
+            f"fedray.algorithms.bayesian.pfedbayes, or to fedray.run a name ({', '.join(algorithms())})"
         )
     return found

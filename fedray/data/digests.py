@@ -15,17 +15,22 @@ EXAMPLES, OWNERS, LAYERS = "data.examples", "data.owners", "model.layers"
 DIGITS = 12
 
 
-def digests(examples: str, partition: Partition | None, layers: nn.Module | None) -> Mapping[str, str]:
-    """A digest of each that was given, beside the settings of the run: of ``examples`` it is known, of a network it is
-    that of how it prints itself, with the shapes of its parameters."""
+def digests(examples: str, partition: Partition | None, layers: nn.Module | None, kept: str = "") -> Mapping[str, str]:
+    """A digest of each that was given, beside the settings of the run: of ``examples`` it is known; ``kept`` says how
+    the parameters of the network are, where not as its module has them."""
     found = {EXAMPLES: examples} if examples else {}
     if partition is not None:
         more = () if partition.relabel is None else (partition.relabel,)
         found[OWNERS] = digest((*partition.train, *partition.test, *partition.validation, *more))
     if layers is not None:
-        shapes = [(name, tuple(each.shape)) for name, each in layers.named_parameters()]
-        found[LAYERS] = hashlib.sha256(f"{layers}{shapes}".encode()).hexdigest()[:DIGITS]
+        found[LAYERS] = of_layers(layers, kept)
     return found
+
+
+def of_layers(layers: nn.Module, kept: str) -> str:
+    """The digest of a network: how it prints itself, with the shapes of its parameters, and how these are kept."""
+    shapes = [(name, tuple(each.shape)) for name, each in layers.named_parameters()]
+    return hashlib.sha256(f"{layers}{shapes}{kept}".encode()).hexdigest()[:DIGITS]
 
 
 def of_examples(dataset: Dataset) -> str:

@@ -20,7 +20,7 @@ from fedray.data.shards import relabelled
 from fedray.federate.plan import Plan
 from fedray.nets import network
 from fedray.nets.densities import Density
-from fedray.nets.model import check_memory
+from fedray.nets.model import check_memory, own_module
 from fedray.types import Algorithm, FedRayError, Selection, require
 
 
@@ -198,7 +198,8 @@ def make_plan(
     names = Names(dataset.names.classes, users if each else ())
     plan = Plan(cfg, algorithm, selection, model, partition, scaling, target, remarks, given, names, dataset.notes)
     examples = of_examples(dataset) if loading.of_the_users(cfg.data.name) else ""
-    known = digests(examples, owners, layers)
+    caller = own_module(model)
+    known = digests(examples, owners, layers, caller.kept if caller else "")
     return _accept(plan._replace(plug_ins=plug_ins_of(cfg), digests=known))
 
 

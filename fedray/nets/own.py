@@ -23,8 +23,8 @@ NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.instancenorm._Instan
 class OwnModule(nn.Module):
     """Describes a caller's module; the caller's object stays as it is.
 
-    In the vector the scale of a normalization layer is its distance from 1, as in a chain of layers: so a start or a
-    prior around 0 leaves what it normalizes as it is.
+    In the vector the scale of PyTorch's normalization layers is its distance from 1, as in a chain of layers: so a
+    start or a prior around 0 leaves what it normalizes as it is.
 
     Raises FedRayError for a module with buffers (running statistics of BatchNorm: they are no parameters, so they would
     be neither averaged nor part of a posterior), frozen or other parameters than float32, or Dropout.
@@ -42,6 +42,11 @@ class OwnModule(nn.Module):
         self.origins = tuple(float(id(parameter) in scales) for parameter in self.own.parameters())
         # A view of a vector has an axis at least.
         self.shapes = tuple(shape or (1,) for shape in self.real_shapes)
+
+    @property
+    def kept(self) -> str:
+        """How the vector has the parameters, where not as the module has them; empty: as it has them."""
+        return "scales of normalization layers as their distance from 1" if any(self.origins) else ""
 
     def __repr__(self) -> str:
         return type(self.own).__name__

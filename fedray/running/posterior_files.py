@@ -47,8 +47,8 @@ def save(path: Path, tree: Any, model: Model, words: Mapping[str, str]) -> None:
     linear = "weights of linear layers are [in, out]: x @ weight + bias"
     if any(isinstance(layer, nn.GroupNorm) for layer in model.layers):
         linear += "; those of GroupNorms are their distance from 1: z * (1 + weight) + bias"
-    own = "tensors are those of the module, but scales of normalization layers are their distance from 1"
-    weights = own if _own(model) else linear
+    own = _own(model)
+    weights = f"tensors are those of the module{f', {own.kept}' if own.kept else ''}" if own else linear
     about = {"network": str(model.layers), "convention": f"{weights}; leading axes count clients or particles", **words}
     with path.open("wb") as file:
         file.writelines(pieces(arrays, about))

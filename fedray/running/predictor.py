@@ -20,7 +20,7 @@ from fedray.arrays import trees
 from fedray.arrays.tensor_files import Rows, load_rows, load_tree
 from fedray.config.decode import decode, fits, record, refuse_damage
 from fedray.data import loading, own, partition, scaling
-from fedray.data.digests import of_examples
+from fedray.data.digests import LAYERS, of_examples, of_layers
 from fedray.data.readers import Dataset, Names
 from fedray.data.scaling import Scaling
 from fedray.federate.measures import metrics, regression
@@ -31,7 +31,7 @@ from fedray.federate.storage.checkpoint_files import as_file, read_clients
 from fedray.federate.uncertainty import conformal
 from fedray.federate.uncertainty import summary as uncertain
 from fedray.nets import network
-from fedray.nets.model import FLOAT_BYTES, check_memory
+from fedray.nets.model import FLOAT_BYTES, check_memory, own_module
 from fedray.running.runfolder import experiment_of
 from fedray.running.writer import PERSONAL
 from fedray.types import Batch, FedRayError, require, suggestion
@@ -296,6 +296,12 @@ def _plan(folder: Path, described: Any, own_model: nn.Module | None) -> Plan:
         if own_model is None:
             raise FedRayError(f"{folder}: its network was given from Python; give it again, load(folder, model=...)")
         model = network.given(own_model, tuple(inputs), shape["classes"], density)
+        caller = own_module(model)
+        if caller and caller.kept and described.get("digests", {}).get(LAYERS) != of_layers(own_model, caller.kept):
+            raise FedRayError(
+                f"{folder}: is of another network, or of a FedRay that did not keep {caller.kept}; give the network of "
+                "this run, or run it again"
+            )
     else:
         layers = registry.pick(registry.networks(), "`model.name`", cfg.model.name)
         model = network.build(layers, cfg.model, tuple(inputs), shape["classes"], density)

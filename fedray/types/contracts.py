@@ -324,7 +324,7 @@ class Algorithm(NamedTuple):
     personal_noise: NoiseShape = no_noise  # of personalize's noise
     predict_noise: PredictNoise = one_draw
     particles: Count = one  # M: models that every prediction averages, for methods that draw none
-    adapt: Step | None = None  # a step of the personal parameters alone: how a newcomer trains; None: not offered
+    adapt: Step | None = None  # a newcomer's step, of which nothing shared is sent or kept; None: not offered
     minibatches: Count = one  # J: the batch of a step consists of J minibatches, one after the other
     down_per_client: bool = False  # True: broadcast returns one row per client of ids (FedAMP)
     own_products: bool = False  # whether a step multiplies more than a layer by its inputs: alone these round otherwise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 
 import numpy as np
 import pandas
@@ -16,6 +17,7 @@ from torch import nn
 import fedray
 from fedray import launch, registry
 from fedray.algorithms.averaging.fedavg import FedAvg
+from fedray.data import digests
 from fedray.library.errors import translated
 from tests.helpers import ALGORITHMS
 
@@ -345,10 +347,32 @@ def test_models_that_train_before_they_predict_want_the_examples_of_their_run(tm
 
 
 def test_data_are_given_again_to_models_that_train_before_they_predict(tmp_path):
-    run = fedray.run("fedper", (X, Y), output=tmp_path / "run", **OWN)
+    run = fedray.run("fedper", (X, Y), output=tmp_path / "run", ft=2, **OWN)
     with pytest.raises(fedray.FedRayError, match=r"load\(folder, data=...\)"):
         fedray.load(tmp_path / "run").predict(X[:2], client=0)
     again = fedray.load(tmp_path / "run", data=(X, Y))
     assert torch.equal(again.predict(X[:2], client=0).probs, run.predict(X[:2], client=0).probs)
     with pytest.raises(fedray.FedRayError, match="are not the examples of this run"):
         fedray.load(tmp_path / "run", data=(X, Y[::-1]))
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.out = nn.LayerNorm(64), nn.Linear(64, 10)
+
+    def forward(self, x):
+        return self.out(self.norm(x.flatten(1)))
+
+
+def test_results_from_before_scales_lay_around_1_are_refused(tmp_path):
+    """Their vectors hold the scales themselves, which would be read as distances from 1."""
+    run = fedray.run("pfedbayes", (X, Y), output=tmp_path / "run", model=Normed(), rounds=2, local_steps=2)
+    again = fedray.load(tmp_path / "run", model=Normed())
+    assert torch.equal(again.predict(X[:2], client=0).probs, run.predict(X[:2], client=0).probs)
+    config = tmp_path / "run" / "config.json"
+    described = json.loads(config.read_text())
+    described["digests"]["model.layers"] = digests.of_layers(Normed(), "")
+    config.write_text(json.dumps(described))
+    with pytest.raises(fedray.FedRayError, match="another network, or of a FedRay that did not keep scales"):
+        fedray.load(tmp_path / "run", model=Normed())

@@ -87,7 +87,7 @@ def predict_personal(ctx: Context[FedPer], personal: fedavg.Point, x: Tensor, no
 
 
 def configure(record: Algorithm, cfg: FedPer) -> Algorithm:
-    return record._replace(personal=record.personal + fedavg.tuned(cfg.ft))
+    return record._replace(personal=record.personal + fedavg.tuned(cfg.ft), personal_data=cfg.ft > 0)
 
 
 ALGORITHM = Algorithm(

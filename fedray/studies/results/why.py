@@ -36,7 +36,7 @@ def gaps(written: Mapping[tuple[str, ...], str], apart: Mapping[str, int]) -> It
         seeds = {apart[name] for name in names if name in apart}
         for word in MEANS.findall(text):
             if seeds and NUMBERS.index(word) not in seeds:
-                have = " or ".join(NUMBERS[each] for each in sorted(seeds))
+                have = " or ".join(NUMBERS[each] if each < len(NUMBERS) else str(each) for each in sorted(seeds))
                 yield f"`## {', '.join(names)}` speaks of the mean of {word} seeds, the table has {have}: write it anew"
     for name in dict.fromkeys(named):
         if name not in apart:

@@ -47,7 +47,8 @@ TABLE1 = (
 AS_TABLE1 = "The protocol is that of [Table 1, MNIST small](#pfedbayes-table-1-mnist-small)."
 CIFAR10 = (
     f"{AS_TABLE1} Ten of twenty clients train in a round. Algorithm 1 of the paper, and pFedMe's code, train all and "
-    "average ten: so posteriors and personal models here have had half of their steps."
+    "average ten: so posteriors and personal models here have had half of their steps. pFedBayes was played before a "
+    "client that is first drawn late began with the global distribution."
 )
 QUARTER = (
     "No paper has these figures: pFedBayes' prints none after a quarter of its rounds. Methods that it lacks stand "
