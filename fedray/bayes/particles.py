@@ -13,7 +13,7 @@ from torch.nn import functional
 from fedray.arrays.rng import Stream
 from fedray.bayes.priors import Prior, PriorSettings
 from fedray.nets.likelihood import fully_connected, nll_and_grad, product
-from fedray.nets.model import Model
+from fedray.nets.model import Model, own_module
 from fedray.types import Batch, FedRayError, require
 
 TOGETHER = 32  # particles that are stacked; the activations of all on a whole shard might not fit
@@ -54,7 +54,7 @@ def starts(model: Model, rng: Stream, count: int) -> Tensor:
     """Usual initial weights of ``count`` networks [M, P]. Raises FedRayError where a caller's module has only one
     start: networks that are equal would stay equal."""
     found = torch.stack([model.init(rng) for _ in range(count)])
-    if count > 1 and bool((found == found[0]).all()):
+    if count > 1 and own_module(model) is not None and bool((found == found[0]).all()):
         raise FedRayError(
             f"network: all {count} models would start, and stay, the same, as it draws no initial weights; give its "
             "modules that hold parameters a method reset_parameters"
