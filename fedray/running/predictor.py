@@ -34,7 +34,7 @@ from fedray.nets import network
 from fedray.nets.model import FLOAT_BYTES, check_memory, own_module
 from fedray.running.runfolder import experiment_of
 from fedray.running.writer import PERSONAL
-from fedray.types import Batch, FedRayError, require, suggestion
+from fedray.types import Batch, FedRayError, client_itself, require, suggestion
 
 MAX_CLASSES = 2**20
 
@@ -168,6 +168,8 @@ class Predictor:
     def _personal(self, client: int) -> Any:
         plan = self.plan
         state = self._state(client)
+        if plan.algorithm.personalize is client_itself:  # a view may cost more than a model (FedAMP)
+            return state
         context = plan.context
         noise = plan.normals("personalize", client, plan.cfg.rounds, plan.algorithm.personal_noise(context))
         view = plan.view(self.snapshot.server)

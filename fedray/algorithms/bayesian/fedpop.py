@@ -227,8 +227,9 @@ def personalize(ctx: Context[FedPop], client: Client, view: Down, data: Batch, n
 
     After fewer rounds than there are places, every state stands as often as the others, or once more.
     """
-    places, kept = torch.arange(len(client.kept), device=client.z.device), client.rounds.clamp(1, len(client.kept))
-    kept = torch.where(client.rounds > 0, client.kept[places % kept.long()], view.beta.mu)
+    places = torch.arange(len(client.kept), device=client.z.device)
+    different = client.rounds.clamp(1, len(client.kept)).long()
+    kept = torch.where(client.rounds > 0, client.kept[places % different], view.beta.mu)
     return Networks(torch.stack([ctx.model.assemble(ctx.cfg.personal, z, view.phi) for z in kept]))
 
 

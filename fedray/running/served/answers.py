@@ -64,10 +64,8 @@ class Answers:
     def __init__(self, run: Predictor, terms: Terms, digest: bytes):
         """``digest`` is :func:`digest_of` the token. Raises FedRayError for terms that the run cannot keep."""
         _check(run, terms)
-        if (
-            run.plan.personal and run.plan.algorithm.trains_to_predict
-        ):  # on the client's examples: refuse others before anybody asks
-            _ = run.dataset
+        if run.plan.personal and run.plan.algorithm.trains_to_predict:
+            _ = run.dataset  # other examples than the run's are refused before anybody asks
         self.run, self.terms, self._digest = run, terms, digest
         self.shared = run.model() if run.plan.algorithm.predict_global else None
         self.max_bytes = BYTES_BESIDES + BYTES_PER_NUMBER * terms.max_inputs * math.prod(run.plan.model.input_shape)
