@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedray import registry
-from fedray.config import Experiment, fingerprint, flatten, to_dict
+from fedray.config import Experiment, fingerprint, flatten, override, to_dict
 from fedray.federate.planning import refusal, resolve
 from fedray.studies import study as study_module
 from fedray.studies.__main__ import parse
@@ -176,6 +176,19 @@ def test_every_cell_of_the_other_studies_can_be_played() -> None:
     for name, study in STUDIES.items():
         if not name.startswith("table1"):
             assert [cell.name for cell in study() if refusal(cell.experiment)] == [], name
+
+
+def test_with_public_codes_noise_nothing_else_differs_from_table_1() -> None:
+    of_table1 = {
+        f"{short}-{cell.experiment.data.size}": cell
+        for short in ("mnist", "fmnist")
+        for cell in STUDIES[f"table1-{short}"]()
+        if cell.tags == ("pfedbayes",)
+    }
+    noisy = {cell.name: cell for cell in STUDIES["table1-noise"]()}
+    assert noisy.keys() == of_table1.keys()
+    for name, cell in noisy.items():
+        assert cell.experiment == override(of_table1[name].experiment, {"algorithm.noise_sd": 0.001})
 
 
 @pytest.mark.parametrize("name", ["equal-steps-mnist", "equal-steps-fmnist"])

@@ -124,7 +124,8 @@ def _summary(sections: Sequence[Section]) -> Iterator[str]:
         f"**{len(lines)} runs** of {filled} of {len(sections)} tables are in the data; they took "
         f"{sum(line.cpu_seconds for line in lines) / 3600:.2f} CPU hours.\n"
     )
-    verdicts = [verdict for each in sections for verdict in each.verdicts]
+    first = [each for each in sections if not each.table.reading]
+    verdicts = [verdict for each in first for verdict in each.verdicts]
     with_sd = [each for each in verdicts if each.paper.sd is not None]
     without = [each for each in verdicts if each.paper.sd is None and each.paper.printed]
     logged = [each for each in verdicts if not each.paper.printed]
@@ -132,7 +133,10 @@ def _summary(sections: Sequence[Section]) -> Iterator[str]:
     yield _share(without, "figures that a paper prints without a ±", "within 1 point")
     if logged:
         yield _share(logged, "figures that are in logs of a paper's code", "within 1 point")
-    fitted = sum(len(each.verdicts) for each in sections if each.table.fitted)
+    for each in sections:
+        if each.table.reading and each.verdicts:
+            yield _reread(each, verdicts)
+    fitted = sum(len(each.verdicts) for each in first if each.table.fitted)
     yield (
         f"{fitted} of these {len(verdicts)} figures are of pFedBayes' tables: readings of their protocol were chosen "
         "by some of the same figures, as that of MNIST small says. A figure that stands in two tables counts twice."
@@ -193,6 +197,20 @@ def _share(verdicts: Sequence[Verdict], which: str, near: str) -> str:
     close = _near(verdicts)
     share = f"{close} ({100 * close / len(verdicts):.0f} %)"
     return f"Of {len(verdicts)} {which}, {share} are {near}."
+
+
+def _reread(section: Section, verdicts: Sequence[Verdict]) -> str:
+    """How many figures agree where a paper is read in another way, in the table and with all others of their kind."""
+    again = section.verdicts
+    papers = {each.paper for each in again}
+    before = [each for each in verdicts if each.paper in papers]
+    others = [each for each in verdicts if each.paper not in papers and each.paper.sd is not None]
+    near, of = _near(others) + _near(again), len(others) + len(again)
+    return (
+        f"{len(again)} of those with a ± were played in another reading, too: with {section.table.reading} "
+        f"{_near(again)} of them are near, and without it {_near(before)}. "
+        f"In that reading {near} of all {of} are near ({100 * near / of:.0f} %)."
+    )
 
 
 def _tally(orderings: Sequence[judgement.Ordering], of: int, which: str) -> str:

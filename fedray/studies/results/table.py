@@ -49,6 +49,7 @@ class Table(NamedTuple):
     more_seeds: int = MORE
     eval_last: int = 0  # how many of the last rounds are all evaluated
     registered: str = ""  # hypothesis, statistic and decision, written down before the first run
+    reading: str = ""  # of a paper whose figures stand in another table, too: what is read in another way here
     fitted: bool = False  # whether readings of its protocol were chosen by the figures that it is compared with
 
     def options(self) -> Options:
