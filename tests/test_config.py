@@ -137,6 +137,7 @@ REFUSED = [
     (Experiment, "eval_last", (-1,)),
     (Experiment, "predict_samples", (-1,)),
     (Experiment, "seed", (-1, 2**63)),
+    (TrackingConfig, "experiment", ("", "x" * 501)),
     (Execution, "clients_per_actor", (0,)),
     (Execution, "gpus_per_client", (-0.1,)),
     (Execution, "gpus", (-1, "all")),
@@ -148,7 +149,7 @@ REFUSED = [
 @pytest.mark.parametrize(("kind", "field", "values"), REFUSED)
 def test_settings_are_refused_with_value_reason_and_remedy(kind, field, values):
     kind = registry.algorithms()[kind].config if isinstance(kind, str) else kind
-    name = {ModelConfig: "model.", DataConfig: "data."}.get(kind, "") + field
+    name = {ModelConfig: "model.", DataConfig: "data.", TrackingConfig: "tracking."}.get(kind, "") + field
     for value in values:
         with pytest.raises(
             FedRayError, match=rf"^{name} '?{re.escape(str(value))}'?: .+; (try|use|give|leave|choose) "

@@ -184,6 +184,9 @@ def _sweep(argv: Sequence[str]) -> int:
     console.print(results.show(table, request.sweep.metric, found.best, basis))
     console.print(f"result   {request.folder / 'result'}\ntracked  {found.hint}", soft_wrap=True)
     console.print("         the [+] beside the sweep unfolds its trials", markup=False)
+    if not found.best and (failed := results.failure(table)):
+        console.print(f"failed   {failed}", soft_wrap=True, markup=False, highlight=False)
+        console.print("         no configuration has a score; change --space, or the setting that the reason names")
     if found.best:
         told = results.repetition(found.best, request.base.rounds, request.sweep.scheduler)
         console.print(f"best     {found.command}\n         {told}", soft_wrap=True, markup=False)

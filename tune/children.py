@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from fedray.config import Experiment, flatten, override, to_dict
 from fedray.federate import report
+from fedray.federate.planning import resolve
 from fedray.running.mlflow_store import connect
 from fedray.running.tracking import MLflowTracker, NullTracker, Tracker
 from tune.options import Sweep, by_test
@@ -68,7 +69,7 @@ def child_run(parent: ParentRun | None, base: Experiment, sweep: Sweep, trial: A
     """The run of a trial that starts, continued where the store has it; without a parent nothing is recorded."""
     if parent is None:
         return ChildRun(NullTracker(), 0, trial, base.rounds, sweep)
-    cfg = override(base, trial.config)
+    cfg = resolve(override(base, trial.config))  # as the store has every other run, with which it may be compared
     found = find_child(parent, trial.trial_id)
     tags = {
         "mlflow.parentRunId": parent.run_id,

@@ -59,7 +59,7 @@ class Sweep:
         for name in ("samples", "seeds", "max_rounds", "grace_rounds"):
             value = getattr(self, name)
             require(value is None or value >= 1, name, value, "at least one is needed", "give a positive whole number")
-        number = self.concurrency.isdigit() and int(self.concurrency) >= 1
+        number = self.concurrency.isdecimal() and int(self.concurrency) >= 1
         require(
             self.concurrency == "auto" or number, "concurrency", self.concurrency, "not a number of trials", "use auto"
         )

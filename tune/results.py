@@ -13,10 +13,15 @@ from fedray.federate.measures.tasks import TASKS
 from fedray.types import LogUniform
 from tune.options import by_test
 from tune.record import outcome_of
-from tune.space import Domain, value_of
+from tune.space import Domain, hashable, value_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+OUTCOME_MAX = 60  # letters of a trial's outcome in the table
+DECADES_MAX = 1.5  # of a logarithmic axis whose ticks are 1, 2 and 5 times powers of ten; with more they overlap
+LABELS_MAX = 30  # letters of all words that fit side by side along an axis
 
 
 class TrialResult(NamedTuple):
@@ -42,7 +47,7 @@ def rows(trials: Sequence[Any], space: Mapping[str, Domain], rounds: int) -> lis
     return [
         TrialResult(
             trial.trial_id,
-            {name: trial.config[name] for name in space},
+            {name: hashable(trial.config[name]) for name in space},
             trial.config["seed"],
             int((trial.last_result or {}).get("round", 0)),
             (trial.last_result or {}).get("score"),
@@ -161,8 +166,25 @@ def show(table: Sequence[TrialResult], metric: str, best: Sequence[TrialResult],
         score = "" if row.score is None else f"{row.score:.4f}"
         seed = [str(row.seed)] if several else []
         style = "bold" if row in best else None
-        shown.add_row(row.trial[-5:], *settings, *seed, str(row.rounds), score, row.outcome[:60], style=style)
+        shown.add_row(row.trial[-5:], *settings, *seed, str(row.rounds), score, shorten(row.outcome), style=style)
     return shown
+
+
+def failure(table: Sequence[TrialResult]) -> str | None:
+    """The first trial that failed, with the whole reason."""
+    return next(
+        (
+            f"{row.trial[-5:]}: {row.outcome.removeprefix('failed: ')}"
+            for row in table
+            if row.outcome.startswith("failed")
+        ),
+        None,
+    )
+
+
+def shorten(outcome: str) -> str:
+    """The beginning of an outcome, with a sign where more follows."""
+    return outcome if len(outcome) <= OUTCOME_MAX else f"{outcome[: OUTCOME_MAX - 1]}…"
 
 
 def draw(table: Sequence[TrialResult], space: Mapping[str, Domain], metric: str, folder: Path) -> list[Path]:
@@ -221,12 +243,14 @@ def _scale(values: Sequence[Any]) -> tuple[list[float], list[str]]:
 
 def _ticks(ax: Axes, domain: Domain, labels: Sequence[str]) -> None:
     if labels:
-        ax.set_xticks(range(len(labels)), labels)
+        fits = sum(map(len, labels)) <= LABELS_MAX
+        ax.set_xticks(range(len(labels)), labels, rotation=0 if fits else 30, ha="center" if fits else "right")
     elif isinstance(domain, LogUniform):
         from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
         ax.set_xscale("log")
-        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        low, high = ax.get_xlim()
+        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if math.log10(high / low) <= DECADES_MAX else (1,)))
         ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
         ax.xaxis.set_minor_formatter(NullFormatter())
 

@@ -65,9 +65,14 @@ def _read(entry: str) -> tuple[str, Domain]:
 def value_of(text: str) -> Any:
     """A number, a truth value, or a bare word, such as rho, as a command line or a table writes it."""
     try:
-        return ast.literal_eval(text.strip())
+        return hashable(ast.literal_eval(text.strip()))
     except (ValueError, SyntaxError):
         return text.strip()
+
+
+def hashable(value: Any) -> Any:
+    """A list as a tuple, for configurations are counted by their values; Ray Tune's files have tuples as lists."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _path(name: str, cfg: Experiment) -> str:

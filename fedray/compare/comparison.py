@@ -58,7 +58,7 @@ class Options:
     uri: str = ""
     """MLflow tracking URI; by default the SQLite file runs/mlflow.db."""
     output: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("runs/compare")
-    """Folder for tables, figures and report; those of an earlier comparison are overwritten."""
+    """Folder for tables, figures and report; the tables and the report of an earlier comparison are removed."""
 
 
 def listed(option: str, text: str) -> list[str]:
@@ -91,6 +91,9 @@ def compare(options: Options) -> str:
     }
     with _written(options.output):
         (options.output / "figures").mkdir(parents=True, exist_ok=True)
+        for name, file in FORMATS.items():
+            if name not in formats:  # an old table beside a new one could end up in a paper
+                (options.output / file).unlink(missing_ok=True)
         for name in formats:
             if name in texts:
                 write_whole(options.output / FORMATS[name], texts[name])

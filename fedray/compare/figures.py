@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,20 @@ from fedray.federate import report
 from fedray.federate.measures.tasks import CLASSIFICATION, REGRESSION, Shown
 from fedray.running.drawing import client_figures, uncertainty_figures
 from fedray.running.drawing.client_figures import DeviationCurve
-from fedray.running.drawing.figure_style import PALETTE, Builders, Rows, add_legend, canvas, column, jitter, save_all
+from fedray.running.drawing.figure_style import (
+    LINE,
+    PALETTE,
+    Builders,
+    Rows,
+    add_legend,
+    canvas,
+    column,
+    jitter,
+    legend_height,
+    lines_of,
+    save_all,
+    wrapped,
+)
 from fedray.running.drawing.figures import Average, draw_reliability
 
 if TYPE_CHECKING:
@@ -138,7 +150,7 @@ def accuracy_figure(series: Sequence[Series]) -> Figure | None:
     ]
     if not kinds:
         return None
-    figure = canvas(12, 3.4 * len(kinds) + 0.25 * math.ceil(len(series) / 3))
+    figure = canvas(12, 3.4 * len(kinds) + legend_height([wrapped(each.name) for each in series], 3))
     axes = figure.subplots(len(kinds), len(COSTS), squeeze=False, sharey="row")
     for kind, panels in zip(kinds, axes, strict=True):
         for ax, cost in zip(panels, COSTS, strict=True):
@@ -211,7 +223,7 @@ def _legend(figure: Figure, series: Sequence[Series]) -> None:
     from matplotlib.lines import Line2D
 
     looks = [(_bound_look if each.control else _look)(index) for index, each in enumerate(series)]
-    handles = [Line2D([], [], label=_wrap(each.name), **look) for each, look in zip(series, looks, strict=True)]
+    handles = [Line2D([], [], label=wrapped(each.name), **look) for each, look in zip(series, looks, strict=True)]
     figure.legend(handles=handles, loc="outside lower center", ncols=min(3, len(series)))
 
 
@@ -252,7 +264,7 @@ def reliability_figure(series: Sequence[Series], kind: str) -> Figure | None:
         below.set_visible(True)
         found = estimate(each.histories, f"{kind}/ece")
         draw_reliability(top, below, kind, rows, found and Average(found.mean, "as in the table"))
-        top.set_title(f"{_wrap(each.name)}\n{top.get_title()}", fontsize=9)
+        top.set_title(f"{wrapped(each.name)}\n{top.get_title()}", fontsize=9)
         below.tick_params(labelbottom=True)
     for ax in axes[::2, 0]:
         ax.set_ylabel("Accuracy (%)")
@@ -261,10 +273,6 @@ def reliability_figure(series: Sequence[Series], kind: str) -> Figure | None:
     figure.align_ylabels(axes[:, 0])
     add_legend(figure, axes[::2].flat, ncols=min(3, columns))
     return figure
-
-
-def _wrap(text: str) -> str:
-    return "\n".join(textwrap.wrap(text, 34))
 
 
 def deviation_figure(series: Sequence[Series]) -> Figure | None:
@@ -305,7 +313,7 @@ def _lines(
     for index, (each, files) in enumerate(zip(series, tables, strict=True)):
         rows = mean_rows([row for file in files for row in file if row["model"] == kind], keys)
         if rows:
-            lines.append(uncertainty_figures.Line(_wrap(each.name), rows, _look(index)))
+            lines.append(uncertainty_figures.Line(wrapped(each.name), rows, _look(index)))
     return lines
 
 
@@ -328,16 +336,21 @@ def unknown_figure(series: Sequence[Series], kind: str) -> Figure | None:
     values = [column([row for row in each if row.get(name)], name) for each in rows]
     if not any(len(each) for each in values):
         return None
-    figure = canvas(6.5, 1.2 + 0.55 * len(series))
+    figure = canvas(6.5, 1.2 + _row_height(series) * len(series))
     ax = figure.subplots()
     for index, each in enumerate(values):
         _draw_clients(ax, index, 100 * each)
     ax.axvline(50, color=BOUND, linewidth=1, linestyle=":")
     ax.set(xlabel=f"Unknown-class AUROC on a client, {report.NAMES[kind]} (%)")
     ax.grid(visible=False, axis="y")
-    ax.set_yticks(range(len(series)), [_wrap(each.name) for each in series])
+    ax.set_yticks(range(len(series)), [wrapped(each.name) for each in series])
     ax.set_ylim(len(series) - 0.5, -0.5)  # the first row on top, as in the table
     return figure
+
+
+def _row_height(series: Sequence[Series]) -> float:
+    """Inches between two rows with their names along the axis."""
+    return max(0.55, 0.2 + LINE * lines_of(wrapped(each.name) for each in series))
 
 
 UNCERTAINTY = {"risk_coverage": risk_figure, "unknown": unknown_figure, "shift": shift_figure}
@@ -350,14 +363,14 @@ def clients_figure(series: Sequence[Series]) -> Figure | None:
     kinds = [kind for kind in report.NAMES if any(len(each) for each in values[kind])]
     if not kinds:
         return None
-    figure = canvas(1.5 + 5 * len(kinds), 1.2 + 0.55 * len(series))
+    figure = canvas(1.5 + 5 * len(kinds), 1.2 + _row_height(series) * len(series))
     axes = figure.subplots(1, len(kinds), squeeze=False, sharey=True)[0]
     for ax, kind in zip(axes, kinds, strict=True):
         for index, each in enumerate(values[kind]):
             _draw_clients(ax, index, of.scale * each)
         ax.set(xlabel=_labelled(of, f"on a client, {report.NAMES[kind]}"))
         ax.grid(visible=False, axis="y")
-    axes[0].set_yticks(range(len(series)), [_wrap(each.name) for each in series])
+    axes[0].set_yticks(range(len(series)), [wrapped(each.name) for each in series])
     axes[0].set_ylim(len(series) - 0.5, -0.5)  # the first row on top, as in the table
     return figure
 

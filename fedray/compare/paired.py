@@ -29,12 +29,12 @@ class Difference(NamedTuple):
 def baseline(groups: Sequence[RunGroup], by: Sequence[str], name: str) -> dict[tuple, RunGroup]:
     """The row that the others of its data are compared with, by data: the first one that fits a name.
 
-    The name is that of a legend, the row's first value, or part of one of them. Without a name it is the first row
+    The name is that of a legend, the row's first value, or its method. Without a name it is the first row
     that is no control. Raises FedRayError for a name that no row has.
     """
     found: dict[tuple, RunGroup] = {}
     for group in groups:
-        words = (group.name(by), group.values[0])
+        words = (group.name(by), group.values[0], group.settings.get("algorithm.name"))
         if any(name == word for word in words) if name else not group.control:
             found.setdefault(dealt(group), group)
     if name and not found:

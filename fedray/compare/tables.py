@@ -37,6 +37,7 @@ class Style(NamedTuple):
     scale: float = 1.0
     digits: int = 3
     better: int = 0  # +1: higher is better; -1: lower is better; 0: neither
+    unit: bool = False  # whether it has the unit of the target, which may be any: then small ones have more decimals
 
 
 STYLES = {
@@ -48,11 +49,11 @@ STYLES = {
     "brier": Style("Brier score", better=-1),
     "entropy": Style("entropy (nats)"),
     "mutual_information": Style("mutual information (nats)"),
-    "rmse": Style("RMSE", digits=4, better=-1),
-    "worst_rmse": Style("worst tenth of clients (RMSE)", digits=4, better=-1),
+    "rmse": Style("RMSE", digits=4, better=-1, unit=True),
+    "worst_rmse": Style("worst tenth of clients (RMSE)", digits=4, better=-1, unit=True),
     "coverage": Style("coverage of the 90 % interval (%)", 100, 1),
-    "aleatoric_sd": Style("sd of the noise", digits=4),
-    "epistemic_sd": Style("sd over posterior draws", digits=4),
+    "aleatoric_sd": Style("sd of the noise", digits=4, unit=True),
+    "epistemic_sd": Style("sd over posterior draws", digits=4, unit=True),
     "adaptive_ece": Style("adaptive ECE (%)", 100, 2, -1),
     "nll_scaled": Style("NLL, own temperatures (nats)", better=-1),
     "ece_scaled": Style("ECE, own temperatures (%)", 100, 2, -1),
@@ -203,7 +204,9 @@ def _as_printed(mean: float, shown: Style) -> float:
 def _number(value: Estimate | Published, shown: Style) -> str:
     """Mean ± half its interval, or the sd of a paper, with the decimals of its style; large numbers are scientific."""
     half = value.sd if isinstance(value, Published) else value.half
-    form = f".{shown.digits}f" if abs(value.mean * shown.scale) < LONG else ".2e"
+    size = abs(value.mean * shown.scale)
+    digits = max(shown.digits, 2 - math.floor(math.log10(size))) if shown.unit and 0 < size < LONG else shown.digits
+    form = f".{digits}f" if size < LONG else ".2e"
     mean = f"{value.mean * shown.scale:{form}}"
     return mean if half is None else f"{mean} ± {half * shown.scale:{form}}"
 

@@ -9,6 +9,8 @@ from typing import Literal
 
 from fedray.types import check_types, require
 
+NAME_MAX = 500  # characters of the name of an MLflow experiment
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrackingConfig:
@@ -23,6 +25,8 @@ class TrackingConfig:
 
     def __post_init__(self) -> None:
         check_types(self, "tracking.")
+        fits = 1 <= len(self.experiment) <= NAME_MAX
+        require(fits, "tracking.experiment", self.experiment, f"a name has 1 to {NAME_MAX} characters", "try fedray")
         unseen = self.system_metrics and self.uri == "none"
         reason = "nothing is tracked"
         require(not unseen, "tracking.system_metrics", self.system_metrics, reason, "leave out `tracking.uri`")

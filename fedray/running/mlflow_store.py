@@ -66,6 +66,7 @@ def locked(database: Path | None) -> contextlib.AbstractContextManager[Any]:
     from filelock import FileLock
 
     database.parent.mkdir(parents=True, exist_ok=True)
+    Path(f"{database}.lock").touch()  # says at once where it cannot be made; FileLock would try for a minute
     # MLflow crashes when two processes create the tables of a new file at the same time.
     return FileLock(f"{database}.lock", timeout=LOCK_SECONDS)
 
@@ -111,7 +112,7 @@ def shown(text: str) -> str:
 
 def reason(err: Exception) -> str:
     """The message of a store's error, in one line and without passwords."""
-    text = first_line(err)
+    text = first_line(err).rstrip(".")
     # Network errors are nested four deep; only the innermost one says what is wrong.
     cause = re.search(r"Caused by .*?['\"](?:.*: )?(.*?)['\"]\)+$", text)
     return shown(cause.group(1) if cause else text)[:300]

@@ -176,6 +176,9 @@ def test_the_formats_asked_for_are_written_and_the_first_is_printed(store, tmp_p
     assert run(store, tmp_path, "--metrics", "global/accuracy", "--format", "latex,csv") == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["figures", "table.csv", "table.tex"]
     assert capsys.readouterr().out == (tmp_path / "table.tex").read_text()
+    # A later one leaves no table beside its own.
+    assert run(store, tmp_path, "--metrics", "global/accuracy", "--format", "md") == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["figures", "table.md"]
 
 
 class Page(HTMLParser):

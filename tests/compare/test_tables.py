@@ -237,6 +237,23 @@ def test_a_control_is_no_baseline_unless_it_is_named():
     assert {line[1] for line in named} == {"local"}
 
 
+def test_a_baseline_may_be_named_by_its_method_where_rows_are_called_by_something_else():
+    (a, first), (b, second) = (seeded(name, {"0": x}) for name, x in (("fedavg", 0.6), ("pfedbayes", 0.8)))
+    rows = [group._replace(values=(rate,)) for group, rate in ((a, "0.01"), (b, "0.001"))]
+    found = texts(tables.differences(rows, ["algorithm.lr"], [ACC], first | second, "pfedbayes"))
+    assert [line[:2] for line in found] == [["0.01", "0.001"]]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(3.2145, "3.2145"), (0.0016, "0.00160"), (0.00031, "0.000310"), (0, "0.0000")]
+)
+def test_errors_in_the_unit_of_the_target_keep_three_digits(value, shown):
+    rmse = tables.style("global/rmse")
+    assert tables._number(Estimate(value, None, 1), rmse) == shown
+    assert tables._as_printed(0.00031, rmse) != tables._as_printed(0.00026, rmse)
+    assert tables._number(Estimate(0.0003, None, 1), tables.style("global/ece")) == "0.03"
+
+
 def test_one_seed_has_a_difference_without_an_interval():
     (a, first), (b, second) = seeded("a", {"0": 0.5}), seeded("b", {"0": 0.25})
     found = tables.differences([a, b], ["algorithm"], [ACC], first | second, "")

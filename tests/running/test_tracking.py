@@ -216,6 +216,7 @@ def test_a_file_that_cannot_hold_the_runs_is_named_at_once(tmp_path):
     assert "unable to open" in fails_fast(f"sqlite:///{tmp_path}/folder.db")
     assert "not a database" in fails_fast(f"sqlite:///{tmp_path}/text")
     assert str(tmp_path) in fails_fast(f"sqlite:///{tmp_path}/text/mlflow.db")
+    assert "/proc/mlflow.db" in fails_fast("sqlite:////proc/mlflow.db")  # where no lock can be made
 
 
 @pytest.mark.parametrize(

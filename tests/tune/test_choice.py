@@ -14,7 +14,8 @@ import pytest
 from actors import server
 from actors.machines.placement import Layout
 from fedray import cli
-from fedray.config import override
+from fedray.algorithms.averaging.fedavg import FedAvg
+from fedray.config import Experiment, flatten, override, to_dict
 from fedray.data import loading
 from fedray.federate import report
 from fedray.federate.in_process import LocalFederation
@@ -23,10 +24,10 @@ from fedray.federate.plan import Plan
 from fedray.federate.planning import make_plan
 from fedray.types import Choice
 from tests.helpers import experiment
-from tune import results, search, sweep
+from tune import children, results, search, sweep
 from tune import trial as trial_module
 from tune.__main__ import main, read
-from tune.children import ChildRun
+from tune.children import ChildRun, ParentRun
 from tune.options import Sweep, validation_share
 from tune.results import TrialResult
 from tune.trial import Common, Trial
@@ -238,6 +239,19 @@ def test_the_store_holds_no_test_measure_of_a_trial_unless_test_data_choose(
     assert ("global/accuracy" in logged) == metric.startswith("test/")
     assert ("validation/global/accuracy" in logged) == metric.startswith("validation/")
     assert "time/round_seconds" in logged
+
+
+def test_the_store_has_a_trials_settings_as_those_of_any_other_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a comparison takes the same experiment for one on other data."""
+    logged: dict[str, Any] = {}
+    monkeypatch.setattr(children, "find_child", lambda *_: None)
+    monkeypatch.setattr(children, "MLflowTracker", lambda *args, **_: logged.update(args[3]))
+    parent = ParentRun("sqlite:///x.db", "fedray", "1", "sweep", "fedavg")
+    base = Experiment(algorithm=FedAvg())
+    children.child_run(parent, base, Sweep(), SimpleNamespace(trial_id="t", config={"algorithm.lr": 0.2}))
+    launched = make_plan(override(base, {"algorithm.lr": 0.2})).cfg
+    assert logged == {"algorithm.name": "fedavg"} | flatten(to_dict(launched))
+    assert logged["data.partition"] != base.data.partition
 
 
 @pytest.mark.ray

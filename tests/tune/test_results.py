@@ -1,6 +1,7 @@
 """Ranking, counting and the launch command of the best configuration."""
 
 import dataclasses
+import itertools
 import json
 import shlex
 from types import SimpleNamespace
@@ -59,6 +60,45 @@ def test_of_a_configuration_that_was_drawn_twice_the_longer_trial_counts():
     assert results.ranked([*twice, other], "max") == [[twice[1]], [other]]
     assert results.by_rank([other, *twice], "max") == [*twice, other]
     assert results.repetition([twice[1]], 12, "asha") == "plays it again, bit for bit"
+
+
+def test_a_resumed_sweep_ranks_configurations_with_several_values_in_one_setting():
+    """Ray Tune's files have tuples as lists, which cannot be counted."""
+
+    def trial(number, hidden, score):
+        ended = {"round": 3, "score": score, "done": True}
+        config = {"model.hidden": hidden, "seed": 0}
+        return SimpleNamespace(trial_id=f"x_{number}", config=config, last_result=ended, status="TERMINATED")
+
+    made = [trial(0, [10], 0.5), trial(1, (20, 5), 0.7)]
+    table = results.rows(made, {"model.hidden": Grid(((10,), (20, 5)))}, rounds=3)
+    assert [group[0].settings for group in results.ranked(table, "max")] == [
+        {"model.hidden": (20, 5)},
+        {"model.hidden": (10,)},
+    ]
+
+
+def test_a_cut_reason_says_that_more_follows_and_the_first_failure_is_told_whole():
+    reason = "failed: client 0, round 1, finish: its upload 'theta' is not finite; take a smaller learning rate"
+    failed = row(1.0, 0, None, text=reason)
+    assert results.shorten(reason) == f"{reason[:59]}…"
+    assert results.shorten("finished") == "finished"
+    assert results.failure([row(2.0, 0, 0.5), failed]) == f"{failed.trial[-5:]}: {reason.removeprefix('failed: ')}"
+    assert results.failure([row(2.0, 0, 0.5)]) is None
+
+
+@pytest.mark.parametrize(("low", "high"), [(1e-4, 1e-1), (0.5, 20), (1e-3, 2e-2)])
+def test_the_ticks_of_a_logarithmic_axis_do_not_overlap(low, high):
+    table = [row(zeta, 0, 0.5) for zeta in (low, high)]
+    space = {f"algorithm.{name}": LogUniform(low, high) for name in ("zeta", "lr", "mu")}
+    table = [each._replace(settings=dict.fromkeys(space, each.settings["algorithm.zeta"])) for each in table]
+    figure = results._versus(table, space, "score")
+    figure.canvas.draw()
+    for ax in figure.axes:
+        boxes = [label.get_window_extent() for label in ax.get_xticklabels() if label.get_text()]
+        shown = sorted((box for box in boxes if ax.bbox.x0 <= (box.x0 + box.x1) / 2 <= ax.bbox.x1), key=lambda b: b.x0)
+        assert len(shown) >= 2
+        assert all(left.x1 < right.x0 for left, right in itertools.pairwise(shown))
 
 
 def test_a_search_that_learns_draws_by_the_seed():

@@ -33,6 +33,10 @@ def test_an_entry_names_a_setting_and_its_domain(entry, path, domain):
     assert make([f"{name}={show(domain)}"], {}, BASE) == {path: domain}
 
 
+def test_a_list_is_a_tuple_for_configurations_are_counted_by_their_values():
+    assert make(["model.hidden=grid([50],[100])"], {}, BASE) == {"model.hidden": Grid(((50,), (100,)))}
+
+
 def test_a_real_setting_that_is_left_open_has_a_range():
     """What None stands for says nothing of the type."""
     assert make(["data.test_fraction=uniform(0.1,0.3)"], {}, BASE) == {"data.test_fraction": Uniform(0.1, 0.3)}

@@ -23,11 +23,13 @@ from fedray.running.drawing.figure_style import (
     column,
     evenly_spaced,
     jitter,
+    legend_height,
     plot_diagonal,
     read_csv,
     read_names,
     shortened,
     titled,
+    wrapped,
 )
 
 if TYPE_CHECKING:
@@ -39,6 +41,9 @@ NAMED_MAX = 40  # clients with a tick of their own
 Z = 1.959964  # 97.5 % quantile of the standard normal
 COLUMNS = 5  # of them side by side
 LINES_MAX = 500  # of more clients, evenly spaced ones have a line between their models: each takes a millisecond
+LABEL_MAX = 42  # letters of a line of a legend in two columns
+DEVIATIONS = "ΔG, all clients' examples", "ΔL, its own examples"
+COUNTS = ["test examples of all clients", "test examples of one"]
 AGREEMENT = 1e-9  # nats; less mutual information is rounding error of draws that all predict the same
 UNCERTAINTIES = (("entropy", "Predictive entropy"), ("mutual_information", "Mutual information"))
 SHORT = {"personal": "personal", "global": "global", NOVEL: "newcomer"}
@@ -264,15 +269,15 @@ def deviation_figure(curves: Sequence[DeviationCurve], client: int = 0, names: N
     if not curves:
         return None
     who = names.users[client] if names.users else f"client {client}"
-    figure = canvas(7.2, 3.9 + 0.2 * len(curves))
+    labels = [
+        [wrapped(f"{curve.name}: {what}" if curve.name else what, LABEL_MAX) for what in DEVIATIONS] for curve in curves
+    ]
+    figure = canvas(7.2, 3.7 + legend_height([label for pair in labels for label in pair] + COUNTS, 2))
     ax = figure.subplots()
     _draw_counts(ax, curves[0].rows, client, who)
-    for curve in curves:
+    for curve, (everyone, own) in zip(curves, labels, strict=True):
         rows = [row for row in curve.rows if int(row["client"]) == client]
         classes = column(rows, "class")
-        prefix = f"{curve.name}: " if curve.name else ""
-        everyone = f"{prefix}ΔG, all clients' examples"
-        own = f"{prefix}ΔL, its own examples"
         ax.plot(classes, column(rows, "dG"), "-", label=everyone, **curve.look)
         ax.plot(classes, column(rows, "dL"), ":", label=own, markerfacecolor="white", **curve.look)
     ax.axhline(0, color="black", linewidth=0.8)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import math
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +24,8 @@ COLOURS = {"personal": PALETTE[0], "global": PALETTE[1], "novel": PALETTE[2]}
 LINES: dict[str, tuple[Any, str]] = {"personal": ("-", "o"), "global": ("--", "s"), "novel": ("-.", "^")}
 GREY = "#8C8C8C"
 NAME_MAX = 14  # letters
+WRAPPED_MAX = 34  # letters of a line of a long name
+LINE = 0.17  # inches between two lines of a legend
 STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.titlesize": 10,
@@ -93,6 +97,24 @@ def shortened(name: str) -> str:
     """A name that fits beside an axis, with its end, by which similar names differ."""
     half = NAME_MAX // 2
     return name if len(name) <= NAME_MAX else f"{name[: NAME_MAX - half]}…{name[-half + 1 :]}"
+
+
+def wrapped(name: str, width: int = WRAPPED_MAX) -> str:
+    """A long name in lines of so many letters."""
+    return "\n".join(textwrap.wrap(name, width))
+
+
+def lines_of(names: Iterable[str]) -> int:
+    """How many lines the longest of some names takes."""
+    return max((name.count("\n") + 1 for name in names), default=1)
+
+
+def legend_height(names: Sequence[str], ncols: int) -> float:
+    """Inches that a legend of so many columns takes, which are filled one after the other."""
+    rows = math.ceil(len(names) / ncols)
+    return LINE * max(
+        (sum(name.count("\n") + 1 for name in names[k : k + rows]) for k in range(0, len(names), rows or 1)), default=0
+    )
 
 
 def column(rows: Rows, name: str) -> np.ndarray:

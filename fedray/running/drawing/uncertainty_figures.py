@@ -21,6 +21,7 @@ from fedray.running.drawing.figure_style import (
     canvas,
     column,
     jitter,
+    legend_height,
     read_csv,
 )
 
@@ -66,7 +67,7 @@ def risk_figure(lines: Sequence[Line]) -> Figure | None:
     """Errors among the predictions that are answered (%), against the share that is answered (%), the surest first."""
     if not lines:
         return None
-    figure = canvas(4.4 if len(lines) <= 2 else 6.4, 3.5 + 0.12 * len(lines))  # names of methods are long
+    figure = canvas(4.4 if len(lines) <= 2 else 6.4, 3.5 + legend_height([line.name for line in lines], 2))
     ax = figure.subplots()
     for place, line in enumerate(lines):
         every = (5 * place % 9, 9)  # markers at other places than those of the next line
@@ -83,7 +84,7 @@ def shift_figure(lines: Sequence[Line]) -> Figure | None:
     kinds = list(dict.fromkeys(row["corruption"] for line in lines for row in line.rows if row["severity"] != "0"))
     if not kinds:
         return None
-    figure = canvas(3.0 * len(kinds) + 0.6, 4.6 + 0.12 * len(lines))
+    figure = canvas(3.0 * len(kinds) + 0.6, 4.6 + legend_height([line.name for line in lines], 3))
     axes = figure.subplots(len(UNDER_SHIFT), len(kinds), squeeze=False, sharex=True, sharey="row")
     for panels, (measure, label) in zip(axes, UNDER_SHIFT.items(), strict=True):
         for ax, kind in zip(panels, kinds, strict=True):
