@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import fsspec
 import torch
 from fsspec.implementations.local import LocalFileSystem
 from torch import Tensor
@@ -23,6 +22,7 @@ from fedray.federate.device.numbers import set_precision
 from fedray.federate.messages import ClassLosses, EvalReply, File, Saved, TrainReply
 from fedray.federate.plan import Plan
 from fedray.federate.storage.checkpoint_files import local_path
+from fedray.federate.storage.places import located
 from fedray.federate.storage.states import Piece, rows
 from fedray.federate.uncertainty import answers
 from fedray.federate.uncertainty.reply import Uncertainty
@@ -150,7 +150,7 @@ class ClientActor:
 
     def save(self, folder: str) -> list[File] | None:
         """Write the hosted clients' private states into a folder; None where this machine does not see it."""
-        fs, path = fsspec.url_to_fs(folder)
+        fs, path = located(folder)
         if isinstance(fs, LocalFileSystem) and not fs.exists(path):
             return None
         return self._block.private.save(folder)

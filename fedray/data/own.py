@@ -56,10 +56,11 @@ def from_columns(columns: Mapping[str, np.ndarray], classes: int | None = None) 
     """
     target = target_of(columns)
     if target is None:
-        near = difflib.get_close_matches("label", columns, 1) or difflib.get_close_matches("target", columns, 1)
+        near = [name for name in columns if name.strip().lower() in TARGETS]
+        near += difflib.get_close_matches("label", columns, 1) or difflib.get_close_matches("target", columns, 1)
         hint = f"; is it {near[0]}? " if near else "; "
         raise ValueError(f"no column is named {' or '.join(TARGETS)}{hint}the columns are {', '.join(columns)}")
-    unnamed = [name for name in columns if not name or name.startswith("Unnamed: ")]
+    unnamed = list(filter(_nameless, columns))
     left_out = {target, CLIENT, *unnamed}
     if len(columns[target]) == 0:
         raise ValueError("it has no examples: not one row")
@@ -73,12 +74,19 @@ def from_columns(columns: Mapping[str, np.ndarray], classes: int | None = None) 
         dataset = from_arrays(_stacked(features), columns[target], columns.get(CLIENT), classes)
     notes = [f"{target} is the target, {_listed(list(features))} {'is' if len(features) == 1 else 'are'} the inputs"]
     notes += [f"the column without a name ({name}) is left out" for name in unnamed]
+    notes += [f"column {name} is an input; remove it if it tells the target" for name in features if name in TARGETS]
     return dataset._replace(notes=(*notes, *dataset.notes))
+
+
+def _nameless(column: str) -> bool:
+    """Whether a table does not name a column, such as that of its row numbers; pandas calls it Unnamed."""
+    return not column or column.startswith("Unnamed: ")
 
 
 def from_frame(frame: Any, classes: int | None = None) -> Dataset:
     """The examples of a pandas DataFrame, by :func:`from_columns`."""
-    for name, missing in frame.isna().sum().items():
+    used = [name for name in frame.columns if not _nameless(str(name))] if target_of(map(str, frame.columns)) else []
+    for name, missing in frame[used].isna().sum().items():
         _check_complete(str(name), int(missing))
     return from_columns({str(name): frame[name].to_numpy() for name in frame.columns}, classes)
 
@@ -116,8 +124,9 @@ def given(dataset: Any) -> Dataset:
     """
     if isinstance(dataset, Dataset):
         return checked_dataset(dataset)
-    kinds: dict[str, Callable[[Any], Dataset]] = {"DataFrame": from_frame, "Dataset": from_hugging_face}
-    read = kinds.get(type(dataset).__name__)
+    kinds: dict[str, Callable[[Any], Dataset]] = {"isna": from_frame, "with_format": from_hugging_face}
+    named = type(dataset).__name__ in ("DataFrame", "Dataset")  # other libraries have such classes, too
+    read = next((kinds[method] for method in kinds if named and hasattr(dataset, method)), None)
     if isinstance(dataset, torch.utils.data.Dataset):
         read = from_torch
     elif type(dataset) is tuple and len(dataset) in (2, 3):
@@ -136,6 +145,8 @@ def _from_tuple(arrays: Any) -> Dataset:
 
 
 def _array(name: str, values: Any) -> np.ndarray:
+    if np.ma.is_masked(values):
+        _check_complete(name, int(np.ma.count_masked(values)))
     try:
         return np.asarray(values)
     except (ValueError, RuntimeError, TypeError):  # rows of different lengths, a tensor on a GPU or with a gradient
@@ -252,14 +263,26 @@ def _plain(values: np.ndarray, name: str) -> np.ndarray:
     """Values [N] of numbers or texts; raises ValueError for missing ones, and for anything else."""
     if values.dtype.kind == "O":
         items = values.tolist()
-        _check_complete(name, sum(each is None or each != each for each in items))
+        _check_complete(name, sum(map(_missing, items)))
         values = np.asarray(items)
     if values.dtype.kind == "f":
         _check_complete(name, int(np.isnan(values).sum()))
     values = values.astype(str) if values.dtype.kind == "S" else values
-    if values.ndim != 1 or values.dtype.kind not in "iufbU" or (values.dtype.kind == "f" and np.isinf(values).any()):
-        raise ValueError(f"{name} holds values of type {values.dtype}, or infinity; it takes numbers or texts")
+    if values.ndim != 1 or values.dtype.kind not in "iufbU":
+        raise ValueError(f"{name} holds values of type {values.dtype}; it takes numbers or texts")
+    if values.dtype.kind == "f" and (endless := int(np.isinf(values).sum())):
+        raise ValueError(f"{name} holds infinity {endless} times; correct it, or leave these examples out")
     return values
+
+
+def _missing(value: Any) -> bool:
+    """Whether a value is None, NaN or pandas' NA, which says of no comparison whether it is true."""
+    try:
+        return value is None or bool(value != value)
+    except TypeError:
+        return True
+    except ValueError:  # an array
+        return False
 
 
 def _check_complete(name: str, missing: int) -> None:
@@ -316,9 +339,18 @@ def _numbers(name: str, values: np.ndarray) -> np.ndarray:
     """A column of numbers or of arrays; raises ValueError for anything else."""
     values = _of_rows(name, values) if values.dtype.kind == "O" else values
     if values.dtype.kind not in "iufb":
-        example = f"{values.flat[0]!s:.40}" if values.size else ""
+        example = next((f"{each!s:.40}" for each in values.flat if not _number(each)), "")
         raise ValueError(f"column {name} holds {example!r}, which is no number; encode it as numbers, or remove it")
     return values
+
+
+def _number(value: Any) -> bool:
+    """Whether a value can be read as a number."""
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _of_rows(name: str, values: np.ndarray) -> np.ndarray:

@@ -177,6 +177,8 @@ def remarks(cfg: DataConfig, dataset: Dataset, partition: Partition) -> tuple[st
         if partition_record(cfg).by_class and cfg.labels_per_client == dataset.classes < protocol(cfg).labels:
             known = f"the data have {dataset.classes} classes, and every client holds all of them"
             found.append(f"{known}; `data.partition=dirichlet` makes clients differ")
+        if partition_record(cfg).by_class and cfg.size not in protocol(cfg).sizes:
+            found += _left(dataset, partition)
         found += partition_record(cfg).remarks(dataset, partition)
         found += _unread(cfg, partition_record(cfg))
     if partition.relabel is not None:
@@ -188,6 +190,18 @@ def remarks(cfg: DataConfig, dataset: Dataset, partition: Partition) -> tuple[st
             "accuracies count them, and compare with others of that kind only"
         )
     return tuple(found)
+
+
+def _left(dataset: Dataset, partition: Partition) -> list[str]:
+    """That most examples are dealt to nobody, where one class is much smaller than the others."""
+    dealt = sum(len(part) for part in (*partition.train, *partition.test))
+    if 2 * dealt >= len(dataset.y):
+        return []
+    count = np.bincount(dataset.y, minlength=dataset.classes)
+    few = int(count.argmin())
+    name = dataset.names.classes[few] if dataset.names.classes else few
+    reason = f"a client has as many of each of its classes, and class {name} has {count[few]}"
+    return [f"only {dealt} of {len(dataset.y)} examples are dealt: {reason}; `data.partition=dirichlet` deals all"]
 
 
 def _unscaled(dataset: Dataset) -> float:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedray import registry
 from fedray.config import Execution, override
-from fedray.federate import report
+from fedray.federate import loss_deviation, report
 from fedray.federate.messages import RoundMetrics, Saved
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot
@@ -243,6 +243,8 @@ def run(
     with naming_arguments():
         check_packages()
         wanted = asked(algorithm, data, partition, model, metrics or {}, settings)
+        if wanted.execution.loss_deviation:
+            loss_deviation.check(wanted.plan)
         questions.check(wanted.plan, wanted.execution)
         session.check_gpu(wanted.execution)
         started = Run(wanted.plan, wanted.execution, _callable(callbacks))

@@ -82,7 +82,7 @@ class Predictor:
         self, x: Any, client: int | str | None = None, samples: int | None = None, seed: int = 0, model: Any = None
     ) -> Prediction | RealPrediction:
         """Predict inputs x [B, ...], in the dataset's own units, with a client's model or the global one (None).
-        A client is a number, or a name that its data gave it.
+        A client is a number, or a name that its data gave it; one number that could be both is refused.
 
         Returns a :class:`Prediction` of labels, or a :class:`RealPrediction` of real targets.
         ``samples`` posterior draws are averaged (by default as in the run, 0 for the mean weights).
@@ -91,10 +91,9 @@ class Predictor:
         """
         plan = self.plan
         algorithm = self.plan.algorithm
-        client = self._number(client) if isinstance(client, str) else client
-        client = None if client is None else _whole("client", client)
+        client = None if client is None else self._number(client)
         predict = self._function(client)
-        model = self.model(client) if model is None else model
+        model = self._model(client) if model is None else model
         samples = plan.cfg.predict_samples if samples is None else _whole("samples", samples)
         require(samples >= 0, "samples", samples, "is negative", "give 0 for the mean weights, or a number of draws")
         ctx = plan.context
@@ -117,9 +116,21 @@ class Predictor:
         number = int(text) if re.fullmatch("[0-9]{1,9}", text) else self.plan.clients
         return number if number < self.plan.clients else None
 
-    def _number(self, name: str) -> int:
-        """The number of a client; raises FedRayError for a name that nobody has."""
+    def called(self, number: int) -> int | str:
+        """What :meth:`predict` takes for a client of this number: its name, where the data gave it one."""
+        return self.plan.names.users[number] if self.plan.names.users else number
+
+    def _number(self, client: int | str) -> int:
+        """The number of a client; raises FedRayError for a name that nobody has, and a number with two meanings."""
         names = self.plan.names.users
+        if not isinstance(client, str):
+            number = _whole("client", client)
+            named = names.index(str(number)) if str(number) in names else number
+            if named != number:
+                other = f" and the number of client {names[number]!r}" if number < len(names) else ""
+                raise FedRayError(f"client={number}: is the name of a client{other}; give a name as text, '{number}'")
+            return number
+        name = client
         if not names:
             raise FedRayError(
                 f"client={name!r}: the clients of this run have numbers only, 0 to {self.plan.clients - 1}"
@@ -130,11 +141,14 @@ class Predictor:
             )
         return names.index(name)
 
-    def model(self, client: int | None = None) -> Any:
+    def model(self, client: int | str | None = None) -> Any:
         """What predicts for a client, or for everyone (None): read from the run's files, and of that client only.
 
         Raises FedRayError for a model that the method lacks, or an unknown client.
         """
+        return self._model(None if client is None else self._number(client))
+
+    def _model(self, client: int | None) -> Any:
         self._function(client)
         return self.plan.view(self.snapshot.server) if client is None else self._personal(client)
 
@@ -299,11 +313,10 @@ def _plan(folder: Path, described: Any, own_model: nn.Module | None) -> Plan:
             raise FedRayError(f"{folder}: its network was given from Python; give it again, load(folder, model=...)")
         model = network.given(own_model, tuple(inputs), shape["classes"], density)
         caller = own_module(model)
-        if caller and caller.kept and described.get("digests", {}).get(LAYERS) != of_layers(own_model, caller.kept):
-            raise FedRayError(
-                f"{folder}: is of another network, or of a FedRay that did not keep {caller.kept}; give the network of "
-                "this run, or run it again"
-            )
+        before, kept = described.get("digests", {}).get(LAYERS), caller.kept if caller else ""
+        if (before or kept) and before != of_layers(own_model, kept):  # older runs have no digest
+            older = f", or of a FedRay that did not keep {kept}" if kept else ""
+            raise FedRayError(f"{folder}: is of another network{older}; give the network of this run, or run it again")
     else:
         layers = registry.pick(registry.networks(), "`model.name`", cfg.model.name)
         model = network.build(layers, cfg.model, tuple(inputs), shape["classes"], density)

@@ -22,8 +22,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import fsspec
-
 from fedray import registry
 from fedray.config import Execution, Experiment, decisive, differences, flatten, from_dict, to_dict
 from fedray.config.decode import decode, fits, refuse_damage
@@ -31,6 +29,7 @@ from fedray.federate.plan import Plan
 from fedray.federate.planning import plug_ins_of
 from fedray.federate.storage import checkpoint
 from fedray.federate.storage.checkpoint import STATES, CheckpointStore, rounds
+from fedray.federate.storage.places import located
 from fedray.running.files import write_json
 from fedray.running.mlflow_store import shown
 from fedray.types import FedRayError, first_line, require
@@ -65,7 +64,7 @@ def claim(store: CheckpointStore, note: Note, resumed: bool) -> None:
     try:
         taken = "" if resumed and _may_have(store.url, note) else _held(store)
         if not taken:
-            fs, path = fsspec.url_to_fs(store.url)
+            fs, path = located(store.url)
             fs.makedirs(path, exist_ok=True)
             fs.pipe_file(f"{path}/{NOTE}", json.dumps(_content(note), indent=2).encode())
     except Exception as error:  # any of a storage library's
@@ -105,7 +104,7 @@ def clear(folder: Path, store: CheckpointStore) -> None:
     """Remove the checkpoints of a finished run, and its note beside them; what cannot be removed stays."""
     with contextlib.suppress(Exception):
         if elsewhere(folder, store):
-            fs, path = fsspec.url_to_fs(store.url)
+            fs, path = located(store.url)
             fs.rm_file(f"{path}/{NOTE}")
     checkpoint.clear(store)
 
@@ -118,8 +117,9 @@ def elsewhere(folder: Path, store: CheckpointStore) -> bool:
 def read(place: str) -> Note:
     """The note of a run's folder, or of the URL of its checkpoints; raises FedRayError where there is none."""
     with refuse_damage(f"--resume {place}: holds no run to go on with", "give the folder of an interrupted run"):
-        with fsspec.open(f"{place}/{NOTE}", "rb") as file:
-            found = decode(file.read())  # type: ignore[union-attr]
+        fs, path = located(place if "://" in place else str(Path(place).absolute()))
+        with fs.open(f"{path}/{NOTE}", "rb") as file:
+            found = decode(file.read())
         registry.plug_in_again(found.get("plug_ins", ()), f"--resume {place}")
         settings = dict(found["execution"])
         # Older versions kept the failure policy among the settings of the execution.

@@ -83,6 +83,11 @@ def test_what_cannot_be_dealt_is_refused(clients, each, alpha, fraction, match):
         natural(users_of(30, each), clients, alpha, fraction, rng())
 
 
+def test_an_owner_with_one_example_is_named():
+    with pytest.raises(FedRayError, match=r"clients 3: client solo has 1 example, .*; leave that one out, or ask"):
+        natural(np.array([0, 0, 1, 2, 2]), 3, 0.5, 0.25, rng(), ("a", "solo", "c"))
+
+
 def test_datasets_without_users_are_refused():
     cfg = Experiment(clients=10, data=DataConfig(partition="natural"))
     with pytest.raises(FedRayError, match=r"data.partition natural: .*choose another, such as dirichlet"):

@@ -23,6 +23,21 @@ def test_owners_in_a_csv_have_the_names_that_it_writes(tmp_path, clients, names,
     assert (dataset.names.users, dataset.users.tolist()) == (names, users)
 
 
+def test_blanks_around_names_and_commas_at_the_ends_of_lines_change_nothing(tmp_path):
+    (tmp_path / "mine.csv").write_text("a, y ,client ,\n" + "".join(f"{k},{k % 2},{k // 2},\n" for k in range(4)))
+    dataset = loading.load(DataConfig(name=str(tmp_path / "mine.csv")))
+    assert dataset.x.tolist() == [[0], [1], [2], [3]]
+    assert (dataset.y.tolist(), dataset.users.tolist()) == ([0, 1, 0, 1], [0, 0, 1, 1])
+    assert any("without a name" in note for note in dataset.notes)
+
+
+def test_a_second_column_with_the_name_of_a_target_is_an_input_and_it_is_said(tmp_path):
+    (tmp_path / "mine.csv").write_text("a,label,y\n" + "".join(f"{k},{k % 2},{k % 2}\n" for k in range(4)))
+    dataset = loading.load(DataConfig(name=str(tmp_path / "mine.csv")))
+    assert dataset.x.shape == (4, 2)
+    assert "column label is an input; remove it if it tells the target" in dataset.notes
+
+
 def test_labels_in_a_csv_may_be_words_for_a_missing_value(tmp_path):
     """They are missing values among numbers."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,9 +43,16 @@ def _read_csv(path: Path) -> DataFrame:
     """The table, with owners and labels as they are written: 007 is not 7, and the label NA is not a missing one."""
     import pandas
 
-    frame = pandas.read_csv(path)
+    with warnings.catch_warnings():
+        # Without index_col pandas takes the first value for a row's name where rows are longer than the header.
+        warnings.simplefilter("error", pandas.errors.ParserWarning)
+        try:
+            frame = pandas.read_csv(path, index_col=False, low_memory=False).rename(columns=str.strip)
+        except pandas.errors.ParserWarning:
+            raise ValueError("its rows have more values than its header has columns; name every column") from None
     named = [name for name in (own.target_of(frame.columns), own.CLIENT) if name in frame.columns]
-    written = pandas.read_csv(path, usecols=named, dtype=str, keep_default_na=False)
+    read = pandas.read_csv(path, usecols=lambda name: name.strip() in named, dtype=str, keep_default_na=False)
+    written = read.rename(columns=str.strip)
     for name in named:
         frame[name] = _as_written(written[name].to_numpy(), exact=name == own.CLIENT)
     return frame
@@ -79,7 +87,7 @@ def owned(cfg: DataConfig) -> bool:
         path = Path(cfg.name).expanduser()
         if path.suffix == ".parquet":
             return own.CLIENT in pyarrow.parquet.read_schema(path).names
-        return own.CLIENT in pandas.read_csv(path, nrows=0).columns
+        return own.CLIENT in pandas.read_csv(path, nrows=0).rename(columns=str.strip).columns
     except (OSError, RuntimeError, ValueError):
         return False
 

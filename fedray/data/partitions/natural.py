@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from fedray.config import DataConfig
@@ -13,7 +15,14 @@ from fedray.types import require
 LEAST = 10  # users of a client, where there are as many
 
 
-def natural(users: np.ndarray, clients: int, alpha: float, test_fraction: float, rng: np.random.Generator) -> Partition:
+def natural(
+    users: np.ndarray,
+    clients: int,
+    alpha: float,
+    test_fraction: float,
+    rng: np.random.Generator,
+    names: Sequence[str] = (),
+) -> Partition:
     """Users are clients; fewer clients are groups of them, with shares of the users ~ Dir(alpha, ..., alpha).
 
     users [N] are 0..U-1. A client's users are consecutive, and ten at least (as many as there are, where U < 10 N).
@@ -30,15 +39,17 @@ def natural(users: np.ndarray, clients: int, alpha: float, test_fraction: float,
     ends = np.bincount(owner, minlength=clients).cumsum()
     shards = np.split(np.argsort(owner, kind="stable"), ends[:-1])
     poor = min(range(clients), key=lambda client: len(shards[client]))
-    reason = f"client {poor} has {len(shards[poor])} example, and needs one to train and one to test on"
-    require(len(shards[poor]) >= 2, "clients", clients, reason, "ask for fewer clients, so that users are grouped")
+    who = f"client {names[poor]}" if names and clients == count else f"client {poor}"
+    reason = f"{who} has {len(shards[poor])} example, and needs one to train and one to test on"
+    remedy = "leave that one out, or ask for fewer clients, so that users are grouped"
+    require(len(shards[poor]) >= 2, "clients", clients, reason, remedy)
     return hold_out(shards, test_fraction, rng)
 
 
 def deal(dataset: Dataset, settings: DealSettings, rng: np.random.Generator) -> Partition:
     """Deal the examples of a dataset by user; see :func:`natural`. Raises FedRayError for one without users."""
     users = checked_users(dataset.users, settings.cfg.partition)
-    return natural(users, settings.clients, settings.cfg.alpha, settings.test_fraction, rng)
+    return natural(users, settings.clients, settings.cfg.alpha, settings.test_fraction, rng, dataset.names.users)
 
 
 def describe(cfg: DataConfig, protocol: Protocol) -> str:

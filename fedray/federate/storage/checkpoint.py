@@ -8,12 +8,11 @@ import shutil
 from collections.abc import Callable
 from typing import NamedTuple
 
-import fsspec
-
 from fedray.federate.messages import Cohort, Failure
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import State
 from fedray.federate.storage.checkpoint_files import MANIFEST, Checkpoint, CheckpointError, read, write
+from fedray.federate.storage.places import located
 from fedray.types import first_line
 
 KIND = "checkpoint"  # of a failure to write one
@@ -45,7 +44,7 @@ def keep(store: CheckpointStore, plan: Plan, state: State, cohort: Cohort) -> tu
     folder = _folder(store, state.round)
     try:
         _remove(folder)  # of a server that was lost after it
-        fs, path = fsspec.url_to_fs(folder)
+        fs, path = located(folder)
         fs.makedirs(path, exist_ok=True)
         write(folder, plan, state, cohort.save(folder))
     except Exception as error:  # any of a storage library's
@@ -59,9 +58,13 @@ def keep(store: CheckpointStore, plan: Plan, state: State, cohort: Cohort) -> tu
 
 
 def _prune(store: CheckpointStore, round_number: int) -> tuple[Failure, ...]:
-    """Remove all but the last few checkpoints; one that cannot be removed only takes room, which is reported."""
+    """Remove all but the last few checkpoints; one that cannot be removed only takes room, which is reported.
+
+    Later ones than the round do not count: who resumed could not use them, and needs the ones before.
+    """
     try:
-        for number in reversed(rounds(store)[: -store.kept]):  # what stays for good is the last one tried
+        so_far = [number for number in rounds(store) if number <= round_number]
+        for number in reversed(so_far[: -store.kept]):  # what stays for good is the last one tried
             _remove(_folder(store, number))
     except Exception as error:  # any of a storage library's
         reason = f"{first_line(error)}, while removing old checkpoints of {store.url}"
@@ -74,7 +77,7 @@ def _folder(store: CheckpointStore, number: int) -> str:
 
 
 def _remove(folder: str) -> None:
-    fs, path = fsspec.url_to_fs(folder)
+    fs, path = located(folder)
     if fs.exists(path):
         fs.rm(path, recursive=True)
 
@@ -86,7 +89,7 @@ def rounds(store: CheckpointStore) -> list[int]:
 
 def names(folder: str) -> list[str]:
     """What lies directly in a folder; nothing where there is none."""
-    fs, path = fsspec.url_to_fs(folder)
+    fs, path = located(folder)
     fs.invalidate_cache()
     return [str(entry).rstrip("/").rpartition("/")[2] for entry in fs.ls(path, detail=False)] if fs.exists(path) else []
 
@@ -114,8 +117,8 @@ def copied(begun: Checkpoint, store: CheckpointStore) -> Checkpoint:
     """A checkpoint of another store, in this one too; raises CheckpointError where it cannot be written."""
     folder = _folder(store, begun.state.round)
     try:
-        source, path = fsspec.url_to_fs(begun.clients.folder)
-        fs, target = fsspec.url_to_fs(folder)
+        source, path = located(begun.clients.folder)
+        fs, target = located(folder)
         fs.makedirs(target, exist_ok=True)
         for name in sorted(names(begun.clients.folder), key=MANIFEST.__eq__):  # last what makes it a checkpoint
             with source.open(f"{path}/{name}", "rb") as there, fs.open(f"{target}/{name}", "wb") as here:
@@ -129,7 +132,7 @@ def copied(begun: Checkpoint, store: CheckpointStore) -> Checkpoint:
 
 def _complete(store: CheckpointStore, number: int) -> bool:
     """Whether a checkpoint was written to its end: its manifest is written last."""
-    fs, path = fsspec.url_to_fs(_folder(store, number))
+    fs, path = located(_folder(store, number))
     return fs.exists(f"{path}/{MANIFEST}")
 
 
@@ -147,7 +150,7 @@ def clear(store: CheckpointStore) -> None:
     with contextlib.suppress(Exception):
         _remove(f"{store.url}/{STATES}")  # of a process that was killed, where the run went on in memory
     with contextlib.suppress(Exception):
-        fs, path = fsspec.url_to_fs(store.url)
+        fs, path = located(store.url)
         for number in rounds(store):
             _remove(_folder(store, number))
         if not fs.ls(path, detail=False):

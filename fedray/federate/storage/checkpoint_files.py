@@ -24,7 +24,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import fsspec
 import numpy as np
 import torch
 from fsspec.implementations.local import LocalFileSystem
@@ -35,6 +34,7 @@ from fedray.config.decode import decode, fits, refuse_damage
 from fedray.federate.messages import File, Saved, Spotlight
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import State
+from fedray.federate.storage.places import located
 from fedray.types import RunError
 
 MANIFEST = "manifest.json"
@@ -99,7 +99,7 @@ def read_clients(saved: Saved, wanted: Collection[int], initial: Any) -> Iterato
 
 def local_path(folder: str) -> Path | None:
     """The path of a folder in a file system of this machine; None for a remote store, or one not seen from here."""
-    fs, path = fsspec.url_to_fs(folder)
+    fs, path = located(folder)
     return Path(path) if isinstance(fs, LocalFileSystem) and fs.exists(path) else None
 
 
@@ -133,7 +133,7 @@ def write(folder: str, plan: Plan, state: State, clients: Sequence[File]) -> Non
         "files": [file._asdict() for file in files],
     }
     manifest = body | {"crc32": _checksum(body)}
-    fs, path = fsspec.url_to_fs(folder)
+    fs, path = located(folder)
     _write(folder, "manifest.part", [json.dumps(manifest, indent=1).encode()])
     fs.mv(f"{path}/manifest.part", f"{path}/{MANIFEST}")
 
@@ -221,7 +221,7 @@ def _write(
     clients: tuple[int, ...] = (),
     lasting: bool = True,
 ) -> File:
-    fs, path = fsspec.url_to_fs(folder)
+    fs, path = located(folder)
     size = checksum = 0
     with fs.open(f"{path}/{name}", "wb") as file:
         for piece in content:
@@ -235,7 +235,7 @@ def _write(
 
 
 def _content(folder: str, name: str) -> bytes:
-    fs, path = fsspec.url_to_fs(folder)
+    fs, path = located(folder)
     with fs.open(f"{path}/{name}", "rb") as file:
         return file.read()
 

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import fsspec
 import torch
 from fsspec.implementations.local import LocalFileSystem
 
@@ -28,6 +27,7 @@ from fedray.arrays import tensor_files, trees
 from fedray.federate.device.host import leaving, moved
 from fedray.federate.messages import File, Saved
 from fedray.federate.storage.checkpoint_files import link, local_path, read_clients, write_clients, write_some
+from fedray.federate.storage.places import located
 from fedray.types import RunError, writing
 
 
@@ -194,7 +194,7 @@ class OnDisk:
                 self.replace(0, [piece.ids[k] for k in own], states)
 
     def save(self, folder: str) -> list[File]:
-        fs, path = fsspec.url_to_fs(folder)
+        fs, path = located(folder)
         for number, file in self._files.values():
             source = self._path(number, file)
             if isinstance(fs, LocalFileSystem):

@@ -42,7 +42,8 @@ def corruptions(shape: tuple[int, ...]) -> Iterator[Corruption]:
 
 def noise(amount: float, x: Tensor, z: Tensor) -> Tensor:
     """Inputs x with normals z [n, ...] of ``amount`` times their standard deviation added."""
-    return x + amount * x.std() * z
+    sd = x.std() if x.numel() > 1 else 0.0  # of a single number there is none
+    return x + amount * sd * z
 
 
 def blur(width: float, x: Tensor, z: Tensor) -> Tensor:

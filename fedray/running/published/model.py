@@ -65,7 +65,7 @@ def _load_pyfunc(path: str) -> ServedModels:
 def _client(asked: str | None, run: Predictor) -> int | str | None:
     """The client that a text means; an unknown one as it was given."""
     found = None if asked is None else run.meant(asked)
-    return asked if found is None else found
+    return asked if found is None else run.called(found)
 
 
 def _draws(asked: int | None) -> int | None:

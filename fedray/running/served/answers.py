@@ -98,14 +98,15 @@ class Answers:
 
     def model(self, client: int) -> Any:
         """A client's model, read from the run's files into memory of its own."""
-        return trees.tree_map(lambda leaf: leaf.clone(), self.run.model(client))
+        return trees.tree_map(lambda leaf: leaf.clone(), self.run.model(self.run.called(client)))
 
     def answer(self, client: int | None, model: Any, body: bytes) -> Reply:
         """What the model of :meth:`client` predicts for the inputs of a request; raises RequestError (422, 500)."""
         x, seed = self._question(body)
         with_model = self.shared if client is None else model
         try:
-            found = self.run.predict(x, client, self.terms.samples, seed, with_model)
+            asked = None if client is None else self.run.called(client)
+            found = self.run.predict(x, asked, self.terms.samples, seed, with_model)
         except FedRayError as error:
             raise RequestError(422, str(error)) from None
         said = {"model": "global" if client is None else "personal", "client": client, "seed": seed}

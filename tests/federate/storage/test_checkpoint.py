@@ -44,6 +44,33 @@ def kept(folder, rounds=2, **settings):
     return plan, store, state, cohort
 
 
+def test_a_name_with_colons_is_a_folder_of_its_own(tmp_path):
+    """fsspec would take runs/a::b for runs/a, and the run there for an old checkpoint of this one."""
+    other = tmp_path / "a" / "run.json"
+    other.parent.mkdir()
+    other.write_text("{}")
+    plan, store, _, _ = kept(tmp_path / "a::b")
+    assert other.read_text() == "{}"
+    assert sorted(path.name for path in (tmp_path / "a::b").iterdir()) == ["round-000001", "round-000002"]
+    begun = checkpoint.newest(store, plan, pytest.fail)
+    assert begun is not None
+    assert begun.state.round == 2
+    checkpoint.clear(store)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_what_a_killed_run_left_of_a_later_round_is_none_of_the_last_few(tmp_path):
+    """Else the checkpoint that was just written would go, as the oldest one."""
+    (tmp_path / "round-000020").mkdir()
+    plan, store, _, _ = kept(tmp_path, rounds=2, kept=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["round-000002", "round-000020"]
+    warned = []
+    begun = checkpoint.newest(store, plan, warned.append)
+    assert begun is not None
+    assert begun.state.round == 2
+    assert len(warned) == 1
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_federation_goes_on_bitwise_from_a_checkpoint(name, tmp_path):
     plan, store = small_plan(name, SETTINGS), CheckpointStore(str(tmp_path))

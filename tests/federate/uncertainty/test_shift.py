@@ -33,6 +33,7 @@ def test_every_step_of_severity_changes_the_inputs_more(kind):
 
 def test_noise_is_measured_in_standard_deviations_of_the_inputs():
     assert_close(noise(0.5, 3 * IMAGES, NORMALS) - 3 * IMAGES, 1.5 * IMAGES.std() * NORMALS)
+    assert noise(0.5, torch.ones(1, 1), torch.ones(1, 1)).item() == 1  # a single number has no deviation
 
 
 def test_a_turn_by_a_right_angle_moves_pixels_only():
