@@ -130,16 +130,15 @@ class Predictor:
                 other = f" and the number of client {names[number]!r}" if number < len(names) else ""
                 raise FedRayError(f"client={number}: is the name of a client{other}; give a name as text, '{number}'")
             return number
-        name = client
         if not names:
             raise FedRayError(
-                f"client={name!r}: the clients of this run have numbers only, 0 to {self.plan.clients - 1}"
+                f"client={client!r}: the clients of this run have numbers only, 0 to {self.plan.clients - 1}"
             )
-        if name not in names:
+        if client not in names:
             raise FedRayError(
-                f"client={name!r}: no client has this name; {suggestion(name, names)}they are in clients.csv"
+                f"client={client!r}: no client has this name; {suggestion(client, names)}they are in clients.csv"
             )
-        return names.index(name)
+        return names.index(client)
 
     def model(self, client: int | str | None = None) -> Any:
         """What predicts for a client, or for everyone (None): read from the run's files, and of that client only.
