@@ -89,6 +89,7 @@ class ClientActor:
         seen = local_path(saved.folder) is not None or "://" in saved.folder
         if seen:
             self._block.private.load(saved)
+            self._reply = None  # of a round that follows from other states
         return seen, self._block.private.piece(self._ids)()
 
     def train(

@@ -128,6 +128,13 @@ def test_no_algorithm_of_ours_depends_on_the_number_of_rounds(name: str) -> None
     extension.check(small_plan(name, {"rounds": 3}), 2)
 
 
+def test_nor_does_one_whose_minibatches_are_larger_than_its_shards() -> None:
+    """FedEM reads of every example of a minibatch which one of the shard it is."""
+    plan = small_plan("fedem", {"rounds": 3, "batch_size": 400})
+    assert plan.facts.shard < 400
+    extension.check(plan, 2)
+
+
 def test_particles_whose_slots_suffice_for_more_rounds_go_on_and_their_policies_too() -> None:
     serial = {"algorithm.mode": "serial", "algorithm.sites": "history", "algorithm.slots": 9, "clients_per_round": 1}
     extension.check(small_plan("dsvgd", serial | {"rounds": 9, "selection": "hip"}), 2)

@@ -98,7 +98,8 @@ def zeros(plan: Plan, size: int) -> Batch:
     """Examples without content, where only their shapes count."""
     y = torch.zeros(size, dtype=torch.long if plan.target is None else torch.float32)
     x = torch.zeros(size, *plan.model.input_shape)
-    return Batch(x, y, torch.ones(size), torch.arange(size), torch.tensor(float(size)))
+    place = torch.arange(size) % plan.facts.shard  # a minibatch may have more rows than the largest shard
+    return Batch(x, y, torch.ones(size), place, torch.tensor(float(size)))
 
 
 def _known(part: nn.Module) -> bool:
