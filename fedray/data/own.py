@@ -339,12 +339,12 @@ def _numbers(name: str, values: np.ndarray) -> np.ndarray:
     """A column of numbers or of arrays; raises ValueError for anything else."""
     values = _of_rows(name, values) if values.dtype.kind == "O" else values
     if values.dtype.kind not in "iufb":
-        example = next((f"{each!s:.40}" for each in values.flat if not _number(each)), "")
+        example = next((f"{each!s:.40}" for each in values.flat if not _is_number(each)), "")
         raise ValueError(f"column {name} holds {example!r}, which is no number; encode it as numbers, or remove it")
     return values
 
 
-def _number(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     """Whether a value can be read as a number."""
     try:
         float(value)
