@@ -178,17 +178,34 @@ def test_every_cell_of_the_other_studies_can_be_played() -> None:
             assert [cell.name for cell in study() if refusal(cell.experiment)] == [], name
 
 
-def test_with_public_codes_noise_nothing_else_differs_from_table_1() -> None:
+@pytest.mark.parametrize(
+    ("study", "changes"),
+    [
+        ("table1-noise", {"noise_sd": 0.001}),
+        (
+            "table1-code",
+            {
+                "noise_sd": 0.001,
+                "zeta": 0.5,
+                "likelihood": "batch",
+                "keep_global_moments": True,
+                "personal_steps": 5,
+            },
+        ),
+    ],
+)
+def test_in_another_reading_of_table_1_nothing_else_differs(study: str, changes: dict[str, object]) -> None:
     of_table1 = {
         f"{short}-{cell.experiment.data.size}": cell
         for short in ("mnist", "fmnist")
         for cell in STUDIES[f"table1-{short}"]()
         if cell.tags == ("pfedbayes",)
     }
-    noisy = {cell.name: cell for cell in STUDIES["table1-noise"]()}
-    assert noisy.keys() == of_table1.keys()
-    for name, cell in noisy.items():
-        assert cell.experiment == override(of_table1[name].experiment, {"algorithm.noise_sd": 0.001})
+    again = {cell.name: cell for cell in STUDIES[study]()}
+    assert again.keys() == of_table1.keys()
+    for name, cell in again.items():
+        changed = {f"algorithm.{field}": value for field, value in changes.items()}
+        assert cell.experiment == override(of_table1[name].experiment, changed)
 
 
 @pytest.mark.parametrize("name", ["equal-steps-mnist", "equal-steps-fmnist"])
