@@ -219,7 +219,8 @@ class RayFederation:
         if self._rebuilt >= self._policy.attempts:
             raise RunLostError(f"{reason}; given up after round {self._reached}")
         self._tear_down()
-        begun = newest(self._store, self.plan, say) if self._store else None
+        # Not from a round whose metrics were lost with the server: it is played again, and yielded then.
+        begun = newest(self._store, self.plan, say, self._reached) if self._store else None
         action = f"rebuilt from round {begun.state.round if begun else 0}"
         self._failures.append(Failure(self._reached + 1, "server", "lost", reason, action))
         say(f"{reason}; the federation is {action}")

@@ -281,10 +281,16 @@ def _shown_help(usage: str, *parts: str) -> SystemExit:
 
 
 def early(argv: Sequence[str], option: str) -> str:
-    """The value of an option that must be read first, because it changes the defaults of the others."""
+    """The value of an option that must be read first, because it changes the defaults of the others; "" without one.
+
+    Raises FedRayError for an empty value, as of a variable of the shell that is not set.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument(option, default="", nargs="?", dest="value")
-    return parser.parse_known_args(list(argv))[0].value or ""
+    parser.add_argument(option, default=None, nargs="?", dest="value")
+    value = parser.parse_known_args(list(argv))[0].value
+    if value == "":
+        raise FedRayError(f"{option} '': is empty; give its value, or leave it out")
+    return value or ""
 
 
 def _named_plug_ins(argv: Sequence[str]) -> tuple[str, ...]:

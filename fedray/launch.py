@@ -124,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             show(outcome)
         return cli.DONE
 
-    return cli.run_command(body, "interrupted: the actors are stopped, the rounds so far are in the tracking store")
+    return cli.run_command(body, "interrupted: the actors are stopped")
 
 
 if __name__ == "__main__":

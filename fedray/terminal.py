@@ -97,6 +97,22 @@ def interruptible() -> Iterator[None]:
         _restore(before)
 
 
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let SIGINT and SIGTERM wait until the end of what must not be cut in two; outside of the main thread, nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in INTERRUPTS}
+    try:
+        yield
+    finally:
+        _restore(before)
+        if came:
+            signal.raise_signal(came[0])
+
+
 def stop_if_interrupted() -> None:
     """Raise KeyboardInterrupt where the one of :func:`interruptible` got lost."""
     if _interrupted:

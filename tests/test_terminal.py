@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from fedray import terminal
-from fedray.terminal import bar, heard, interruptible, record, say, stop_if_interrupted
+from fedray.terminal import bar, heard, interruptible, record, say, stop_if_interrupted, uninterrupted
 
 
 def test_who_listens_hears_what_is_said_and_recorded_and_the_terminal_only_what_is_said(capsys) -> None:
@@ -38,6 +38,23 @@ def test_an_interruption_that_gets_lost_is_found_after_the_round(number: int) ->
         with pytest.raises(KeyboardInterrupt):
             stop_if_interrupted()
     stop_if_interrupted()  # whoever handled it is not interrupted again
+
+
+def test_an_interruption_waits_for_the_end_of_what_must_not_be_cut_in_two() -> None:
+    done = []
+
+    def exchange() -> None:
+        with uninterrupted():
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGTERM)
+            done.append("all of it")
+
+    with interruptible(), pytest.raises(KeyboardInterrupt):
+        exchange()
+    assert done == ["all of it"]
+    with uninterrupted():
+        done.append("again")
+    stop_if_interrupted()
 
 
 @pytest.fixture

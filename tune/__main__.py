@@ -155,7 +155,7 @@ def _play(request: SweepRequest, note: Note | None, go_on: str) -> Report:
     from fedray.running.files import write_json
     from tune import sweep
 
-    with runfolder.locked(request.folder):
+    with runfolder.locked(request.folder, "--output" if note else "--resume"):
         if note:
             write_json(request.folder / NOTE, note._asdict())
         terminal.say(f"if it is cut off: {sweep.command(request.folder)}")

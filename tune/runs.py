@@ -126,7 +126,7 @@ def _enter(request: stages.Request, datasets: dict[DataConfig, Dataset], locks: 
     asked, reason = execution.tracking.system_metrics, "runs side by side share the machines"
     require(not asked, "tracking.system_metrics", asked, reason, "see Ray's dashboard, or launch a run alone")
     folder = runfolder.place(request.resume, execution.output, str(execution.name))
-    locks.enter_context(runfolder.locked(folder))
+    locks.enter_context(runfolder.locked(folder, "--resume" if request.resume else "--output"))
     note = runfolder.read(request.resume) if request.resume else None
     Writer(folder, note is not None and runfolder.holds(folder, note)).discard()
     files = loading.files(cfg.data)

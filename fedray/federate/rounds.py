@@ -211,7 +211,7 @@ def _checked(
     if sorted(set(answered)) != answered or not set(answered) <= set(ids):
         raise TrainingError(f"clients {answered} answered where {list(ids)} were asked; this is a fault of FedRay")
     if len(answered) < len(ids) and (not skip or not good):
-        raise TrainingError(_why(failures))
+        raise TrainingError(_why(failures, skip))
     return good, tuple(f._replace(action=f.action or "left out") for f in failures)
 
 
@@ -224,16 +224,21 @@ def _only(ids: Sequence[int], replies: Sequence[TrainReply], failures: Sequence[
         if index:
             kept.append(rows(reply, index))
     if not kept:
-        raise TrainingError(_why(failures))
+        raise TrainingError(_why(failures, skip=True))
     return kept
 
 
-def _why(failures: Sequence[Failure]) -> str:
+def _why(failures: Sequence[Failure], skip: bool) -> str:
+    """Why the run stops: because of a client or, where clients are left out, because none is left."""
     first = next(failure for failure in failures if not failure.action or failure.action == "left out")
-    text = (
-        f"{described(first)}, so it was not averaged in and the run stops; lower the learning rates, check the "
-        "client's data, or go on without such clients by `on_failure=skip`"
-    )
+    if skip:
+        then = "and no selected client is left in this round; lower the learning rates, or check the clients' data"
+    else:
+        then = (
+            "so it was not averaged in and the run stops; lower the learning rates, check the client's data, or go on "
+            "without such clients by `on_failure=skip`"
+        )
+    text = f"{described(first)}, {then}"
     return f"{text}\n{first.traceback}" if first.traceback else text
 
 

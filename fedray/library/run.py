@@ -265,10 +265,10 @@ def _play(plan: Plan, execution: Execution) -> Generator[Round, bool | None, Out
     """Play a plan as a launch does; what is sent after a round says whether to stop there."""
     name = runfolder.name(plan, execution)
     folder = runfolder.place("", execution.output, name)
-    with runfolder.locked(folder):
+    store = runfolder.store(folder, execution)
+    with runfolder.locked(folder), runfolder.place_locked(folder, store):
         writer = Writer(folder)
         try:
-            store = runfolder.store(folder, execution)
             tracker = session.open_tracker(plan, execution, name, {})
             current = stages.Run(plan, Request(plan.cfg, execution), name, writer, tracker, store, Log(), None)
             with stages.guarded(current):

@@ -56,13 +56,14 @@ def write(folder: Path, note: Note) -> None:
     write_json(folder / NOTE, _content(note))
 
 
-def claim(store: CheckpointStore, note: Note, resumed: bool) -> None:
+def claim(store: CheckpointStore, note: Note, before: str) -> None:
     """Leave the note beside checkpoints that are kept elsewhere, so that the run survives the loss of its folder.
 
-    Raises FedRayError where nothing can be written there, or where another run is, or its result.
+    ``before`` is where a run that goes on has kept them so far, and empty for a new one. Raises FedRayError where
+    nothing can be written there, or where another run is, or its result.
     """
     try:
-        taken = "" if resumed and _may_have(store.url, note) else _held(store)
+        taken = _held(store, note if before else None, before)
         if not taken:
             fs, path = located(store.url)
             fs.makedirs(path, exist_ok=True)
@@ -73,31 +74,39 @@ def claim(store: CheckpointStore, note: Note, resumed: bool) -> None:
             "rights there"
         ) from None
     if taken:
-        raise FedRayError(
-            f"--checkpoint.url {store.url}: holds the {taken}; go on with it by --resume {store.url}, or give an empty "
-            "place"
-        )
+        remedy = "give an empty place" if before else f"go on with it by --resume {store.url}, or give an empty place"
+        raise FedRayError(f"--checkpoint.url {store.url}: holds the {taken}; {remedy}")
 
 
-def _held(store: CheckpointStore) -> str:
+def _held(store: CheckpointStore, resumed: Note | None, before: str) -> str:
     """What of another run lies at a place, or the empty string. It may be going on, and not have a checkpoint yet."""
-    if found := rounds(store):
-        return f"checkpoints of another run, up to round {found[-1]}"
-    if FINISHED in checkpoint.names(store.url):
+    found = _noted(store.url)
+    if resumed and (_same(found, resumed) if found else store.url == before):  # a torn note keeps nobody from his own
+        return ""
+    there = checkpoint.names(store.url)
+    if numbers := rounds(store):
+        return f"checkpoints of another run, up to round {numbers[-1]}"
+    if FINISHED in there:
         return "result of another run"
-    with contextlib.suppress(FedRayError):
-        return f"note of another run, {read(store.url).name}, which may be going on"
-    return ""
+    above = "" if "://" in store.url else os.path.dirname(store.url)  # a run's folder, of which this is a part
+    owner = found or (_noted(above) if above else None)
+    if owner:
+        return f"note of another run, {owner.name}, which may be going on"
+    return "clients' states of another run" if STATES in there else ""
 
 
-def _may_have(place: str, note: Note) -> bool:
-    """Whether no note of another run lies at a place; a torn one lets it, too."""
+def _noted(place: str) -> Note | None:
+    """The note at a place; None where there is none that can be read."""
     try:
-        found = read(place)
+        return read(place)
     except FedRayError:
-        return True
-    differ = differences(flatten(decisive(found.experiment)), flatten(decisive(note.experiment)))
-    return found.name == note.name and set(differ) <= {"rounds"}
+        return None
+
+
+def _same(one: Note, other: Note) -> bool:
+    """Whether two notes are of one run, which may have been asked for more rounds."""
+    differ = differences(flatten(decisive(one.experiment)), flatten(decisive(other.experiment)))
+    return one.name == other.name and set(differ) <= {"rounds"}
 
 
 def clear(folder: Path, store: CheckpointStore) -> None:
@@ -111,7 +120,8 @@ def clear(folder: Path, store: CheckpointStore) -> None:
 
 def elsewhere(folder: Path, store: CheckpointStore) -> bool:
     """Whether the checkpoints of a run are kept outside of its folder."""
-    return Path(store.url).parent != folder and Path(store.url) != folder
+    here = Path(os.path.realpath(folder))
+    return "://" in store.url or here not in (place := Path(os.path.realpath(store.url)), place.parent)
 
 
 def read(place: str) -> Note:
@@ -166,11 +176,12 @@ def finished_rounds(folder: Path) -> int:
 
 def holds(folder: Path, note: Note) -> bool:
     """Whether a folder is that of the noted run."""
-    try:
-        found = read(str(folder))
-    except FedRayError:
-        return False
-    return (found.name, found.experiment, found.run_id) == (note.name, note.experiment, note.run_id)
+    found = _noted(str(folder))
+    return found is not None and (found.name, found.experiment, found.run_id) == (
+        note.name,
+        note.experiment,
+        note.run_id,
+    )
 
 
 def experiment_of(algorithm: str, values: Mapping[str, Any]) -> Experiment:
@@ -260,22 +271,21 @@ def absolute(execution: Execution, uri: str) -> Execution:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep others from going on with the same run; raises FedRayError where somebody does."""
+def locked(folder: Path, option: str = "--output") -> Iterator[None]:
+    """Keep others out of the folder of a run that goes on; raises FedRayError where somebody has it."""
     from filelock import FileLock, Timeout
 
-    lock = FileLock(folder.parent / f".{folder.name}.lock")
+    real = Path(os.path.realpath(folder))  # a link to it is the same folder
+    lock = FileLock(real.parent / f".{real.name}.lock")
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        real.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=PATIENCE)
     except OSError as error:
         if isinstance(error, Timeout) and Path(lock.lock_file).exists():
-            raise FedRayError(
-                f"--resume {folder}: this run is going on in another process; wait for it or stop it"
-            ) from None
+            raise FedRayError(f"{option} {folder}: is going on in another process; wait for it or stop it") from None
         reason = error.strerror or "permission denied"
         raise FedRayError(
-            f"--output {folder}: cannot be written ({reason}); choose a folder that you may write to"
+            f"{option} {folder}: cannot be written ({reason}); choose a folder that you may write to"
         ) from None
     try:
         yield
@@ -284,6 +294,12 @@ def locked(folder: Path) -> Iterator[None]:
         # anew. After it, that lock and one on the next file of this name would both hold.
         Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
+
+
+def place_locked(folder: Path, store: CheckpointStore) -> contextlib.AbstractContextManager[None]:
+    """Keep others out of where the checkpoints of the run of a folder are kept, if that is another one here."""
+    here = "://" not in store.url and elsewhere(folder, store)
+    return locked(Path(store.url), "--checkpoint.url") if here else contextlib.nullcontext()
 
 
 def place(resume: str, output: str | Path | None, name: str) -> Path:

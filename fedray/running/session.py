@@ -98,10 +98,11 @@ def _run(request: Request, tags: Mapping[str, str], log: Log, tell: Callable[[in
     folder = runfolder.place(request.resume, request.execution.output, name)
     algorithm = registry.algorithm_name(plan.cfg.algorithm)
     say(f"{algorithm} on {plan.cfg.data.name}: {plan.clients} clients, {plan.rounds} rounds; result in {folder}")
-    with runfolder.locked(folder):
+    store = runfolder.store(folder, request.execution)
+    option = "--resume" if note else "--output"
+    with runfolder.locked(folder, option), runfolder.place_locked(folder, store):
         writer = Writer(folder, note is not None and runfolder.holds(folder, note))
         try:
-            store = runfolder.store(folder, request.execution)
             # The store does not change parameters: with more rounds it is another run there.
             tracker = open_tracker(plan, request.execution, name, tags, None if longer else note)
             return _guarded(Run(plan, request, name, writer, tracker, store, log, note), tell)

@@ -119,7 +119,8 @@ def ready(run: Run, on_gpus: bool) -> tuple[Run, Checkpoint | None]:
         known = run.begun.package if run.begun else None
         run = run._replace(package=choose(run.plan, run.request.execution.backend, known, say))
     if runfolder.elsewhere(run.folder, run.store):
-        runfolder.claim(run.store, _note(run), bool(run.request.resume))
+        before = runfolder.store(run.folder, run.begun.execution).url if run.begun else ""
+        runfolder.claim(run.store, _note(run), before)
     return run, _checkpoint(run)
 
 
@@ -156,6 +157,9 @@ def account(run: Run, tally: Tally, metrics: RoundMetrics) -> Tally:
     progress.write(run.folder, status)
     failure_list.add(run.folder, metrics.failures)
     failures = (*tally.failures, *metrics.failures)
+    unsaved = [failure for failure in failures if failure.kind == checkpoint.KIND]
+    if unsaved and unsaved[0] in metrics.failures:  # it may be the same in every round
+        say(f"warning: round {metrics.round}: no checkpoint ({unsaved[0].reason}); later ones are listed at the end")
     return tally._replace(status=status, evaluated=evaluated, failures=failures, recent=recent)
 
 

@@ -46,6 +46,7 @@ from fedray.federate.rounds import Snapshot
 from fedray.federate.uncertainty import summary as uncertain
 from fedray.running import posterior_files
 from fedray.running.files import leftover, remove_leftovers, write_json, write_table
+from fedray.terminal import uninterrupted
 from fedray.types import FedRayError
 
 PERSONAL = "personal"
@@ -121,14 +122,17 @@ class Writer:
 
     def commit(self) -> Path:
         """Move everything to the destination: last what makes it a result, its config.json, and then its status."""
-        self.destination.mkdir(exist_ok=True)
-        remove_leftovers(self.destination)
-        (self.destination / "config.json").unlink(missing_ok=True)  # of fewer rounds: no longer a result
-        for path in (self.destination / name for name in OPTIONAL):
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        last = ("config.json", "status.json")
-        for path in sorted(self.folder.iterdir(), key=lambda path: last.index(path.name) if path.name in last else -1):
-            os.replace(path, self.destination / path.name)
+        with uninterrupted():  # what is replaced and what replaces it would both be lost
+            self.destination.mkdir(exist_ok=True)
+            remove_leftovers(self.destination)
+            (self.destination / "config.json").unlink(missing_ok=True)  # of fewer rounds: no longer a result
+            for path in (self.destination / name for name in OPTIONAL):
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            last = ("config.json", "status.json")
+            for path in sorted(
+                self.folder.iterdir(), key=lambda path: last.index(path.name) if path.name in last else -1
+            ):
+                os.replace(path, self.destination / path.name)
         return self.destination
 
     def discard(self) -> None:

@@ -20,6 +20,7 @@ from fedray.federate.messages import Failure
 from fedray.federate.plan import Plan
 from fedray.federate.planning import make_plan
 from fedray.federate.rounds import Snapshot, TrainingError
+from fedray.federate.storage import checkpoint
 from fedray.federate.storage.checkpoint import CheckpointStore
 from fedray.types import FedRayError, RunError
 from tests.chaos.faults import always, fails_in, faulty, issue
@@ -68,10 +69,23 @@ def test_a_lost_server_is_rebuilt_from_the_last_checkpoint_or_the_start(kept: bo
     assert (failure.action == "rebuilt from round 0") == (not kept)
 
 
+def test_a_round_whose_reply_was_lost_with_the_server_is_played_again(tmp_path: Path) -> None:
+    store = CheckpointStore(str(tmp_path))
+    found = []
+    with RayFederation(small_plan("pfedbayes", SETTINGS), TWO, store) as federation:
+        for metrics in federation:
+            found.append(metrics.round)
+            if metrics.round == 1:
+                federation.history()  # the server has played on meanwhile, and kept a checkpoint of round 2
+                assert checkpoint.rounds(store) == [1, 2]
+                os.kill(federation.server_pid(), signal.SIGKILL)
+                federation._ahead = None
+        assert differing(federation.snapshot(), undisturbed()) == []
+    assert found == [1, 2, 3, 4]
+
+
 @pytest.mark.slow
 def test_a_resumed_federation_may_have_other_actors_or_none(tmp_path: Path) -> None:
-    from fedray.federate.storage import checkpoint
-
     plan, store = small_plan("pfedbayes", SETTINGS), CheckpointStore(str(tmp_path))
     with RayFederation(plan, Execution(clients_per_actor=1, backend="loop"), store) as first:
         rounds = iter(first)

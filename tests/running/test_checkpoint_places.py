@@ -90,6 +90,58 @@ def test_a_place_of_another_run_is_not_taken_before_its_first_checkpoint_nor_a_r
     assert runfolder.read("runs/slow").name == "slow"
 
 
+def test_a_place_or_a_folder_under_another_name_is_not_gone_on_with_twice(
+    cut: Callable[..., int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert cut([*FAST, "--tracking.uri", "none", "--name", "cut", "--checkpoint.url", "kept"], 3) == 130
+    Path("linked").symlink_to("runs/cut")
+    Path("also").symlink_to("kept")
+    for busy, asked, named in (
+        ("kept", ["--resume", "runs/cut"], "--checkpoint.url"),
+        ("kept", ["--resume", "kept"], "--resume"),
+        ("kept", ["--resume", "also"], "--resume"),
+        ("runs/cut", ["--resume", "linked"], "--resume"),
+        ("also", [*FAST, "--tracking.uri", "none", "--output", "kept"], "--output"),
+    ):
+        with runfolder.locked(Path(busy).absolute()):
+            assert launch.main(asked) == 2
+        error = capfd.readouterr().err
+        assert f"error: {named} {Path.cwd()}" in error
+        assert "is going on in another process" in error
+    assert launch.main(["--resume", "linked"]) == 0
+
+
+def test_the_checkpoints_of_a_run_that_has_none_yet_are_not_taken(
+    cut: Callable[..., int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    quiet = [*FAST, "--tracking.uri", "none"]
+    assert cut([*quiet, "--name", "slow", "--checkpoint.every", "5"], 3) == 130
+    assert launch.main([*quiet, "--name", "quick", "--checkpoint.url", "runs/slow/checkpoints"]) == 2
+    assert "checkpoints: holds the note of another run, slow, which may be going on" in capfd.readouterr().err
+    assert not Path("runs/slow/checkpoints").exists()
+    Path("kept/fedray-states").mkdir(parents=True)
+    assert launch.main([*quiet, "--name", "quick", "--checkpoint.url", "kept"]) == 2
+    assert "kept: holds the clients' states of another run" in capfd.readouterr().err
+    assert [path.name for path in Path("kept").iterdir()] == ["fedray-states"]
+
+
+def test_a_resumed_run_leaves_nothing_at_a_place_that_it_is_refused(
+    cut: Callable[..., int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Whose checkpoints lie there without a note, or its own with a torn one."""
+    quiet = [*FAST, "--tracking.uri", "none"]
+    assert cut([*quiet, "--name", "other", "--seed", "4"], 3) == 130
+    assert cut([*quiet, "--name", "cut", "--checkpoint.url", "kept"], 3) == 130
+    shutil.copytree("runs/other/checkpoints", "foreign")
+    assert launch.main(["--resume", "runs/cut", "--checkpoint.url", "foreign"]) == 2
+    error = capfd.readouterr().err
+    assert "foreign: holds the checkpoints of another run, up to round 3; give an empty place" in error
+    assert "run.json" not in {path.name for path in Path("foreign").iterdir()}
+    Path("kept/run.json").write_text('{"name": "cu')
+    assert launch.main(["--resume", "runs/cut"]) == 0
+    assert "goes on after round 3" in Path("runs/cut/log.txt").read_text()
+
+
 def test_nothing_but_its_own_is_removed_where_a_run_kept_its_checkpoints() -> None:
     Path("shared/states").mkdir(parents=True)
     Path("shared/states/mine.csv").write_text("precious")

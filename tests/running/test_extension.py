@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 
 import fedray
 from fedray import launch
-from fedray.running import extension
+from fedray.running import extension, writer
 from fedray.types import FedRayError, Sums
 from tests.helpers import ALGORITHMS, small_plan
 from tests.running.test_resume import FAST, rows, same_result
@@ -89,6 +91,23 @@ def test_a_longer_run_that_dies_before_its_first_checkpoint_starts_from_the_resu
     assert launch.main([*QUIET, "--name", "whole"]) == 0
     assert launch.main([*QUIET, "--rounds", "4", "--name", "short"]) == 0
     assert cut(["--resume", "runs/short", "--rounds", "6", "--checkpoint.every", "0"], 5) == 130
+    assert launch.main(["--resume", "runs/short"]) == 0
+    same_result("runs/whole", "runs/short")
+
+
+def test_an_interruption_does_not_cut_the_exchange_of_two_results_in_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert launch.main([*QUIET, "--name", "whole"]) == 0
+    assert launch.main([*QUIET, "--rounds", "4", "--checkpoint.every", "0", "--name", "short"]) == 0
+    remove = writer.remove_leftovers
+
+    def interrupted(folder: Path) -> None:
+        remove(folder)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(writer, "remove_leftovers", interrupted)
+        assert launch.main(["--resume", "runs/short", "--rounds", "6"]) == 130
+    assert "6 rounds" in repr(fedray.load("runs/short"))
     assert launch.main(["--resume", "runs/short"]) == 0
     same_result("runs/whole", "runs/short")
 

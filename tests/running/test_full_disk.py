@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedray import Execution, launch
-from fedray.federate.storage import states
+from fedray.federate.storage import checkpoint, states
 from fedray.federate.storage.checkpoint import CheckpointStore
 from fedray.running import runfolder
 from fedray.running.writer import Writer
@@ -64,6 +64,17 @@ def test_a_full_disk_ends_a_run_that_can_go_on(
     if Path("runs/x/run.json").exists():
         assert launch.main(["--resume", "runs/x"]) == 0
         same_result("runs/whole", "runs/x")
+
+
+def test_checkpoints_that_cannot_be_written_are_said_once_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(checkpoint, "write", full)
+    assert launch.main([*ARGV, "--name", "x", "--checkpoint.on-error", "warn"]) == 0
+    said = capfd.readouterr()
+    assert said.err.count("warning: ") == 1
+    assert "warning: round 1: no checkpoint ([Errno 28] No space left on device, while writing" in said.err
+    assert "2 failures" in said.out
 
 
 @pytest.mark.ray

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import shutil
 from collections.abc import Callable
@@ -94,16 +95,19 @@ def names(folder: str) -> list[str]:
     return [str(entry).rstrip("/").rpartition("/")[2] for entry in fs.ls(path, detail=False)] if fs.exists(path) else []
 
 
-def newest(store: CheckpointStore, plan: Plan, warn: Callable[[str], object]) -> Checkpoint | None:
+def newest(
+    store: CheckpointStore, plan: Plan, warn: Callable[[str], object], last: float = math.inf
+) -> Checkpoint | None:
     """The last usable checkpoint of this federation; None if none was written to its end.
 
-    Warns of each one that cannot be used. Raises CheckpointError if there are some and none can be used.
+    Later ones than the round ``last`` are looked at where none before can be used. Warns of each one that cannot be.
+    Raises CheckpointError if there are some and none can be used.
     """
     try:
         found = rounds(store)
     except Exception as error:
         raise CheckpointError(f"--checkpoint.url {store.url}: cannot be read ({error}); check the address") from None
-    for number in reversed(found):
+    for number in sorted(found, key=lambda number: (number > last, -number)):
         try:
             return read(_folder(store, number), plan, own=True)
         except CheckpointError as error:

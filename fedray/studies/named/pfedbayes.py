@@ -116,7 +116,7 @@ def table1_code() -> list[Cell]:
     """pFedBayes on MNIST and FashionMNIST as in Table 1, but trained as by its public code."""
     record = registry.algorithms()["pfedbayes"]
     public = record.presets["a_parity"].overrides
-    return _reread(public | {"algorithm.personal_steps": record.config().personal_steps})
+    return _reread({**public, "algorithm.personal_steps": record.config().personal_steps})
 
 
 def _reread(changes: Mapping[str, Any]) -> list[Cell]:
