@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from fedray.data import text
 from fedray.data.readers import Dataset, checked_dataset, checked_targets
 from fedray.data.records import Protocol
 from fedray.data.scaling import within
-from fedray.types import FedRayError
+from fedray.types import FedRayError, first_line
 
 TARGETS = ("y", "label", "labels", "target", "class")  # columns that may hold the target; the first that is there does
 CLIENT = "client"  # the column that says whose an example is
@@ -28,16 +29,27 @@ EXACT = 2**53  # whole numbers below it are exact as float64
 MANY = 20  # different labels; more of them, given as floats, look like real targets
 
 
-def from_arrays(x: Any, y: Any, client: Any = None, classes: int | None = None) -> Dataset:
+def from_arrays(
+    x: Any, y: Any, client: Any = None, classes: int | None = None, embedding: str | Path | None = None
+) -> Dataset:
     """The examples x [N, ...] with labels or real targets y, which belong to ``client`` [N] where that is given.
 
-    x: images of uint8 pixels, or numbers that are used as they are. Images may have their channels last. y [N]: labels
+    x: images of uint8 pixels, numbers that are used as they are, or texts, whose words have their vectors in the file
+    ``embedding`` or, without one, made-up vectors. Images may have their channels last. y [N]: labels
     of any kind (integers, whole floats, texts, booleans), one-hot rows [N, C], or real targets (floats, not all whole).
     ``classes`` is the number of classes of a trained model: labels 0..classes-1 stay as they are then, though not all
     of them occur. ``names`` and ``notes`` of the result say what became of labels, owners and inputs.
     """
-    x, notes = _inputs(np.asarray(x))
-    dataset = with_target(Dataset(x, np.empty(0), 0, within(PIXEL) if x.dtype == np.uint8 else None), y, classes)
+    x = np.asarray(x)
+    notes: list[str] = []
+    if _texts(x):
+        numbers, words = text.numbered(x.tolist())
+        file = None if embedding is None else Path(embedding)
+        found = Dataset(numbers, np.empty(0), 0, None, vectors=text.vectors(words, file))
+    else:
+        x, notes = _inputs(x)
+        found = Dataset(x, np.empty(0), 0, within(PIXEL) if x.dtype == np.uint8 else None)
+    dataset = with_target(found, y, classes)
     dataset = dataset._replace(notes=(*notes, *dataset.notes))
     return dataset if client is None else _owned(dataset, np.asarray(client))
 
@@ -48,7 +60,9 @@ def target_of(columns: Iterable[str]) -> str | None:
     return next((name for name in TARGETS if name in known), None)
 
 
-def from_columns(columns: Mapping[str, np.ndarray], classes: int | None = None) -> Dataset:
+def from_columns(
+    columns: Mapping[str, np.ndarray], classes: int | None = None, embedding: str | Path | None = None
+) -> Dataset:
     """The examples of a table: columns by name, each [N] or [N, ...].
 
     y (or label, target, class) is the target, and ``client`` the owner. One column of texts is split into words; one
@@ -67,11 +81,9 @@ def from_columns(columns: Mapping[str, np.ndarray], classes: int | None = None) 
     features = {name: np.asarray(values) for name, values in columns.items() if name not in left_out}
     if not features:
         raise ValueError(f"it has no column but {', '.join(columns)}: there are no inputs")
-    if len(features) == 1 and _texts(next(iter(features.values()))):
-        dataset = _of_texts(next(iter(features.values())), columns[target], classes)
-        dataset = dataset if CLIENT not in columns else _owned(dataset, np.asarray(columns[CLIENT]))
-    else:
-        dataset = from_arrays(_stacked(features), columns[target], columns.get(CLIENT), classes)
+    alone = next(iter(features.values()))
+    x = alone if len(features) == 1 and _texts(alone) else _stacked(features)
+    dataset = from_arrays(x, columns[target], columns.get(CLIENT), classes, embedding)
     notes = [f"{target} is the target, {_listed(list(features))} {'is' if len(features) == 1 else 'are'} the inputs"]
     notes += [f"the column without a name ({name}) is left out" for name in unnamed]
     notes += [f"column {name} is an input; remove it if it tells the target" for name in features if name in TARGETS]
@@ -83,12 +95,12 @@ def _nameless(column: str) -> bool:
     return not column or column.startswith("Unnamed: ")
 
 
-def from_frame(frame: Any, classes: int | None = None) -> Dataset:
+def from_frame(frame: Any, classes: int | None = None, embedding: str | Path | None = None) -> Dataset:
     """The examples of a pandas DataFrame, by :func:`from_columns`."""
     used = [name for name in frame.columns if not _nameless(str(name))] if target_of(map(str, frame.columns)) else []
     for name, missing in frame[used].isna().sum().items():
         _check_complete(str(name), int(missing))
-    return from_columns({str(name): frame[name].to_numpy() for name in frame.columns}, classes)
+    return from_columns({str(name): frame[name].to_numpy() for name in frame.columns}, classes, embedding)
 
 
 def from_hugging_face(dataset: Any, classes: int | None = None) -> Dataset:
@@ -107,13 +119,23 @@ def from_hugging_face(dataset: Any, classes: int | None = None) -> Dataset:
 def from_torch(dataset: Any) -> Dataset:
     """The examples of a ``torch.utils.data.Dataset`` with a length, whose items are pairs x, y."""
     try:
-        items = [dataset[k] for k in range(len(dataset))]
+        count = len(dataset)
     except (TypeError, NotImplementedError):
-        raise ValueError("this torch Dataset has no length or no items; give one that is indexed from 0") from None
+        raise ValueError("this torch Dataset has no length; give one that is indexed from 0") from None
+    items = [_item(dataset, k) for k in range(count)]
     if not items or not all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
         raise ValueError("the items of this torch Dataset are not pairs (x, y) of an input and its target")
     inputs, targets = zip(*items, strict=True)
-    return from_arrays(_of_rows("x", np.fromiter(inputs, object, len(items))), np.asarray(targets))
+    x = np.fromiter((_array("x", each) for each in inputs), object, len(items))
+    return from_arrays(_of_rows("x", x), _array("y", targets))
+
+
+def _item(dataset: Any, k: int) -> Any:
+    """An item of the caller's Dataset; raises ValueError for whatever it raises."""
+    try:
+        return dataset[k]
+    except Exception as error:
+        raise ValueError(f"item {k} of this torch Dataset cannot be read ({first_line(error)})") from error
 
 
 def given(dataset: Any) -> Dataset:
@@ -136,7 +158,7 @@ def given(dataset: Any) -> Dataset:
     try:
         return read(dataset)
     except ValueError as error:
-        raise FedRayError(f"dataset: {error}") from None
+        raise FedRayError(f"dataset: {error}") from error.__cause__
 
 
 def _from_tuple(arrays: Any) -> Dataset:
@@ -145,6 +167,8 @@ def _from_tuple(arrays: Any) -> Dataset:
 
 
 def _array(name: str, values: Any) -> np.ndarray:
+    if hasattr(values, "toarray"):
+        raise ValueError(f"{name} is a sparse matrix; give {name}.toarray()")
     if np.ma.is_masked(values):
         _check_complete(name, int(np.ma.count_masked(values)))
     try:
@@ -229,6 +253,7 @@ def with_target(dataset: Dataset, y: Any, classes: int | None) -> Dataset:
         y = _whole(y)
         notes = ("y: whole numbers are labels, though they are stored as floats",)
     values, numbers = np.unique(y, return_inverse=True)
+    _check_words(values)
     if hot:
         values, numbers = np.arange(hot), y
     if classes is None and len(values) < 2:
@@ -291,6 +316,14 @@ def _check_complete(name: str, missing: int) -> None:
         raise ValueError(f"{name} lacks {missing} of its values; fill them in, or leave these examples out")
 
 
+def _check_words(values: np.ndarray) -> None:
+    """Raise ValueError for a word among real targets, which would make names of classes of them all."""
+    numbers = [float(value) for value in values.tolist() if _is_number(value)] if values.dtype.kind == "U" else []
+    if len(values) / 2 < len(numbers) < len(values) and any(number % 1 for number in numbers):
+        word = next(value for value in values.tolist() if not _is_number(value))
+        raise ValueError(f"y holds {word!r} among numbers; correct it, or leave this example out")
+
+
 def _whole(y: np.ndarray) -> np.ndarray:
     """Labels that were given as floats, as integers."""
     different = len(np.unique(y))
@@ -316,12 +349,6 @@ def _owned(dataset: Dataset, client: np.ndarray) -> Dataset:
 
 def _texts(values: np.ndarray) -> bool:
     return values.ndim == 1 and len(values) > 0 and all(isinstance(each, str) for each in values.tolist())
-
-
-def _of_texts(lines: np.ndarray, y: Any, classes: int | None) -> Dataset:
-    """Texts as word numbers, with made-up vectors."""
-    numbers, words = text.numbered(lines.tolist())
-    return with_target(Dataset(numbers, np.empty(0), 0, None, vectors=text.vectors(words, None)), y, classes)
 
 
 def _stacked(features: Mapping[str, np.ndarray]) -> np.ndarray:

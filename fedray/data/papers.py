@@ -71,14 +71,14 @@ def fill_from_protocol(cfg: DataConfig) -> DataConfig:
 
 
 def _labels(cfg: DataConfig, own: Protocol) -> int | None:
-    """The protocol's classes per client, but no more than there are; None where only the user's file can tell."""
+    """The protocol's classes per client, but no more than there are; None where only the data can tell."""
     name = partition_name(cfg)
     if name == GIVEN or not partition_record(cfg).by_class:
         return own.labels
     record = loading.record(cfg.name)
     classes = cfg.classes or record.classes
     if classes is None:
-        return None if record.suffixes or cfg.name == GIVEN else own.labels
+        return None
     return min(own.labels, classes)
 
 
@@ -179,6 +179,8 @@ def remarks(cfg: DataConfig, dataset: Dataset, partition: Partition) -> tuple[st
             found.append(f"{known}; `data.partition=dirichlet` makes clients differ")
         if partition_record(cfg).by_class and cfg.size not in protocol(cfg).sizes:
             found += _left(dataset, partition)
+            if cfg.size != DataConfig().size:
+                found.append(f"`data.size={cfg.size}` has no effect: {cfg.name} has no table of sizes in any paper")
         found += partition_record(cfg).remarks(dataset, partition)
         found += _unread(cfg, partition_record(cfg))
     if partition.relabel is not None:

@@ -34,6 +34,12 @@ def unit(spread: Scaling) -> Scaling:
     return Scaling(spread.shift - spread.divisor, 2 * spread.divisor)
 
 
+def converted(scaling: Scaling, own: Scaling, other: Scaling) -> Scaling:
+    """The same map for inputs that ``other`` brings to [-1, 1], where ``own`` brings those that it is of."""
+    ratio = own.divisor / other.divisor  # x is own.shift + ratio (x - other.shift) in the units of the map
+    return Scaling(other.shift + (scaling.shift - own.shift) / ratio, scaling.divisor / ratio)
+
+
 def moments(x: np.ndarray, each: bool) -> Scaling:
     """To mean 0 and sd 1 over the given examples x [N, ...], together or each input by itself.
 

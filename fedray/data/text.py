@@ -39,6 +39,12 @@ def numbered(texts: Iterable[str]) -> tuple[np.ndarray, list[str]]:
     return np.array(rows, np.int32).reshape(-1, LENGTH), list(numbers)
 
 
+def embedded(texts: Iterable[str], file: Path | None) -> np.ndarray:
+    """Texts as the vectors [N, T, E] of their words; raises as :func:`vectors`."""
+    rows, words = numbered(texts)
+    return vectors(words, file)[rows]
+
+
 def vectors(words: Sequence[str], file: Path | None) -> np.ndarray:
     """The vectors [V + 1, E] of the words 1..V, float32; that of 0 is zero.
 
@@ -81,5 +87,5 @@ def _read(file: Path, wanted: set[str]) -> dict[str, np.ndarray]:
                     raise ValueError(f"{word!r} does not have {width} numbers, as the first word")
                 found[word] = vector
     if not found:
-        raise ValueError("it has none of the words of the dataset")
+        raise ValueError("it has none of the words that are looked up")
     return found

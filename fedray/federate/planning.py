@@ -196,7 +196,10 @@ def make_plan(
     users = dataset.names.users
     each = cfg.data.partition == "natural" and len(users) == cfg.clients  # else clients are groups of users
     names = Names(dataset.names.classes, users if each else ())
-    plan = Plan(cfg, algorithm, selection, model, partition, scaling, target, remarks, given, names, dataset.notes)
+    texts = dataset.vectors is not None
+    plan = Plan(
+        cfg, algorithm, selection, model, partition, scaling, texts, target, remarks, given, names, dataset.notes
+    )
     examples = of_examples(dataset) if loading.of_the_users(cfg.data.name) else ""
     caller = own_module(model)
     known = digests(examples, owners, layers, caller.kept if caller else "")

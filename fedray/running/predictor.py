@@ -19,7 +19,7 @@ from fedray import registry
 from fedray.arrays import trees
 from fedray.arrays.tensor_files import Rows, load_rows, load_tree
 from fedray.config.decode import decode, fits, record, refuse_damage
-from fedray.data import loading, own, partition, scaling
+from fedray.data import loading, own, partition, scaling, text
 from fedray.data.digests import LAYERS, of_examples, of_layers
 from fedray.data.readers import Dataset, Names
 from fedray.data.scaling import Scaling
@@ -82,6 +82,7 @@ class Predictor:
         self, x: Any, client: int | str | None = None, samples: int | None = None, seed: int = 0, model: Any = None
     ) -> Prediction | RealPrediction:
         """Predict inputs x [B, ...], in the dataset's own units, with a client's model or the global one (None).
+        Of a run on texts, x may be texts [B].
         A client is a number, or a name that its data gave it; one number that could be both is refused.
 
         Returns a :class:`Prediction` of labels, or a :class:`RealPrediction` of real targets.
@@ -167,6 +168,9 @@ class Predictor:
             x = np.asarray(x)
         except ValueError:
             raise FedRayError("x has inputs of different shapes; give them one shape") from None
+        if self.plan.texts and x.ndim == 1 and all(isinstance(each, str) for each in x.tolist()):
+            embedding = self.plan.cfg.data.embedding
+            x = text.embedded(x.tolist(), None if embedding is None else Path(embedding))
         if x.dtype.kind not in "biuf":
             raise FedRayError(f"x holds {x.dtype} values; this network takes numbers")
         x = own.fitted(x, self.plan.model.input_shape)
@@ -326,7 +330,9 @@ def _plan(folder: Path, described: Any, own_model: nn.Module | None) -> Plan:
     names = record(Names, shape.get("names", {}))  # older runs have none
     names = Names(tuple(names.classes), tuple(names.users))
     digests = dict(described.get("digests", {}))  # older runs have none of a file
-    return Plan(cfg, algorithm, selection, model, dealt, units, target, names=names, plug_ins=plug_ins, digests=digests)
+    texts = shape.get("texts") is True  # older runs do not say
+    known = {"names": names, "plug_ins": plug_ins, "digests": digests}
+    return Plan(cfg, algorithm, selection, model, dealt, units, texts, target, **known)
 
 
 def _check_size(folder: Path, plan: Plan) -> None:

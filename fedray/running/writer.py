@@ -152,6 +152,7 @@ def describe(plan: Plan) -> dict[str, Any]:
     shape = {
         "input_shape": list(plan.model.input_shape),
         "classes": plan.model.classes,
+        "texts": plan.texts,
         "scaling": scaling.to_json(plan.scaling),
         "target": scaling.to_json(plan.target),
         "names": plan.names._asdict(),

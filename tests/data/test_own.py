@@ -7,9 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.sparse
+import torch
 
 from fedray.algorithms.averaging.fedavg import FedAvg
-from fedray.config import DataConfig, Experiment
+from fedray.config import DataConfig, Experiment, override
 from fedray.data import loading, own
 from fedray.data.readers import Dataset
 from fedray.federate.planning import make_plan
@@ -106,6 +108,7 @@ def test_labels_without_names_of_a_trained_model_keep_its_numbers(tmp_path, labe
         (np.where(KINDS, np.inf, 0.0), "y holds infinity 40 times; correct it, or leave these examples out"),
         (np.array([{}, {}, {}], object)[KINDS], "takes numbers or texts"),
         (KINDS.astype("M8[D]"), "takes numbers or texts"),
+        (np.where(np.arange(N) == 7, "bad", (np.arange(N) / 8).astype(str)), "y holds 'bad' among numbers; correct it"),
     ],
 )
 def test_targets_that_are_none_are_refused(labels, reason):
@@ -230,6 +233,48 @@ def test_columns_of_arrays_and_of_texts():
     assert texts.classes == 3
 
 
+def test_the_words_of_texts_have_the_vectors_of_a_file(tmp_path):
+    words = np.array(["good film", "bad film", "a film"])[KINDS]
+    (tmp_path / "vectors.txt").write_text("good 1 2\nfilm 3 4\nbad 5 6\n")
+    pd.DataFrame({"text": words, "label": KINDS}).to_csv(tmp_path / "mine.csv", index=False)
+    cfg = DataConfig(name=str(tmp_path / "mine.csv"), embedding=str(tmp_path / "vectors.txt"))
+    found = loading.load(cfg)
+    assert found.input_shape == (25, 2)
+    assert found.vectors[found.x[1, :3]].tolist() == [[5, 6], [3, 4], [0, 0]]
+    given = own.from_arrays(words, KINDS)
+    assert np.array_equal(given.x, found.x)
+    assert given.input_shape == (25, 50)
+
+
+class Torch(torch.utils.data.Dataset):
+    def __init__(self, *items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, k):
+        if isinstance(self.items[k], Exception):
+            raise self.items[k]
+        return self.items[k]
+
+
+def test_items_of_a_torch_dataset_are_read_or_named():
+    good = [(torch.from_numpy(FEATURES[k]), int(KINDS[k])) for k in range(N)]
+    found = own.given(Torch(*good))
+    assert np.allclose(found.x, FEATURES)
+    assert found.y.tolist() == KINDS.tolist()
+    for item, reason in (
+        (OSError("no such image"), r"dataset: item 60 of this torch Dataset cannot be read \(no such image\)"),
+        ((torch.zeros(4, requires_grad=True), 1), "dataset: x is no array; give a NumPy array, a tensor on the CPU"),
+        (7, "dataset: the items of this torch Dataset are not pairs"),
+    ):
+        with pytest.raises(FedRayError, match=reason):
+            own.given(Torch(*good, item))
+    with pytest.raises(FedRayError, match=r"x is a sparse matrix; give x\.toarray\(\)"):
+        own.given((scipy.sparse.csr_matrix(FEATURES), KINDS))
+
+
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [
@@ -315,6 +360,9 @@ def test_three_classes_are_dealt_and_it_is_said(tmp_path):
     plan = make_plan(settings)
     assert plan.cfg.data.labels_per_client == 3
     assert any("3 classes, and every client holds all of them" in remark for remark in plan.remarks)
+    assert not any("data.size" in remark for remark in plan.remarks)
+    sized = make_plan(override(settings, {"data.size": "small"}))
+    assert "`data.size=small` has no effect: " in " ".join(sized.remarks)
     assert [np.bincount(KINDS[part]).tolist() for part in plan.partition.train] == [[4, 4, 4]] * 4
     assert plan.dataset().names.classes == plan.names.classes == ("ant", "bee", "cat")
     with pytest.raises(FedRayError, match=r"labels_per_client 5: the dataset has 3 classes"):

@@ -36,7 +36,7 @@ def load(cfg: DataConfig, classes: int | None = None) -> Dataset:
             line = re.search(r"line (\d+)", str(error))
             where = f"line {line[1]} has" if line else "a line has"
             raise ValueError(f"{where} more values than its header has columns") from None
-        return own.from_frame(frame, classes)
+        return own.from_frame(frame, classes, cfg.embedding)
 
 
 def _read_csv(path: Path) -> DataFrame:

@@ -15,6 +15,7 @@ from torch import Tensor
 from fedray.config import Execution, override
 from fedray.data import loading, shards
 from fedray.data.readers import Dataset
+from fedray.data.scaling import Scaling, converted
 from fedray.federate.block import Block
 from fedray.federate.evaluation import Examples
 from fedray.federate.plan import Plan
@@ -58,7 +59,23 @@ def far(plan: Plan, name: str) -> Tensor:
     reason = f"its inputs have the shape {list(shape)}, those of the run {list(wanted)}"
     same = shape == wanted and dataset.vectors is None
     require(same, "ood", name, reason, "choose a dataset of the same shape, such as fashion_mnist for mnist")
-    return shards.examples(dataset._replace(scaling=plan.scaling), _drawn(plan, "far", 0, np.arange(len(dataset.y))))[0]
+    scaled = dataset._replace(scaling=_units(plan, dataset, name))
+    return shards.examples(scaled, _drawn(plan, "far", 0, np.arange(len(dataset.y))))[0]
+
+
+def _units(plan: Plan, dataset: Dataset, name: str) -> Scaling | None:
+    """What brings another dataset to the run's units: the run's scaling where both are in the same units.
+
+    Raises SettingError for whole numbers, such as pixels, beside others whose range is not known.
+    """
+    own = loading.load(plan.cfg.data) if plan.given is None else plan.given
+    if own.scaling is not None and dataset.scaling is not None and plan.scaling is not None:
+        same = all(map(np.array_equal, own.scaling, dataset.scaling))
+        return plan.scaling if same else converted(plan.scaling, own.scaling, dataset.scaling)
+    kinds = ["whole numbers" if np.array_equal(x, np.rint(x)) else "fractions" for x in (dataset.x, own.x)]
+    reason, remedy = "its inputs are {}, those of the run {}".format(*kinds), "choose a dataset in the same units"
+    require(len(set(kinds)) == 1, "ood", name, reason, remedy)
+    return plan.scaling
 
 
 class Pool(NamedTuple):

@@ -117,13 +117,15 @@ class Answers:
             raise RequestError(500, "the model predicts NaN or infinity: it has diverged; serve another run") from None
 
     def example(self) -> Reply:
-        """A request of the right shape: one input of zeros."""
-        return Reply(200, json.dumps({"x": np.zeros((1, *self.run.plan.model.input_shape)).tolist()}))
+        """A request of the right shape: one input of zeros, or a text."""
+        shape = (1, *self.run.plan.model.input_shape)
+        return Reply(200, json.dumps({"x": ["a text"] if self.run.plan.texts else np.zeros(shape).tolist()}))
 
     def about(self, url: str) -> Reply:
         """What is served, and how to ask."""
         plan = self.run.plan
         shape = ", ".join(map(str, ("B", *plan.model.input_shape)))
+        texts = "x [B] of texts, or " if plan.texts else ""
         targets = f"{plan.model.classes} classes" if plan.target is None else "a real number"
         who = plan.names.users[0] if plan.names.users else "0"
         curl = "curl -s -H 'authorization: Bearer '$FEDRAY_SERVE_TOKEN"
@@ -135,7 +137,7 @@ class Answers:
             asks = f"The header '{CLIENT}: {who}' asks the model of client {who}; {without}.\n\n"
         about = (
             f"{self.run!r}\n"
-            f"x [{shape}], at most {self.terms.max_inputs} inputs -> {targets}\n\n"
+            f"{texts}x [{shape}], at most {self.terms.max_inputs} inputs -> {targets}\n\n"
             f"GET  {url}/example   a body for the next request, of the right shape\n"
             f'POST {url}/predict   {{"x": [...]}} -> the prediction; beside x, "seed": 0 may choose the draws\n'
             f"GET  {url}/health    whether it is up; asks for no token\n\n"
@@ -159,6 +161,9 @@ class Answers:
         return self._inputs(asked["x"]), seed
 
     def _inputs(self, x: Any) -> np.ndarray:
+        if self.run.plan.texts and isinstance(x, list) and x and all(isinstance(each, str) for each in x):
+            self._check_count(len(x))
+            return np.array(x)
         shape = self.run.plan.model.input_shape
         wanted = ", ".join(map(str, ("B", *shape)))
         given = np.array(x, dtype=object)  # not as text, which numbers beside one long word would become
@@ -174,8 +179,7 @@ class Answers:
             raise RequestError(
                 422, f"x has the shape {list(given.shape)}; it must have the shape [{wanted}], B at least 1"
             )
-        if len(given) > self.terms.max_inputs:
-            raise RequestError(422, f"x has {len(given)} inputs; send at most {self.terms.max_inputs} at a time")
+        self._check_count(len(given))
         if not kinds <= {int, float}:
             raise RequestError(422, "x holds something that is not a number; it must hold numbers only")
         try:
@@ -187,6 +191,10 @@ class Answers:
         if wrong.any():
             raise RequestError(422, f"x[{wrong.argmax()}] holds NaN, infinity, or a number that float32 cannot hold")
         return inputs
+
+    def _check_count(self, inputs: int) -> None:
+        if inputs > self.terms.max_inputs:
+            raise RequestError(422, f"x has {inputs} inputs; send at most {self.terms.max_inputs} at a time")
 
     def _labels(self, found: Prediction) -> dict[str, Any]:
         """The fields of a prediction of labels."""

@@ -11,6 +11,7 @@ from torch.testing import assert_close
 from fedray.arrays import trees
 from fedray.config import Execution
 from fedray.data import loading, shards
+from fedray.data.scaling import unit
 from fedray.federate.evaluation import personal_model, personal_predictor
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.measures import metrics
@@ -246,6 +247,19 @@ def test_noise_is_strange_and_in_the_runs_units(plan, played, digits_like):
     found = played[2].uncertainty(far)
     assert (found.personal.far.auroc[:, 1] > 0.5).double().mean() > 0.6
     assert differing(found.personal.unknown, played[1].personal.unknown) == []
+
+
+def test_strange_examples_come_into_the_runs_units_or_are_refused(plan, tmp_path):
+    """Digits are whole numbers up to 16, brought to [-1, 1]; pixels of files go to 255."""
+    path, own = str(tmp_path / "strange.npz"), loading.load(plan.cfg.data)
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 1, 8, 8)).astype(np.uint8)
+    np.savez(path, x=pixels, y=np.arange(40) % 2)
+    found = [questions.far(plan._replace(scaling=each), path) for each in (own.scaling, unit(own.scaling))]
+    assert torch.allclose(found[0].sort().values, 2 * found[1].sort().values - 1, atol=1e-6)
+    assert found[0].flatten().sort().values.tolist() == pytest.approx(np.sort(pixels.ravel() / 127.5 - 1), abs=1e-6)
+    np.savez(path, x=pixels / 255, y=np.arange(40) % 2)
+    with pytest.raises(FedRayError, match="its inputs are fractions, those of the run whole numbers; choose a dataset"):
+        questions.check(plan, Execution(uncertainty=True, ood=path))
 
 
 @pytest.mark.parametrize(

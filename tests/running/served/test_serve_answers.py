@@ -11,6 +11,7 @@ import torch
 import fedray
 from fedray import launch
 from fedray.arrays import trees
+from fedray.data import text
 from fedray.running import predictor
 from fedray.running.predictor import Prediction
 from fedray.running.served import answers
@@ -49,6 +50,38 @@ def ask(served, x=X, header=None, **fields):
     reply = served.answer(client, model, body(x=np.asarray(x).tolist(), **fields))
     assert reply.status == 200
     return json.loads(reply.text)
+
+
+def test_a_run_on_texts_is_asked_with_texts(tmp_path):
+    """With words that it has never seen, too: their vectors are of their letters."""
+    path, folder = tmp_path / "films.csv", tmp_path / "run"
+    path.write_text("text,label\n" + "good film,1\nbad film,0\ndull film,0\nfine film,1\n" * 10)
+    data = ["--data.name", str(path), "--data.partition", "iid", "--clients", "2", "--model.lstm-hidden", "2"]
+    assert launch.main(["fedavg", *FAST, *data, "--output", str(folder)]) == 0
+    path.unlink()
+    served = answers.opened(folder, Terms(max_inputs=2), digest_of(TOKEN))
+    asked = ["a bad film", "nothing like it"]
+    found = ask(served, asked)
+    run = fedray.load(folder)
+    assert found["probabilities"] == run.predict(asked).probs.tolist()
+    vectors = text.embedded(asked, None)
+    assert vectors.shape == (2, 25, 50)
+    assert found["probabilities"] == run.predict(vectors).probs.tolist()
+    assert ask(served, json.loads(served.example().text)["x"])["label"]
+    assert "x [B] of texts, or x [B, 25, 50], at most 2 inputs" in served.about("").text
+    for wrong, reason in (
+        (["a"] * 3, "x has 3 inputs"),
+        (["a", 1], "the shape"),
+        ("a", "the shape"),
+        ([], "the shape"),
+    ):
+        with pytest.raises(RequestError, match=reason):
+            served.answer(None, None, body(x=wrong))
+
+
+def test_a_run_on_numbers_takes_no_texts(serve):
+    with pytest.raises(RequestError, match="the shape"):
+        serve().answer(None, None, body(x=["a"]))
 
 
 @pytest.mark.parametrize(("header", "client"), [(None, None), ("0", 0), ("7", 7)])
