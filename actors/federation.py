@@ -68,6 +68,7 @@ class RayFederation:
         self._execution = execution
         self._store = store
         self._policy = failure_policy(plan.cfg, execution.round_timeout)
+        self._begun = begun
         self._reached = begun.state.round if begun else 0  # the last round that was yielded
         self._played = self._reached  # the last round that the server has played
         self._failures: list[Failure] = []  # not yet reported
@@ -221,6 +222,7 @@ class RayFederation:
         self._tear_down()
         # Not from a round whose metrics were lost with the server: it is played again, and yielded then.
         begun = newest(self._store, self.plan, say, self._reached) if self._store else None
+        begun = begun or self._begun
         action = f"rebuilt from round {begun.state.round if begun else 0}"
         self._failures.append(Failure(self._reached + 1, "server", "lost", reason, action))
         say(f"{reason}; the federation is {action}")

@@ -127,6 +127,7 @@ def _enter(request: stages.Request, datasets: dict[DataConfig, Dataset], locks: 
     require(not asked, "tracking.system_metrics", asked, reason, "see Ray's dashboard, or launch a run alone")
     folder = runfolder.place(request.resume, execution.output, str(execution.name))
     locks.enter_context(runfolder.locked(folder, "--resume" if request.resume else "--output"))
+    locks.enter_context(runfolder.place_locked(folder, runfolder.store(folder, execution)))
     note = runfolder.read(request.resume) if request.resume else None
     Writer(folder, note is not None and runfolder.holds(folder, note)).discard()
     files = loading.files(cfg.data)

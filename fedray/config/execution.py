@@ -39,7 +39,7 @@ class CheckpointConfig:
     every: int = 1
     """Keep the federation after every k-th round; 0 keeps nothing."""
     keep: int = 2
-    """Number of checkpoints kept, the last ones."""
+    """Number of checkpoints kept, the last ones; 1 keeps two, for the last round may be lost with the server."""
     url: str = ""
     """Folder or URL (s3://..., gs://...) of the checkpoints; by default in the run's folder. On several machines give
     one that all of them see."""

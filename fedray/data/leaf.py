@@ -78,7 +78,7 @@ def _inputs(xs: list[Any], embedding: str | Path | None) -> Dataset:
     if all(isinstance(part, list) for part in xs):
         numbers, words = text.numbered(line for part in xs for line in part)
         vectors = text.vectors(words, None if embedding is None else Path(embedding))
-        return Dataset(numbers, np.empty(0), 0, None, vectors=vectors)
+        return Dataset(numbers, np.empty(0), 0, None, vectors=vectors, texts=True)
     if any(isinstance(part, list) for part in xs):
         raise ValueError("some of its examples are texts and some are numbers")
     widths = sorted({part.shape[1] for part in xs})

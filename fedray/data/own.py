@@ -6,6 +6,7 @@ Every function raises ValueError that says what is wrong with the data; who know
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def from_arrays(
     if _texts(x):
         numbers, words = text.numbered(x.tolist())
         file = None if embedding is None else Path(embedding)
-        found = Dataset(numbers, np.empty(0), 0, None, vectors=text.vectors(words, file))
+        found = Dataset(numbers, np.empty(0), 0, None, vectors=text.vectors(words, file), texts=True)
     else:
         x, notes = _inputs(x)
         found = Dataset(x, np.empty(0), 0, within(PIXEL) if x.dtype == np.uint8 else None)
@@ -319,7 +320,9 @@ def _check_complete(name: str, missing: int) -> None:
 def _check_words(values: np.ndarray) -> None:
     """Raise ValueError for a word among real targets, which would make names of classes of them all."""
     numbers = [float(value) for value in values.tolist() if _is_number(value)] if values.dtype.kind == "U" else []
-    if len(values) / 2 < len(numbers) < len(values) and any(number % 1 for number in numbers):
+    numbers = [number for number in numbers if math.isfinite(number)]
+    many = MANY < len(numbers) < len(values) < 2 * len(numbers)  # fewer may be names, such as 3.9 and dev
+    if many and any(number % 1 for number in numbers):
         word = next(value for value in values.tolist() if not _is_number(value))
         raise ValueError(f"y holds {word!r} among numbers; correct it, or leave this example out")
 

@@ -179,7 +179,8 @@ def remarks(cfg: DataConfig, dataset: Dataset, partition: Partition) -> tuple[st
             found.append(f"{known}; `data.partition=dirichlet` makes clients differ")
         if partition_record(cfg).by_class and cfg.size not in protocol(cfg).sizes:
             found += _left(dataset, partition)
-            if cfg.size != DataConfig().size:
+            read = partition_record(cfg).reads
+            if cfg.size != DataConfig().size and (read is None or "size" in read):
                 found.append(f"`data.size={cfg.size}` has no effect: {cfg.name} has no table of sizes in any paper")
         found += partition_record(cfg).remarks(dataset, partition)
         found += _unread(cfg, partition_record(cfg))

@@ -41,6 +41,7 @@ class Dataset(NamedTuple):
     vectors: np.ndarray | None = None  # [V + 1, E] float32, those of the words
     target: Scaling | None = None  # of real targets to a network's units; None: labels, or not known yet
     names: Names = Names()
+    texts: bool = False  # whether x are the words of texts, as fedray.data.text numbers them
     notes: tuple[str, ...] = ()  # how a file of the user's own was read, where that is not obvious
 
     @property

@@ -20,6 +20,7 @@ from fedray.data.readers import reading, rectangular
 LENGTH = 25  # words kept of a text, T
 WIDTH = 50  # numbers in a made-up vector, E
 SD = 0.5  # of its numbers, about that of GloVe's
+REMEDY = "give `data.embedding` a text file with a word and its numbers in every line, such as glove.6B.50d.txt"
 WORD = re.compile(r"[\w']+|[.,!?;]")  # LEAF's
 
 
@@ -39,12 +40,6 @@ def numbered(texts: Iterable[str]) -> tuple[np.ndarray, list[str]]:
     return np.array(rows, np.int32).reshape(-1, LENGTH), list(numbers)
 
 
-def embedded(texts: Iterable[str], file: Path | None) -> np.ndarray:
-    """Texts as the vectors [N, T, E] of their words; raises as :func:`vectors`."""
-    rows, words = numbered(texts)
-    return vectors(words, file)[rows]
-
-
 def vectors(words: Sequence[str], file: Path | None) -> np.ndarray:
     """The vectors [V + 1, E] of the words 1..V, float32; that of 0 is zero.
 
@@ -52,14 +47,37 @@ def vectors(words: Sequence[str], file: Path | None) -> np.ndarray:
     in every process, but words of like meaning are no more alike than others. Raises FedRayError for a file that is
     missing, corrupt, or has none of the words.
     """
-    if file is None:
-        found = dict(zip(words, map(_hashed, words), strict=True))
-    else:
-        remedy = "give `data.embedding` a text file with a word and its numbers in every line, such as glove.6B.50d.txt"
-        with reading(file, remedy):
-            found = _read(file, set(words))
-    width = len(next(iter(found.values()), np.empty(WIDTH)))
-    return np.stack([np.zeros(width, np.float32), *(found.get(word, np.zeros(width, np.float32)) for word in words)])
+    found = Vectors(file).of(words)
+    if file is not None and not found.any():
+        with reading(file, REMEDY):
+            raise ValueError("it has none of the words of the dataset")
+    return found
+
+
+class Vectors:
+    """The vectors of words, as :func:`vectors` gives them; those that were looked up are kept."""
+
+    def __init__(self, file: Path | None):
+        self._file = file
+        self._known: dict[str, np.ndarray] = {}
+        self._width = WIDTH
+
+    def of(self, words: Sequence[str]) -> np.ndarray:
+        """The vectors [V + 1, E] of the words 1..V; raises FedRayError for a file that is missing or corrupt."""
+        unknown = {word for word in words if word not in self._known}
+        if self._file is None:
+            self._known |= {word: _hashed(word) for word in unknown}
+        elif unknown or not self._known:
+            with reading(self._file, REMEDY):
+                found, self._width = _read(self._file, unknown)
+            zero = np.zeros(self._width, np.float32)
+            self._known |= {word: found.get(word, zero) for word in unknown}
+        return np.stack([np.zeros(self._width, np.float32), *(self._known[word] for word in words)])
+
+    def embedded(self, texts: Iterable[str]) -> np.ndarray:
+        """Texts as the vectors [N, T, E] of their words; raises as :meth:`of`."""
+        rows, words = numbered(texts)
+        return self.of(words)[rows]
 
 
 def _hashed(word: str) -> np.ndarray:
@@ -68,7 +86,8 @@ def _hashed(word: str) -> np.ndarray:
     return ((np.frombuffer(digest, "<u2") - 32767.5) / 65536 * 12**0.5 * SD).astype(np.float32)
 
 
-def _read(file: Path, wanted: set[str]) -> dict[str, np.ndarray]:
+def _read(file: Path, wanted: set[str]) -> tuple[dict[str, np.ndarray], int]:
+    """The vectors of those words that a file has, and how many numbers each has."""
     found: dict[str, np.ndarray] = {}
     with opened(file) as file_lines:
         lines: Iterator[str] = file_lines
@@ -86,6 +105,4 @@ def _read(file: Path, wanted: set[str]) -> dict[str, np.ndarray]:
                 if len(vector) != width or not np.isfinite(vector).all():
                     raise ValueError(f"{word!r} does not have {width} numbers, as the first word")
                 found[word] = vector
-    if not found:
-        raise ValueError("it has none of the words that are looked up")
-    return found
+    return found, max(width, 0)

@@ -38,7 +38,7 @@ class Plan(NamedTuple):
     model: Model
     partition: Partition
     scaling: Scaling | None  # of raw inputs; None: used as they are
-    texts: bool = False  # whether inputs are the vectors of words
+    texts: bool = False  # whether inputs are the vectors of words by fedray.data.text
     target: Scaling | None = None  # of real targets, to mean 0 and sd 1 in training; None: labels
     remarks: tuple[str, ...] = ()  # what one must know of the data before one quotes a number
     given: Dataset | None = None  # the caller's own examples; None: those that cfg.data names

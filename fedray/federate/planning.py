@@ -196,7 +196,7 @@ def make_plan(
     users = dataset.names.users
     each = cfg.data.partition == "natural" and len(users) == cfg.clients  # else clients are groups of users
     names = Names(dataset.names.classes, users if each else ())
-    texts = dataset.vectors is not None
+    texts = dataset.texts
     plan = Plan(
         cfg, algorithm, selection, model, partition, scaling, texts, target, remarks, given, names, dataset.notes
     )

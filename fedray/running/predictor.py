@@ -19,10 +19,11 @@ from fedray import registry
 from fedray.arrays import trees
 from fedray.arrays.tensor_files import Rows, load_rows, load_tree
 from fedray.config.decode import decode, fits, record, refuse_damage
-from fedray.data import loading, own, partition, scaling, text
+from fedray.data import loading, own, partition, scaling
 from fedray.data.digests import LAYERS, of_examples, of_layers
 from fedray.data.readers import Dataset, Names
 from fedray.data.scaling import Scaling
+from fedray.data.text import Vectors
 from fedray.federate.measures import metrics, regression
 from fedray.federate.messages import Saved
 from fedray.federate.plan import Plan
@@ -169,8 +170,7 @@ class Predictor:
         except ValueError:
             raise FedRayError("x has inputs of different shapes; give them one shape") from None
         if self.plan.texts and x.ndim == 1 and all(isinstance(each, str) for each in x.tolist()):
-            embedding = self.plan.cfg.data.embedding
-            x = text.embedded(x.tolist(), None if embedding is None else Path(embedding))
+            x = self.words.embedded(x.tolist())
         if x.dtype.kind not in "biuf":
             raise FedRayError(f"x holds {x.dtype} values; this network takes numbers")
         x = own.fitted(x, self.plan.model.input_shape)
@@ -201,6 +201,12 @@ class Predictor:
             return Batch(x, none if plan.target else none.long(), none, none.long(), none.sum())
         shards = loading.shards(self.dataset, plan.partition, [client])
         return trees.row(shards.padded([0], plan.facts.shard), 0)
+
+    @functools.cached_property
+    def words(self) -> Vectors:
+        """The vectors of words, of a run on texts."""
+        file = self.plan.cfg.data.embedding
+        return Vectors(None if file is None else Path(file))
 
     @functools.cached_property
     def dataset(self) -> Dataset:

@@ -29,6 +29,7 @@ from fedray.federate.plan import Plan
 from fedray.federate.planning import plug_ins_of
 from fedray.federate.storage import checkpoint
 from fedray.federate.storage.checkpoint import STATES, CheckpointStore, rounds
+from fedray.federate.storage.checkpoint_files import CheckpointError
 from fedray.federate.storage.places import located
 from fedray.running.files import write_json
 from fedray.running.mlflow_store import shown
@@ -56,14 +57,14 @@ def write(folder: Path, note: Note) -> None:
     write_json(folder / NOTE, _content(note))
 
 
-def claim(store: CheckpointStore, note: Note, before: str) -> None:
+def claim(store: CheckpointStore, note: Note, plan: Plan, before: str) -> None:
     """Leave the note beside checkpoints that are kept elsewhere, so that the run survives the loss of its folder.
 
     ``before`` is where a run that goes on has kept them so far, and empty for a new one. Raises FedRayError where
     nothing can be written there, or where another run is, or its result.
     """
     try:
-        taken = _held(store, note if before else None, before)
+        taken = "" if before and _ours(store, note, plan, before) else _held(store, note if before else None)
         if not taken:
             fs, path = located(store.url)
             fs.makedirs(path, exist_ok=True)
@@ -74,25 +75,39 @@ def claim(store: CheckpointStore, note: Note, before: str) -> None:
             "rights there"
         ) from None
     if taken:
-        remedy = "give an empty place" if before else f"go on with it by --resume {store.url}, or give an empty place"
-        raise FedRayError(f"--checkpoint.url {store.url}: holds the {taken}; {remedy}")
+        raise FedRayError(f"--checkpoint.url {store.url}: holds the {taken}")
 
 
-def _held(store: CheckpointStore, resumed: Note | None, before: str) -> str:
-    """What of another run lies at a place, or the empty string. It may be going on, and not have a checkpoint yet."""
-    found = _noted(store.url)
-    if resumed and (_same(found, resumed) if found else store.url == before):  # a torn note keeps nobody from his own
-        return ""
-    there = checkpoint.names(store.url)
+def _ours(store: CheckpointStore, note: Note, plan: Plan, before: str) -> bool:
+    """Whether what lies at a place is of the run that goes on: by its note, or else by the checkpoints themselves."""
+    if found := _noted(store.url):
+        return _same(found, note)
+    if store.url == before and NOTE in checkpoint.names(store.url):  # a torn note keeps nobody from his own
+        return True
+    with contextlib.suppress(CheckpointError):
+        return checkpoint.newest(store, plan, lambda _: None) is not None
+    return False
+
+
+def _held(store: CheckpointStore, own: Note | None) -> str:
+    """What of another run lies at a place, and what to do; empty where nothing does.
+
+    It may be going on, and not have a checkpoint yet. ``own`` is the note of a run that goes on, which may move its
+    checkpoints.
+    """
+    remedy = "give an empty place" if own else f"go on with it by --resume {store.url}, or give an empty place"
     if numbers := rounds(store):
-        return f"checkpoints of another run, up to round {numbers[-1]}"
+        return f"checkpoints of another run, up to round {numbers[-1]}; {remedy}"
+    there = checkpoint.names(store.url)
     if FINISHED in there:
-        return "result of another run"
-    above = "" if "://" in store.url else os.path.dirname(store.url)  # a run's folder, of which this is a part
-    owner = found or (_noted(above) if above else None)
-    if owner:
-        return f"note of another run, {owner.name}, which may be going on"
-    return "clients' states of another run" if STATES in there else ""
+        return f"result of another run; {remedy}"
+    if found := _noted(store.url):
+        return f"note of another run, {found.name}, which may be going on; {remedy}"
+    above = "" if "://" in store.url else os.path.dirname(store.url)  # a run's folder, of which this may be a part
+    owner = _noted(above) if above else None
+    if owner and _kept(above, owner) == store.url and not (own and _same(owner, own)):
+        return f"checkpoints of {owner.name}, which may be going on; give an empty place"
+    return "clients' states of another run; give an empty place" if STATES in there else ""
 
 
 def _noted(place: str) -> Note | None:
@@ -109,13 +124,25 @@ def _same(one: Note, other: Note) -> bool:
     return one.name == other.name and set(differ) <= {"rounds"}
 
 
+def _kept(folder: str, note: Note) -> str:
+    """Where the run of a folder keeps its checkpoints."""
+    return store(Path(folder), note.execution).url
+
+
 def clear(folder: Path, store: CheckpointStore) -> None:
-    """Remove the checkpoints of a finished run, and its note beside them; what cannot be removed stays."""
-    with contextlib.suppress(Exception):
-        if elsewhere(folder, store):
+    """Remove the checkpoints of a finished run, and its note beside them; what cannot be removed stays, and what
+    another run has put in their place."""
+    if not elsewhere(folder, store):
+        checkpoint.clear(store)
+        return
+    own, there = _noted(str(folder)), _noted(store.url)
+    if own and there and _same(own, there):
+        checkpoint.clear(store)
+        with contextlib.suppress(Exception):
             fs, path = located(store.url)
             fs.rm_file(f"{path}/{NOTE}")
-    checkpoint.clear(store)
+            if not fs.ls(path, detail=False):
+                fs.rmdir(path)
 
 
 def elsewhere(folder: Path, store: CheckpointStore) -> bool:
@@ -282,7 +309,9 @@ def locked(folder: Path, option: str = "--output") -> Iterator[None]:
         lock.acquire(timeout=PATIENCE)
     except OSError as error:
         if isinstance(error, Timeout) and Path(lock.lock_file).exists():
-            raise FedRayError(f"{option} {folder}: is going on in another process; wait for it or stop it") from None
+            raise FedRayError(
+                f"{option} {folder}: what is there is going on in another process; wait for it or stop it"
+            ) from None
         reason = error.strerror or "permission denied"
         raise FedRayError(
             f"{option} {folder}: cannot be written ({reason}); choose a folder that you may write to"
@@ -297,9 +326,15 @@ def locked(folder: Path, option: str = "--output") -> Iterator[None]:
 
 
 def place_locked(folder: Path, store: CheckpointStore) -> contextlib.AbstractContextManager[None]:
-    """Keep others out of where the checkpoints of the run of a folder are kept, if that is another one here."""
+    """Keep others out of where the checkpoints of the run of a folder are kept, if that is another folder here.
+
+    Not where the file of the lock cannot lie beside it, as beside a volume: whether the place itself can be written
+    is said by :func:`claim`.
+    """
     here = "://" not in store.url and elsewhere(folder, store)
-    return locked(Path(store.url), "--checkpoint.url") if here else contextlib.nullcontext()
+    beside = os.path.dirname(os.path.realpath(store.url))
+    lockable = here and os.access(beside, os.W_OK | os.X_OK)
+    return locked(Path(store.url), "--checkpoint.url") if lockable else contextlib.nullcontext()
 
 
 def place(resume: str, output: str | Path | None, name: str) -> Path:

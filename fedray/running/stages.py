@@ -85,6 +85,7 @@ class Tally(NamedTuple):
     evaluated: RoundMetrics | None = None  # the last round with an evaluation
     failures: tuple[Failure, ...] = ()
     recent: tuple[float, ...] = ()  # seconds of the last rounds
+    unsaved: bool = False  # whether a checkpoint could not be written, which is said once
 
 
 class Played(NamedTuple):
@@ -120,7 +121,7 @@ def ready(run: Run, on_gpus: bool) -> tuple[Run, Checkpoint | None]:
         run = run._replace(package=choose(run.plan, run.request.execution.backend, known, say))
     if runfolder.elsewhere(run.folder, run.store):
         before = runfolder.store(run.folder, run.begun.execution).url if run.begun else ""
-        runfolder.claim(run.store, _note(run), before)
+        runfolder.claim(run.store, _note(run), run.plan, before)
     return run, _checkpoint(run)
 
 
@@ -157,10 +158,11 @@ def account(run: Run, tally: Tally, metrics: RoundMetrics) -> Tally:
     progress.write(run.folder, status)
     failure_list.add(run.folder, metrics.failures)
     failures = (*tally.failures, *metrics.failures)
-    unsaved = [failure for failure in failures if failure.kind == checkpoint.KIND]
-    if unsaved and unsaved[0] in metrics.failures:  # it may be the same in every round
-        say(f"warning: round {metrics.round}: no checkpoint ({unsaved[0].reason}); later ones are listed at the end")
-    return tally._replace(status=status, evaluated=evaluated, failures=failures, recent=recent)
+    unsaved = next((failure for failure in metrics.failures if failure.kind == checkpoint.KIND), None)
+    if unsaved and not tally.unsaved:  # it may be the same in every round
+        say(f"warning: round {metrics.round}: no checkpoint ({unsaved.reason}); later ones are listed at the end")
+    said = tally.unsaved or unsaved is not None
+    return tally._replace(status=status, evaluated=evaluated, failures=failures, recent=recent, unsaved=said)
 
 
 def collect(run: Run, federation: Source, tally: Tally) -> Played:

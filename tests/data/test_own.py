@@ -45,6 +45,11 @@ def test_labels_of_any_kind_are_the_same_classes(labels, names):
     assert (dataset.classes, dataset.names.classes) == (3, names)
 
 
+def test_a_few_numbers_among_words_are_names():
+    labels = np.array(["3.8", "3.9", "4.0", "nan", "dev"])[np.arange(N) % 5]
+    assert own.from_arrays(FEATURES, labels).names.classes == ("3.8", "3.9", "4.0", "dev", "nan")
+
+
 def test_two_classes_may_be_true_and_false():
     dataset = own.from_arrays(FEATURES, KINDS > 0)
     assert (dataset.y.tolist(), dataset.names.classes) == ((KINDS > 0).astype(int).tolist(), ("False", "True"))

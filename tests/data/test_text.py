@@ -58,6 +58,18 @@ def test_vectors_come_from_a_file_and_are_zero_for_words_that_it_lacks(tmp_path,
     assert np.allclose(table, EXPECTED)
 
 
+def test_words_that_were_looked_up_are_kept_and_others_are_zero(tmp_path):
+    path = tmp_path / "v.txt"
+    path.write_text(GLOVE)
+    known = text.Vectors(path)
+    assert known.embedded(["nowhere", ""]).tolist() == np.zeros((2, text.LENGTH, 3)).tolist()
+    assert known.embedded(["Good film"])[0, :2].tolist() == [[1, 2, 3], [0, 0, 0]]
+    path.unlink()
+    assert known.embedded(["film good"])[0, :2].tolist() == [[0, 0, 0], [1, 2, 3]]
+    with pytest.raises(FedRayError, match=r"v\.txt: there is no such file"):
+        known.embedded(["the"])
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [

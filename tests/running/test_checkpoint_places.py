@@ -117,7 +117,8 @@ def test_the_checkpoints_of_a_run_that_has_none_yet_are_not_taken(
     quiet = [*FAST, "--tracking.uri", "none"]
     assert cut([*quiet, "--name", "slow", "--checkpoint.every", "5"], 3) == 130
     assert launch.main([*quiet, "--name", "quick", "--checkpoint.url", "runs/slow/checkpoints"]) == 2
-    assert "checkpoints: holds the note of another run, slow, which may be going on" in capfd.readouterr().err
+    error = capfd.readouterr().err
+    assert "checkpoints: holds the checkpoints of slow, which may be going on; give an empty place" in error
     assert not Path("runs/slow/checkpoints").exists()
     Path("kept/fedray-states").mkdir(parents=True)
     assert launch.main([*quiet, "--name", "quick", "--checkpoint.url", "kept"]) == 2
@@ -140,6 +141,33 @@ def test_a_resumed_run_leaves_nothing_at_a_place_that_it_is_refused(
     Path("kept/run.json").write_text('{"name": "cu')
     assert launch.main(["--resume", "runs/cut"]) == 0
     assert "goes on after round 3" in Path("runs/cut/log.txt").read_text()
+
+
+def test_a_run_knows_its_own_checkpoints_that_were_moved_by_hand(cut: Callable[..., int]) -> None:
+    assert cut([*FAST, "--tracking.uri", "none", "--name", "cut"], 3) == 130
+    Path("runs/cut/checkpoints").rename("moved")
+    assert launch.main(["--resume", "runs/cut", "--checkpoint.url", "moved"]) == 0
+    assert "goes on after round 3" in Path("runs/cut/log.txt").read_text()
+    assert not Path("moved").exists()
+
+
+def test_a_finished_run_leaves_what_another_has_put_where_its_checkpoints_were(cut: Callable[..., int]) -> None:
+    options = [*FAST, "--tracking.uri", "none", "--checkpoint.url", "kept"]
+    assert launch.main([*options, "--name", "first"]) == 0
+    assert cut([*options, "--name", "second"], 3) == 130
+    assert launch.main(["--resume", "runs/first"]) == 0
+    assert launch.main(["--resume", "runs/second"]) == 0
+    assert "goes on after round 3" in Path("runs/second/log.txt").read_text()
+    assert not Path("kept").exists()
+
+
+def test_nothing_is_made_beside_a_place_to_lock_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As beside a volume, whose parent is not the user's; nor is a folder above it, which would be taken then."""
+    quiet = [*FAST, "--rounds", "2", "--tracking.uri", "none"]
+    assert launch.main([*quiet, "--output", "deep", "--checkpoint.url", "deep/a/b"]) == 0
+    with monkeypatch.context() as patched:
+        patched.setattr("os.access", lambda path, mode: str(path) != str(tmp_path))
+        assert launch.main([*quiet, "--name", "x", "--checkpoint.url", "kept"]) == 0
 
 
 def test_nothing_but_its_own_is_removed_where_a_run_kept_its_checkpoints() -> None:

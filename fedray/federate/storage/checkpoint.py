@@ -65,7 +65,8 @@ def _prune(store: CheckpointStore, round_number: int) -> tuple[Failure, ...]:
     """
     try:
         so_far = [number for number in rounds(store) if number <= round_number]
-        for number in reversed(so_far[: -store.kept]):  # what stays for good is the last one tried
+        # The one before stays in any case: the last round may be lost with the server that tells of it.
+        for number in reversed(so_far[: -max(store.kept, 2)]):  # what stays for good is the last one tried
             _remove(_folder(store, number))
     except Exception as error:  # any of a storage library's
         reason = f"{first_line(error)}, while removing old checkpoints of {store.url}"
@@ -100,14 +101,15 @@ def newest(
 ) -> Checkpoint | None:
     """The last usable checkpoint of this federation; None if none was written to its end.
 
-    Later ones than the round ``last`` are looked at where none before can be used. Warns of each one that cannot be.
-    Raises CheckpointError if there are some and none can be used.
+    Later ones than the round ``last`` are passed over. Warns of each one that cannot be used. Raises CheckpointError
+    if there are some and none can be used.
     """
     try:
         found = rounds(store)
     except Exception as error:
         raise CheckpointError(f"--checkpoint.url {store.url}: cannot be read ({error}); check the address") from None
-    for number in sorted(found, key=lambda number: (number > last, -number)):
+    found = [number for number in found if number <= last]
+    for number in reversed(found):
         try:
             return read(_folder(store, number), plan, own=True)
         except CheckpointError as error:

@@ -66,6 +66,8 @@ class Answers:
         _check(run, terms)
         if run.plan.personal and run.plan.algorithm.trains_to_predict:
             _ = run.dataset  # other examples than the run's are refused before anybody asks
+        if run.plan.texts:
+            run.words.of(["the"])  # a file of vectors that is gone is said now, and not to who asks
         self.run, self.terms, self._digest = run, terms, digest
         self.shared = run.model() if run.plan.algorithm.predict_global else None
         self.max_bytes = BYTES_BESIDES + BYTES_PER_NUMBER * terms.max_inputs * math.prod(run.plan.model.input_shape)

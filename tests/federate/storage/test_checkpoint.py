@@ -62,13 +62,19 @@ def test_a_name_with_colons_is_a_folder_of_its_own(tmp_path):
 def test_what_a_killed_run_left_of_a_later_round_is_none_of_the_last_few(tmp_path):
     """Else the checkpoint that was just written would go, as the oldest one."""
     (tmp_path / "round-000020").mkdir()
-    plan, store, _, _ = kept(tmp_path, rounds=2, kept=1)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["round-000002", "round-000020"]
+    plan, store, _, _ = kept(tmp_path, rounds=3, kept=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["round-000002", "round-000003", "round-000020"]
     warned = []
     begun = checkpoint.newest(store, plan, warned.append)
     assert begun is not None
-    assert begun.state.round == 2
+    assert begun.state.round == 3
     assert len(warned) == 1
+
+
+def test_rounds_after_the_one_that_is_asked_for_are_passed_over(tmp_path):
+    plan, store, *_ = kept(tmp_path, rounds=3, kept=1)
+    assert checkpoint.newest(store, plan, pytest.fail, 2).state.round == 2
+    assert checkpoint.newest(store, plan, pytest.fail, 1) is None
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -208,12 +214,13 @@ def test_an_old_checkpoint_that_cannot_be_removed_costs_no_new_one(stop, tmp_pat
         remove(folder)
 
     monkeypatch.setattr(checkpoint, "_remove", refuses)
-    for number in (2, 3):
-        state, metrics = play_and_keep(plan, state, cohort, RETRY, store)
-        (failure,) = metrics.failures
-        assert (failure.kind, failure.action) == ("pruning", "they stay")
-        assert "Permission denied" in failure.reason
-        assert checkpoint.rounds(store) == [1, number]
+    state, metrics = play_and_keep(plan, state, cohort, RETRY, store)
+    assert metrics.failures == ()
+    _, metrics = play_and_keep(plan, state, cohort, RETRY, store)
+    (failure,) = metrics.failures
+    assert (failure.kind, failure.action) == ("pruning", "they stay")
+    assert "Permission denied" in failure.reason
+    assert checkpoint.rounds(store) == [1, 2, 3]
     assert checkpoint.newest(store, plan, pytest.fail).state.round == 3
 
 

@@ -64,7 +64,7 @@ def test_a_run_on_texts_is_asked_with_texts(tmp_path):
     found = ask(served, asked)
     run = fedray.load(folder)
     assert found["probabilities"] == run.predict(asked).probs.tolist()
-    vectors = text.embedded(asked, None)
+    vectors = text.Vectors(None).embedded(asked)
     assert vectors.shape == (2, 25, 50)
     assert found["probabilities"] == run.predict(vectors).probs.tolist()
     assert ask(served, json.loads(served.example().text)["x"])["label"]
