@@ -85,7 +85,7 @@ def test_a_round_whose_reply_was_lost_with_the_server_is_played_again(tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_resumed_federation_may_have_other_actors_or_none(tmp_path: Path) -> None:
+def test_a_resumed_federation_may_have_other_actors_or_none(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     plan, store = small_plan("pfedbayes", SETTINGS), CheckpointStore(str(tmp_path))
     with RayFederation(plan, Execution(clients_per_actor=1, backend="loop"), store) as first:
         rounds = iter(first)
@@ -94,6 +94,9 @@ def test_a_resumed_federation_may_have_other_actors_or_none(tmp_path: Path) -> N
     assert begun is not None
     assert begun.state.round in (2, 3)  # the server is ahead of who listens
     ends_alike(RayFederation(plan, TWO, store, begun))
+    again = RayFederation(plan, TWO, None, begun)  # of which no round is kept
+    ends_alike(again, {4: ""}, lambda _: os.kill(again.server_pid(), signal.SIGKILL))
+    assert f"the federation is rebuilt from round {begun.state.round}\n" in capfd.readouterr().err
     with LocalFederation(plan, "vmap", begun=begun) as local:
         list(local)
     assert differing(local.snapshot(), undisturbed()) == []
