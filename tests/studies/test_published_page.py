@@ -242,6 +242,7 @@ def test_figures_in_another_reading_of_their_paper_are_counted_beside_those_of_t
     """MNIST small: 94.13 ± 0.27 and 90.44 ± 0.45 of pFedBayes, 87.38 ± 0.27 of FedAvg."""
     common = {"rounds": 2, "eval_every": 1, "seeds": 1, "sources": ("pFedBayes, Table 1",)}
     first = Table("table1-mnist", "First", "P.", only=("pfedbayes-small", "fedavg-small"), **common)
+    common["seeds"] = 2
     again = Table("table1-noise", "Again", "P.", only=("mnist-small",), reading="another noise", **common)
     publish(monkeypatch, first, again)
     kinds = {f"{best}{kind}/accuracy": value for best in ("", BEST) for kind, value in PFEDBAYES.items()}
@@ -254,8 +255,10 @@ def test_figures_in_another_reading_of_their_paper_are_counted_beside_those_of_t
     assert "Of 3 figures that a paper prints with a ±, 1 (33 %) are within" in text
     assert (
         "2 of those with a ± were played in another reading, too: with another noise 2 of them are near, and without "
-        "it 1. In that reading 2 of all 3 are near (67 %)."
+        "it 1. In that reading 2 of all 3 are near (67 %). 2 of the 2 have fewer than the 2 seeds that are planned."
     ) in text
+    data.add(tmp_path, [played(again, "mnist-small", seed=1, **nearer)])
+    assert "that are planned" not in page.make(tmp_path)
 
 
 def test_the_page_says_why_rows_have_more_seeds() -> None:

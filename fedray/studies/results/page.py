@@ -206,10 +206,13 @@ def _reread(section: Section, verdicts: Sequence[Verdict]) -> str:
     before = [each for each in verdicts if each.paper in papers]
     others = [each for each in verdicts if each.paper not in papers and each.paper.sd is not None]
     near, of = _near(others) + _near(again), len(others) + len(again)
+    planned = section.table.seeds
+    early = sum(len(list(row.verdicts())) for row in section.rows if len(row.lines) < planned)
+    so_far = f" {early} of the {len(again)} have fewer than the {planned} seeds that are planned." if early else ""
     return (
         f"{len(again)} of those with a ± were played in another reading, too: with {section.table.reading} "
         f"{_near(again)} of them are near, and without it {_near(before)}. "
-        f"In that reading {near} of all {of} are near ({100 * near / of:.0f} %)."
+        f"In that reading {near} of all {of} are near ({100 * near / of:.0f} %).{so_far}"
     )
 
 
