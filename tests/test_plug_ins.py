@@ -230,13 +230,6 @@ def test_a_dataset_of_a_plug_in_that_is_none_is_refused(folder, monkeypatch, cha
 
 
 @pytest.mark.usefixtures("fresh")
-def test_a_plug_in_need_not_say_how_many_classes_there_are(folder, monkeypatch):
-    code = 'DATASET = DATASET._replace(partition="labels", protocol=Protocol(clients=4))'
-    plan = rings_that(folder, monkeypatch, code)
-    assert (plan.model.classes, plan.cfg.data.labels_per_client) == (2, 2)
-
-
-@pytest.mark.usefixtures("fresh")
 def test_the_rings_of_the_guide_are_too_few_for_so_many_clients(folder, monkeypatch):
     monkeypatch.syspath_prepend(folder)
     monkeypatch.delitem(sys.modules, "rings", raising=False)
