@@ -1,17 +1,22 @@
 """Examples, a partition and layers that the caller gives are used everywhere, and refused where they do not fit."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import scipy.sparse
+import torch
 from torch import nn
 
 from fedray.algorithms.averaging.fedavg import FedAvg
 from fedray.config import DataConfig, Execution, Experiment
-from fedray.data import loading
+from fedray.data import loading, own
 from fedray.data.partition import Partition
 from fedray.data.readers import Dataset
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.planning import make_plan
 from fedray.types import FedRayError
+from tests.data.test_own import FEATURES, KINDS, N
 
 CHANCE = 0.1
 
@@ -136,3 +141,65 @@ def test_owners_that_differ_in_validation_or_wrong_labels_have_other_digests():
     found = [owners(), owners(validation=held), owners(relabel=wrong), owners(relabel=wrong + 1)]
     assert len(set(found)) == 4
     assert found[0] == "001f8c84f41b"  # as it always was
+
+
+class Torch(torch.utils.data.Dataset):
+    def __init__(self, *items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, k):
+        if isinstance(self.items[k], Exception):
+            raise self.items[k]
+        return self.items[k]
+
+
+def test_items_of_a_torch_dataset_are_read_or_named():
+    good = [(torch.from_numpy(FEATURES[k]), int(KINDS[k])) for k in range(N)]
+    found = own.given(Torch(*good))
+    assert np.allclose(found.x, FEATURES)
+    assert found.y.tolist() == KINDS.tolist()
+    for item, reason in (
+        (OSError("no such image"), r"dataset: item 60 of this torch Dataset cannot be read \(no such image\)"),
+        ((torch.zeros(4, requires_grad=True), 1), "dataset: x is no array; give a NumPy array, a tensor on the CPU"),
+        (7, "dataset: the items of this torch Dataset are not pairs"),
+    ):
+        with pytest.raises(FedRayError, match=reason):
+            own.given(Torch(*good, item))
+    with pytest.raises(FedRayError, match=r"x is a sparse matrix; give x\.toarray\(\)"):
+        own.given((scipy.sparse.csr_matrix(FEATURES), KINDS))
+
+
+def test_a_dataset_of_hugging_face():
+    datasets = pytest.importorskip("datasets", reason="an optional package")
+    features = datasets.Features({"label": datasets.ClassLabel(names=["ant", "bee", "cat", "dog"])})
+    table = datasets.Dataset.from_dict({"label": KINDS.tolist()}, features=features)
+    table = table.add_column("a", FEATURES[:, 0]).add_column("b", FEATURES[:, 1])
+    plan = make_plan(Experiment(algorithm=FedAvg(), clients=2, data=DataConfig(partition="iid")), table)
+    assert (plan.model.classes, plan.names.classes) == (4, ("ant", "bee", "cat", "dog"))
+    assert np.allclose(plan.given.x, FEATURES[:, :2])
+    image = datasets.Features({"image": datasets.Image(), "label": features["label"]})
+    pixels = np.arange(N * 64, dtype=np.uint8).reshape(N, 8, 8)
+    stored = datasets.Dataset.from_dict({"image": list(pixels), "label": KINDS.tolist()}, features=image)
+    assert np.array_equal(own.from_hugging_face(stored).x, pixels[:, None])
+
+
+class Unlabelled:
+    """What is used of a dataset of Hugging Face, whose package may be missing; -1 says that a label is not known."""
+
+    def __init__(self):
+        self.column_names = ["a", "label"]
+        self.features = {"a": None, "label": SimpleNamespace(names=["ant", "bee", "cat", "dog"])}
+
+    def with_format(self, kind):
+        return self
+
+    def __getitem__(self, rows):
+        return {"a": FEATURES[rows, 0], "label": KINDS[rows] - 1}
+
+
+def test_examples_without_a_label_of_hugging_face_are_refused():
+    with pytest.raises(ValueError, match="label lacks 20 of its values; fill them in, or leave these examples out"):
+        own.from_hugging_face(Unlabelled())

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pandas as pd
 import pytest
-import scipy.sparse
-import torch
 
 from fedray.algorithms.averaging.fedavg import FedAvg
 from fedray.config import DataConfig, Experiment, override
@@ -238,48 +234,6 @@ def test_columns_of_arrays_and_of_texts():
     assert texts.classes == 3
 
 
-def test_the_words_of_texts_have_the_vectors_of_a_file(tmp_path):
-    words = np.array(["good film", "bad film", "a film"])[KINDS]
-    (tmp_path / "vectors.txt").write_text("good 1 2\nfilm 3 4\nbad 5 6\n")
-    pd.DataFrame({"text": words, "label": KINDS}).to_csv(tmp_path / "mine.csv", index=False)
-    cfg = DataConfig(name=str(tmp_path / "mine.csv"), embedding=str(tmp_path / "vectors.txt"))
-    found = loading.load(cfg)
-    assert found.input_shape == (25, 2)
-    assert found.vectors[found.x[1, :3]].tolist() == [[5, 6], [3, 4], [0, 0]]
-    given = own.from_arrays(words, KINDS)
-    assert np.array_equal(given.x, found.x)
-    assert given.input_shape == (25, 50)
-
-
-class Torch(torch.utils.data.Dataset):
-    def __init__(self, *items):
-        self.items = items
-
-    def __len__(self):
-        return len(self.items)
-
-    def __getitem__(self, k):
-        if isinstance(self.items[k], Exception):
-            raise self.items[k]
-        return self.items[k]
-
-
-def test_items_of_a_torch_dataset_are_read_or_named():
-    good = [(torch.from_numpy(FEATURES[k]), int(KINDS[k])) for k in range(N)]
-    found = own.given(Torch(*good))
-    assert np.allclose(found.x, FEATURES)
-    assert found.y.tolist() == KINDS.tolist()
-    for item, reason in (
-        (OSError("no such image"), r"dataset: item 60 of this torch Dataset cannot be read \(no such image\)"),
-        ((torch.zeros(4, requires_grad=True), 1), "dataset: x is no array; give a NumPy array, a tensor on the CPU"),
-        (7, "dataset: the items of this torch Dataset are not pairs"),
-    ):
-        with pytest.raises(FedRayError, match=reason):
-            own.given(Torch(*good, item))
-    with pytest.raises(FedRayError, match=r"x is a sparse matrix; give x\.toarray\(\)"):
-        own.given((scipy.sparse.csr_matrix(FEATURES), KINDS))
-
-
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [
@@ -323,39 +277,6 @@ def test_damaged_tables_are_refused_in_their_own_terms(tmp_path, content, reason
     path.write_bytes(b"no table")
     with pytest.raises(FedRayError, match=r"mine\.parquet: it is cut short, damaged, or of another format"):
         loading.load(DataConfig(name=str(path)))
-
-
-def test_a_dataset_of_hugging_face():
-    datasets = pytest.importorskip("datasets", reason="an optional package")
-    features = datasets.Features({"label": datasets.ClassLabel(names=["ant", "bee", "cat", "dog"])})
-    table = datasets.Dataset.from_dict({"label": KINDS.tolist()}, features=features)
-    table = table.add_column("a", FEATURES[:, 0]).add_column("b", FEATURES[:, 1])
-    plan = make_plan(Experiment(algorithm=FedAvg(), clients=2, data=DataConfig(partition="iid")), table)
-    assert (plan.model.classes, plan.names.classes) == (4, ("ant", "bee", "cat", "dog"))
-    assert np.allclose(plan.given.x, FEATURES[:, :2])
-    image = datasets.Features({"image": datasets.Image(), "label": features["label"]})
-    pixels = np.arange(N * 64, dtype=np.uint8).reshape(N, 8, 8)
-    stored = datasets.Dataset.from_dict({"image": list(pixels), "label": KINDS.tolist()}, features=image)
-    assert np.array_equal(own.from_hugging_face(stored).x, pixels[:, None])
-
-
-class Unlabelled:
-    """What is used of a dataset of Hugging Face, whose package may be missing; -1 says that a label is not known."""
-
-    def __init__(self):
-        self.column_names = ["a", "label"]
-        self.features = {"a": None, "label": SimpleNamespace(names=["ant", "bee", "cat", "dog"])}
-
-    def with_format(self, kind):
-        return self
-
-    def __getitem__(self, rows):
-        return {"a": FEATURES[rows, 0], "label": KINDS[rows] - 1}
-
-
-def test_examples_without_a_label_of_hugging_face_are_refused():
-    with pytest.raises(ValueError, match="label lacks 20 of its values; fill them in, or leave these examples out"):
-        own.from_hugging_face(Unlabelled())
 
 
 def test_three_classes_are_dealt_and_it_is_said(tmp_path):

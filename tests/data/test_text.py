@@ -5,10 +5,13 @@ import subprocess
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from fedray.data import text
+from fedray.config import DataConfig
+from fedray.data import loading, own, text
 from fedray.types import FedRayError
+from tests.data.test_own import KINDS
 
 
 def test_a_text_is_its_first_words_and_marks_in_small_letters():
@@ -92,3 +95,16 @@ def test_an_unusable_file_of_vectors_is_refused(tmp_path, content, reason):
         return
     with pytest.raises(FedRayError, match=rf"v\.txt: .*{reason}.*; give `data.embedding` a text file"):
         text.vectors(["good"], path)
+
+
+def test_the_words_of_texts_have_the_vectors_of_a_file(tmp_path):
+    words = np.array(["good film", "bad film", "a film"])[KINDS]
+    (tmp_path / "vectors.txt").write_text("good 1 2\nfilm 3 4\nbad 5 6\n")
+    pd.DataFrame({"text": words, "label": KINDS}).to_csv(tmp_path / "mine.csv", index=False)
+    cfg = DataConfig(name=str(tmp_path / "mine.csv"), embedding=str(tmp_path / "vectors.txt"))
+    found = loading.load(cfg)
+    assert found.input_shape == (25, 2)
+    assert found.vectors[found.x[1, :3]].tolist() == [[5, 6], [3, 4], [0, 0]]
+    given = own.from_arrays(words, KINDS)
+    assert np.array_equal(given.x, found.x)
+    assert given.input_shape == (25, 50)
