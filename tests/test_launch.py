@@ -18,7 +18,8 @@ import torch
 
 import fedray
 from fedray import cli, registry
-from fedray.config import Execution, Experiment, helptext
+from fedray.cli import helptext
+from fedray.config import Execution, Experiment
 from fedray.launch import main, parse
 from fedray.studies.cell import experiment
 from fedray.types import FedRayError

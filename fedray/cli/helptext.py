@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import textwrap
+from collections.abc import Sequence
 from typing import Any
+
+from fedray.cli.reading import read_options
 
 WIDTH = 100
 FIRST = {  # in the order in which a new user meets them
@@ -46,8 +51,24 @@ def _typed(name: str, value: Any) -> str:
     return f"{option(name)} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
 
 
-def boxed(title: str, shown: str) -> str:
-    """The boxes of a whole help text, the first one with another title, without its line for --help."""
+def long(algorithm: str, fields: Sequence[tuple[str, Any, Any]]) -> str:
+    """All options, in boxes by what they are about; data, model and others have boxes of their own in these."""
+    titles = {"algorithm": f"options of {algorithm}", "experiment": "federation", "execution": "execution"}
+    grouped: dict[str, list[tuple[str, Any, Any]]] = {title: [] for title in ("this command", *titles.values())}
+    for field in fields:
+        grouped[titles.get(field[0], "this command")].append(field)
+    return "\n\n".join(_box(title, some) for title, some in grouped.items())
+
+
+def _box(title: str, fields: Sequence[tuple[str, Any, Any]]) -> str:
+    """The help of some options as tyro prints it, its first box with another title and without a line for --help."""
+    kind: type[Any] = dataclasses.make_dataclass("Options", fields, frozen=True)
+    content = io.BytesIO()
+    stream = io.TextIOWrapper(content, encoding="utf-8")  # with an encoding, for which tyro draws lines
+    with contextlib.redirect_stdout(stream), contextlib.suppress(SystemExit):
+        read_options(kind, ["--help"], "", "")
+    stream.flush()
+    shown = content.getvalue().decode()
     lines = shown[shown.index("╭") :].splitlines()
     width = len(lines[0])
     kept = [line for line in lines[1:] if not line.startswith("│ -h, --help")]

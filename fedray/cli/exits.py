@@ -1,0 +1,59 @@
+"""How every command ends: its exit code, and what signals and a reader that leaves do."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from fedray.terminal import INTERRUPTS, interruptible, say
+from fedray.types import FedRayError, RunError, for_command_line
+
+DONE, FAILED, REFUSED, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141  # exit codes of every command
+
+
+def run_command(body: Callable[[], int], interrupted: str = "interrupted") -> int:
+    """Run a command and return its exit code.
+
+    The body returns DONE or FAILED. A FedRayError is printed: FAILED if a run had begun, else REFUSED. SIGINT and
+    SIGTERM stop the body with a KeyboardInterrupt: INTERRUPTED, after the given text.
+    """
+    try:
+        with interruptible():
+            return body()
+    except FedRayError as error:
+        say(f"error: {for_command_line(error)}")
+        return FAILED if isinstance(error, RunError) else REFUSED
+    except KeyboardInterrupt:
+        say(interrupted)
+        return INTERRUPTED
+
+
+def leave(main: Callable[[], int]) -> NoReturn:
+    """Run a command and exit with its code; signals that arrive after its end do not change the code.
+
+    Where the reader of stdout leaves before the end, as ``| head`` does, the command ends in silence: UNREAD.
+    """
+    for number in INTERRUPTS:
+        signal.signal(number, signal.SIG_IGN)  # what run_command restores; Python's own exit takes seconds
+    try:
+        try:
+            code = main()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not _unread(sys.stdout.fileno()):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's own flush at exit
+        code = UNREAD
+    sys.exit(code)
+
+
+def _unread(pipe: int) -> bool:
+    """Whether nobody reads a pipe any more."""
+    poll = select.poll()
+    poll.register(pipe, 0)
+    return any(events & select.POLLERR for _, events in poll.poll(0))

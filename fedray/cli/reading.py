@@ -1,0 +1,69 @@
+"""Words of a command line as a dataclass of options."""
+
+from __future__ import annotations
+
+import argparse
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tyro
+
+from fedray.types import FedRayError
+
+T = TypeVar("T")
+METAVARS = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH"}
+_tyro = tyro.constructors.ConstructorRegistry()
+
+
+@_tyro.primitive_rule
+def _optional(
+    info: tyro.constructors.PrimitiveTypeInfo,
+) -> tyro.constructors.PrimitiveConstructorSpec[Any] | tyro.constructors.UnsupportedTypeAnnotationError | None:
+    """Show an optional setting as ``INT``, not as tyro's ``{None}|INT``."""
+    if info.type is type(None):  # the algorithm's own settings: no option
+        return tyro.constructors.UnsupportedTypeAnnotationError(())
+    options = typing.get_args(info.type)
+    if type(None) not in options:
+        return None
+    kinds = [Path] if Path in options else [option for option in options if option in METAVARS]
+    if len(kinds) != 1 or (len(kinds) < len(options) - 1 and Path not in options):
+        return None
+    (kind,) = kinds
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=METAVARS[kind],
+        instance_from_str=lambda words: None if words[0] == "None" else kind(words[0]),
+        is_instance=lambda value: value is None or isinstance(value, options),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+def read_options(kind: type[T], argv: Sequence[str], prog: str, description: str, pairs: bool = False) -> T:
+    """A command line as a dataclass of options; tyro prints help and mistakes and leaves with exit code 0 or 2.
+
+    A switch is only turned away from its default unless there are ``pairs``: --x beside --no-x.
+    """
+    off = () if pairs else (tyro.conf.FlagCreatePairsOff,)
+    return tyro.cli(
+        kind,
+        prog=prog,
+        description=description,
+        args=list(argv),
+        config=(*off, tyro.conf.HelptextFromCommentsOff, tyro.conf.SuppressFixed),
+        registry=_tyro,
+    )
+
+
+def early(argv: Sequence[str], option: str) -> str:
+    """The value of an option that must be read first, because it changes the defaults of the others; "" without one.
+
+    Raises FedRayError for an empty value, as of a variable of the shell that is not set.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(option, default=None, nargs="?", dest="value")
+    value = parser.parse_known_args(list(argv))[0].value
+    if value == "":
+        raise FedRayError(f"{option} '': is empty; give its value, or leave it out")
+    return value or ""
