@@ -67,6 +67,15 @@ def only_slow_tests_compile(
         monkeypatch.setenv("FEDRAY_CACHE", str(tmp_path_factory.getbasetemp() / "no-packages"))
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """As in every process of a run: on small matrices threads only wait for each other."""
+    from fedray.federate.device.cpu import numerics
+
+    with numerics():
+        yield
+
+
 @pytest.fixture(scope="module")
 def unpainted() -> Iterator[None]:
     """Figures are built but left empty files: painting those of a run takes seconds, and other tests look at them."""

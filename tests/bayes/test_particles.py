@@ -13,19 +13,13 @@ from fedray.bayes.sites import Natural, regression
 from fedray.bayes.stein import ksd, rbf, stein_matrix, v_statistic
 from fedray.config import override
 from fedray.federate import report
-from fedray.federate.device.cpu import numerics
 from fedray.federate.in_process import LocalCohort
 from fedray.nets.densities import CATEGORICAL
 from fedray.nets.network import given
 from fedray.types import FedRayError
 from tests.helpers import NETS, block, built, context, draws, examples, play, shard, small_plan
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """As in every process of a run."""
-    with numerics():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def nll(logits, y, weight):

@@ -21,14 +21,8 @@ from fedray.bayes.stein import (
     u_statistic,
     v_statistic,
 )
-from fedray.federate.device.cpu import numerics
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """As in every process of a run; on small matrices threads only wait for each other."""
-    with numerics():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def normals(name, *shape):

@@ -10,20 +10,14 @@ from fedray.arrays import trees
 from fedray.arrays.rng import Stream
 from fedray.bayes.gaussian import Gaussian, draw, inverse_sigma, sigma
 from fedray.bayes.sites import Natural
-from fedray.federate.device.cpu import numerics
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.rounds import start
 from fedray.types import Facts, FedRayError
 from tests.helpers import aggregated, block, context, differing, play, small_plan
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PRIOR = 2.0
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """As in every process of a run."""
-    with numerics():
-        yield
 
 
 class Toy:

@@ -11,21 +11,15 @@ from fedray.algorithms.particles.dsgld import DSGLD, Server, Visit
 from fedray.arrays import trees
 from fedray.arrays.rng import Stream
 from fedray.bayes.particles import network
-from fedray.federate.device.cpu import numerics
 from fedray.federate.rounds import start
 from fedray.nets.densities import CATEGORICAL
 from fedray.selection import uniform
 from fedray.types import Facts, FedRayError
 from tests.helpers import NETS, block, context, differing, examples, play, small_plan
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PRIOR = 1.0
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """As in every process of a run."""
-    with numerics():
-        yield
 
 
 class Toy:

@@ -14,18 +14,12 @@ from fedray.bayes.kde import code_gradient, kde_gradient
 from fedray.bayes.sites import BACKENDS, Nothing, Ratio, regression
 from fedray.bayes.stein import Descent, descend, rbf, stein_matrix, v_statistic
 from fedray.config import override
-from fedray.federate.device.cpu import numerics
 from fedray.types import Facts
 from tests.helpers import aggregated, block, context, differing, draws, shard, small_plan
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PRIOR = 1.0
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """As in every process of a run."""
-    with numerics():
-        yield
 
 
 class Toy:

@@ -7,18 +7,12 @@ from torch.testing import assert_close
 from fedray.algorithms.particles import dsvgd
 from fedray.arrays import trees
 from fedray.bayes.sites import BACKENDS
-from fedray.federate.device.cpu import numerics
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.rounds import start
 from fedray.types import FedRayError
 from tests.helpers import aggregated, block, differing, play, small_plan
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """As in every process of a run."""
-    with numerics():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("sites", BACKENDS)

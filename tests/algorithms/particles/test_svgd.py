@@ -12,20 +12,14 @@ from fedray.arrays import trees
 from fedray.arrays.rng import Stream
 from fedray.bayes.particles import network
 from fedray.bayes.stein import Descent, descend
-from fedray.federate.device.cpu import numerics
 from fedray.federate.rounds import start
 from fedray.types import Batch, Facts, FedRayError
 from tests.helpers import aggregated, block, context, draws, play, small_plan
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 EVERYONE = tuple(range(6))
 WHOLE = {"batch_size": 1000, "algorithm.particles": 4}  # every minibatch is the client's shard
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """As in every process of a run."""
-    with numerics():
-        yield
 
 
 @pytest.mark.parametrize("rule", ["rmsprop", "adagrad", "plain"])
