@@ -107,12 +107,21 @@ def _dealt(dataset: Dataset, run: Plan, options: Options) -> Partition:
 
 def _fitting(run: Plan, options: Options) -> Dataset:
     """The newcomers' examples in the run's units; raises FedRayError where its network cannot take them."""
-    cfg = DataConfig(name=str(Path(options.data).expanduser()))
-    real = run.target is not None
-    dataset = loading.load(cfg, run.model.classes, run.names.classes)
+
+    def load(embedding: Path | None) -> Dataset:
+        cfg = DataConfig(name=str(Path(options.data).expanduser()), embedding=embedding)
+        return loading.load(cfg, run.model.classes, run.names.classes)
+
+    real, dataset = run.target is not None, load(None)
+    inputs = {True: "texts", False: "numbers"}
+    reason = f"its inputs are {inputs[dataset.texts]}, those of the run {inputs[run.texts]}"
+    require(dataset.texts == run.texts, "data", options.data, reason, "give inputs of that kind")
+    if run.cfg.data.embedding is not None:
+        dataset = load(run.cfg.data.embedding)  # the vectors that the run's words had
     wanted = run.model.input_shape
-    dataset = dataset._replace(x=own.fitted(dataset.x, wanted))
-    shape = tuple(dataset.x.shape[1:])
+    if dataset.vectors is None:
+        dataset = dataset._replace(x=own.fitted(dataset.x, wanted))
+    shape = dataset.input_shape
     reason = f"its inputs have the shape {list(shape)}, those of the run {list(wanted)}"
     require(shape == wanted, "data", options.data, reason, "give inputs of that shape")
     kinds = {True: "real numbers", False: "labels"}

@@ -285,6 +285,34 @@ def test_what_does_not_fit_the_run_is_refused(finished, capsys, names, words):
     assert sorted(finished.iterdir()) == before
 
 
+TEXTS = np.array(["good film", "bad film", "a film"])[np.arange(60) % 3]
+
+
+def test_newcomers_may_bring_texts_whose_words_have_the_vectors_of_the_run(tmp_path):
+    (tmp_path / "vectors.txt").write_text("good 1 2\nfilm 3 4\nbad 5 6\n")
+    y = np.arange(60) % 3
+    np.savez(tmp_path / "mine.npz", x=TEXTS, y=y)
+    np.savez(tmp_path / "theirs.npz", x=TEXTS[:20], y=y[:20])
+    data = DataConfig(name=str(tmp_path / "mine.npz"), embedding=str(tmp_path / "vectors.txt"), partition="iid")
+    run = make_plan(Experiment(algorithm=PFedBayes(), data=data, clients=2))
+    options = newcomers.Options(run=tmp_path, data=str(tmp_path / "theirs.npz"))
+    plan, shards = newcomers.make_plan(run, options)
+    assert shards[0].train_x.shape[1:] == (25, 2)
+    texts = TEXTS[plan.partition.train[0]]
+    first = {"good film": [1, 2], "bad film": [5, 6], "a film": [0, 0]}
+    assert shards[0].train_x[:, 0].tolist() == [first[str(each)] for each in texts]
+
+
+@pytest.mark.parametrize(("ran", "theirs"), [("texts", "numbers"), ("numbers", "texts")])
+def test_texts_among_numbers_are_refused_and_numbers_among_texts(tmp_path, ran, theirs):
+    x = {"texts": TEXTS, "numbers": np.random.default_rng(0).random((60, 25))}  # as many as a text has words
+    np.savez(tmp_path / "theirs.npz", x=x[theirs], y=np.arange(60) % 3)
+    cfg = Experiment(algorithm=PFedBayes(), data=DataConfig(partition="iid"), clients=2)
+    options = newcomers.Options(run=tmp_path, data=str(tmp_path / "theirs.npz"))
+    with pytest.raises(FedRayError, match=f"its inputs are {theirs}, those of the run {ran}; give inputs of that kind"):
+        newcomers.make_plan(make_plan(cfg, (x[ran], np.arange(60) % 3)), options)
+
+
 WORDS, REALS = np.array(["ant", "bee"])[np.arange(20) % 2], np.arange(20) / 8
 
 

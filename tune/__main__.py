@@ -52,6 +52,7 @@ def read(argv: Sequence[str]) -> tuple[SweepRequest, bool]:
     """(request, whether to resume) of a command line; raises FedRayError for what could not run."""
     from fedray import registry
     from fedray.running import runfolder
+    from fedray.running.writer import taken
     from tune.sweep import check
 
     folder = cli.early(argv, "--resume")
@@ -64,7 +65,7 @@ def read(argv: Sequence[str]) -> tuple[SweepRequest, bool]:
         runfolder.given_name(parsed.execution) or f"sweep-{algorithm}-{Path(parsed.experiment.data.name).stem}-{stamp}"
     )
     target = Path(os.path.abspath(parsed.execution.output or Path("runs") / name))
-    if target.exists() and any(target.iterdir()):
+    if taken(target):
         raise FedRayError(f"--output {target}: already holds something; choose another, or --resume {target}")
     return check(name, target, parsed.experiment, parsed.execution, parsed.more.sweep), False
 

@@ -105,8 +105,8 @@ def _users(path: Path) -> Iterator[tuple[str, Any, Any]]:
         raise ValueError(f"users lists {twice[0]} twice, and its examples would count twice")
     if unlisted := sorted(known.keys() - set(listed)):
         raise ValueError(f"user_data holds {unlisted[0]}, whom users does not list: its examples would be left out")
-    for user in content["users"]:
-        yield str(user), content["user_data"][user]["x"], content["user_data"][user]["y"]
+    for user in listed:
+        yield user, known[user]["x"], known[user]["y"]
 
 
 def _text(row: Any) -> Any:

@@ -67,7 +67,7 @@ class Writer:
 
     def __init__(self, destination: Path, resumed: bool = False):
         self.destination = Path(os.path.abspath(destination))
-        if _taken(self.destination) and not resumed:
+        if taken(self.destination) and not resumed:
             raise FedRayError(f"--output {destination}: already holds something; choose another --output or --name")
         self.folder = self.destination.parent / f".{self.destination.name}.part"
         shutil.rmtree(self.folder, ignore_errors=True)  # of a process that was killed
@@ -140,7 +140,7 @@ class Writer:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _taken(destination: Path) -> bool:
+def taken(destination: Path) -> bool:
     """Whether anything but what a killed process left is at a place."""
     if not destination.is_dir():
         return destination.exists()

@@ -161,6 +161,13 @@ def test_labels_may_be_words_and_users_keep_their_names(tmp_path):
     assert dataset.names == (("glad", "sad"), ("ann", "bob"))
 
 
+def test_users_may_be_numbers(tmp_path):
+    content = json.loads(leaf({"7": [("x", 1), ("y", 0)], "8": [("z", 1)]})) | {"users": [7, 8]}
+    write(tmp_path, {"mine.json": json.dumps(content).encode()})
+    dataset = loading.load(DataConfig(name=str(tmp_path / "mine.json")))
+    assert (dataset.users.tolist(), dataset.names.users) == ([0, 0, 1], ("7", "8"))
+
+
 @pytest.mark.parametrize("damage", DAMAGED)
 def test_a_damaged_file_is_refused_by_name(tmp_path, damage):
     content, reason = DAMAGED[damage]

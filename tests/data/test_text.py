@@ -97,11 +97,13 @@ def test_an_unusable_file_of_vectors_is_refused(tmp_path, content, reason):
         text.vectors(["good"], path)
 
 
-def test_the_words_of_texts_have_the_vectors_of_a_file(tmp_path):
+@pytest.mark.parametrize("name", ["mine.csv", "mine.npz"])
+def test_the_words_of_texts_have_the_vectors_of_a_file(tmp_path, name):
     words = np.array(["good film", "bad film", "a film"])[KINDS]
     (tmp_path / "vectors.txt").write_text("good 1 2\nfilm 3 4\nbad 5 6\n")
     pd.DataFrame({"text": words, "label": KINDS}).to_csv(tmp_path / "mine.csv", index=False)
-    cfg = DataConfig(name=str(tmp_path / "mine.csv"), embedding=str(tmp_path / "vectors.txt"))
+    np.savez(tmp_path / "mine.npz", x=words, y=KINDS)
+    cfg = DataConfig(name=str(tmp_path / name), embedding=str(tmp_path / "vectors.txt"))
     found = loading.load(cfg)
     assert found.input_shape == (25, 2)
     assert found.vectors[found.x[1, :3]].tolist() == [[5, 6], [3, 4], [0, 0]]

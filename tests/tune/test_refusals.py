@@ -78,6 +78,13 @@ def test_bad_requests_are_refused_before_ray_starts(tmp_path, monkeypatch, capsy
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_sweep_is_not_written_where_a_file_is(tmp_path, capsys):
+    (tmp_path / "file").write_text("mine")
+    assert main(["fedavg", "--space", "lr=uniform(0.1,0.2)", "--output", str(tmp_path / "file")]) == 2
+    assert f"--output {tmp_path}/file: already holds something" in capsys.readouterr().err
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_a_sweep_that_another_process_plays_is_left_alone(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sweep, "play", lambda *_: pytest.fail("it was played"))

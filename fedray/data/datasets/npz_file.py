@@ -24,7 +24,7 @@ def load(cfg: DataConfig, classes: int | None = None) -> Dataset:
             raise ValueError("it is not an .npz file: no numpy.savez wrote it, or it is cut short")
         with np.load(path, allow_pickle=False) as archive:
             owners = _array(archive, own.CLIENT) if own.CLIENT in archive else None
-            return own.from_arrays(_array(archive, "x"), _array(archive, "y"), owners, classes)
+            return own.from_arrays(_array(archive, "x"), _array(archive, "y"), owners, classes, cfg.embedding)
 
 
 def owned(cfg: DataConfig) -> bool:

@@ -91,8 +91,7 @@ def _results(plan: Plan, summary: Mapping[str, Any]) -> str:
     """The table of the terminal."""
     kinds = [kind for kind in report.NAMES if summary.get(kind) is not None]
     lines = ["| |" + "|".join(report.NAMES[kind] for kind in kinds) + "|", "|---|" + "---|" * len(kinds)]
-    for name, label, scale, digits in plan.task.shown:
-        cells = (f"{summary[kind][name] * scale:.{digits}f}" for kind in kinds)
+    for label, cells in report.table_rows(plan, summary, kinds):
         lines.append(f"|{label}|" + "|".join(cells) + "|")
     return "\n".join(lines) + f"\n\n{summary['protocol']['rounds']}\n\n" if kinds else ""
 

@@ -23,6 +23,7 @@ import torch
 import fedray
 from fedray import launch
 from fedray.algorithms.bayesian.pfedbayes import PFedBayes
+from fedray.federate import report
 from fedray.federate.planning import make_plan
 from fedray.running import mlflow_store, tracking
 from fedray.running.predictor import load
@@ -165,7 +166,10 @@ def test_the_page_says_what_was_run_and_belongs_to_model_training(tracked):
     note = run.data.tags["mlflow.note.content"]
     assert "python -m fedray.launch pfedbayes" in note
     assert run.data.tags["mlflow.source.name"].startswith("python -m fedray.launch pfedbayes")
-    assert "|accuracy (%)|" in note
+    summary = json.loads((folder / "summary.json").read_text())
+    rows = [(label, *cells) for label, cells in report.table_rows(load(folder).plan, summary, ["personal", "global"])]
+    assert {row[0] for row in rows} > {"accuracy (%)", "adaptive ECE (%)"}
+    assert all(f"|{'|'.join(row)}|" in note for row in rows)
     assert len(note) <= page.MAX_NOTE
     shown = re.findall(r"get-artifact\?path=page%2F(\w+\.png)", note)
     assert shown[0] == "accuracy.png"
