@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedray.arrays import trees
 from fedray.data import loading
+from fedray.data.shards import Shards
 from fedray.federate import evaluation, loss_deviation
 from fedray.federate.block import Block
 from fedray.federate.compiled.package import Backend
@@ -66,7 +67,7 @@ class ClientActor:
     def reset(self, plan: Plan) -> None:
         """Begin a federation, this process's first or another: fresh states, the plan's shards of the same clients."""
         set_precision(plan.cfg.precision)
-        shards = loading.shards(plan.dataset(self._dataset), plan.partition, self._ids)
+        shards = Shards(plan.dataset(self._dataset), plan.partition, self._ids)
         self._block = Block(plan, self._ids, shards, self._backend, self._device, self._folder)
         self._round = 0
         self._reply: Any = None

@@ -89,7 +89,7 @@ def make_plan(run: Plan, options: Options) -> tuple[Plan, Shards]:
         digests={name: own for name, own in run.digests.items() if name == LAYERS} | {EXAMPLES: of_examples(dataset)},
         names=run.names._replace(users=dataset.names.users if len(dataset.names.users) == clients else ()),
     )
-    return newcomers, loading.shards(dataset, dealt, range(clients))
+    return newcomers, Shards(dataset, dealt, range(clients))
 
 
 def _dealt(dataset: Dataset, run: Plan, options: Options) -> Partition:
@@ -108,7 +108,7 @@ def _dealt(dataset: Dataset, run: Plan, options: Options) -> Partition:
 def _fitting(run: Plan, options: Options) -> Dataset:
     """The newcomers' examples in the run's units; raises FedRayError where its network cannot take them."""
 
-    def load(embedding: Path | None) -> Dataset:
+    def load(embedding: str | Path | None) -> Dataset:
         cfg = DataConfig(name=str(Path(options.data).expanduser()), embedding=embedding)
         return loading.load(cfg, run.model.classes, run.names.classes)
 

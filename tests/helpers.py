@@ -14,6 +14,7 @@ from fedray.arrays import trees
 from fedray.arrays.rng import Stream
 from fedray.config import DataConfig, Experiment, ModelConfig, override
 from fedray.data import loading
+from fedray.data.shards import Shards
 from fedray.federate import totals
 from fedray.federate.block import Block
 from fedray.federate.compiled import package
@@ -104,7 +105,7 @@ def block(plan, ids=None, backend="loop", gather=True):
     """A block of clients whose uploads can be looked at, unless the server is to do with their sums."""
     ids = range(plan.clients) if ids is None else ids
     plan = gathering(plan) if gather else plan
-    return Block(plan, ids, loading.shards(loading.load(plan.cfg.data), plan.partition, ids), backend)
+    return Block(plan, ids, Shards(loading.load(plan.cfg.data), plan.partition, ids), backend)
 
 
 def shard(host, k):

@@ -96,10 +96,10 @@ def bandwidth(distance: Tensor, rule: Bandwidth = "median") -> Tensor:
     return (middle / math.log(n if rule == "paper" else n + 1)).clamp_min(FLOOR)
 
 
-def rbf(x: Tensor, rule: Bandwidth = "median", h: float | Tensor | None = None, width: float = 1.0) -> Kernel:
-    """The kernel of particles [N, P], with ``width`` times the h of a rule, or a fixed h if one is given."""
+def rbf(x: Tensor, rule: Bandwidth = "median", width: float = 1.0) -> Kernel:
+    """The kernel of particles [N, P], with ``width`` times the h of a rule."""
     distance = squared_distances(x)
-    h = width * bandwidth(distance, rule) if h is None else torch.as_tensor(h, dtype=torch.float64)
+    h = width * bandwidth(distance, rule)
     return Kernel(torch.exp(-distance / h), distance, h)
 
 
@@ -179,5 +179,5 @@ def descend(how: Descent, x: Tensor, score: Callable[[Tensor], Tensor], steps: i
     """Particles [N, P] after SVGD steps on the density whose score [N, P] is given as a function of them."""
     v = torch.zeros_like(x)
     for r in range(steps):
-        x, v = move(how, x, v, r == 0, direction(x, score(x), rbf(x, how.bandwidth, width=how.width)))
+        x, v = move(how, x, v, r == 0, direction(x, score(x), rbf(x, how.bandwidth, how.width)))
     return x

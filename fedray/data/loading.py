@@ -16,11 +16,9 @@ import numpy as np
 from fedray import registry
 from fedray.config import DataConfig, differing
 from fedray.data import own
-from fedray.data.partition import Partition
 from fedray.data.readers import Dataset, Names, checked_dataset, reading
 from fedray.data.records import DatasetRecord
 from fedray.data.scaling import Scaling, moments, standard, unit
-from fedray.data.shards import Shards
 from fedray.types import FedRayError, require, suggestion
 
 
@@ -160,8 +158,3 @@ def scaling(cfg: DataConfig, dataset: Dataset, train: Sequence[np.ndarray]) -> S
     require(dataset.scaling is not None, "data.scaling", kind, reason, remedy)
     assert dataset.scaling is not None
     return unit(dataset.scaling) if kind == "unit" else dataset.scaling
-
-
-def shards(dataset: Dataset, partition: Partition, ids: Sequence[int]) -> Shards:
-    """The shards of the clients ``ids``, in a network's units."""
-    return Shards(dataset, partition, ids)

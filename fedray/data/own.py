@@ -28,6 +28,7 @@ CHANNELS = (1, 3, 4)  # grey; red, green and blue; and with opacity
 PIXEL = 255
 EXACT = 2**53  # whole numbers below it are exact as float64
 MANY = 20  # different labels; more of them, given as floats, look like real targets
+LISTED = 10  # words in a message
 
 
 def from_arrays(
@@ -104,10 +105,10 @@ def from_frame(frame: Any, classes: int | None = None, embedding: str | Path | N
     return from_columns({str(name): frame[name].to_numpy() for name in frame.columns}, classes, embedding)
 
 
-def from_hugging_face(dataset: Any, classes: int | None = None) -> Dataset:
+def from_hugging_face(dataset: Any) -> Dataset:
     """The examples of a ``datasets.Dataset``, by :func:`from_columns`; class labels keep their names."""
     stored = dataset.with_format("numpy")[:]
-    found = from_columns({name: np.asarray(stored[name]) for name in dataset.column_names}, classes)
+    found = from_columns({name: np.asarray(stored[name]) for name in dataset.column_names})
     target = next(name for name in TARGETS if name in stored)
     names = tuple(getattr(dataset.features[target], "names", None) or ())
     if not names or found.real:
@@ -393,7 +394,7 @@ def _of_rows(name: str, values: np.ndarray) -> np.ndarray:
     return np.stack(rows)
 
 
-def _listed(words: list[str], most: int = 10) -> str:
+def _listed(words: list[str]) -> str:
     """The first few of some words."""
-    more = f" and {len(words) - most} more" if len(words) > most else ""
-    return f"{', '.join(words[:most])}{more}"
+    more = f" and {len(words) - LISTED} more" if len(words) > LISTED else ""
+    return f"{', '.join(words[:LISTED])}{more}"

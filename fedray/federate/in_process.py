@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedray.data import loading
+from fedray.data.shards import Shards
 from fedray.federate import evaluation, loss_deviation
 from fedray.federate.block import Block
 from fedray.federate.compiled.package import Backend
@@ -86,7 +86,7 @@ class LocalCohort:
 
 def _hosted(plan: Plan, backend: Backend, device: str, folder: str) -> Block:
     ids = range(plan.clients)
-    return Block(plan, ids, loading.shards(plan.dataset(), plan.partition, ids), backend, device, folder)
+    return Block(plan, ids, Shards(plan.dataset(), plan.partition, ids), backend, device, folder)
 
 
 class LocalFederation:

@@ -123,11 +123,6 @@ def nll_and_grad_local(
     return value, model.join(dmu), model.join(dsd)
 
 
-def log_probs(model: Model, thetas: Tensor, x: Tensor) -> Tensor:
-    """log p [M, B, C] of inputs x [B, ...] under each row of thetas [M, P]."""
-    return torch.stack([torch.log_softmax(model.apply(theta, x), -1) for theta in thetas])
-
-
 def predictive(model: Model, thetas: Tensor, x: Tensor) -> Tensor:
     """What the model says of inputs x [B, ...] under each row of thetas [M, P].
 

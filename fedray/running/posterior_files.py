@@ -16,8 +16,7 @@ import numpy as np
 from torch import nn
 
 from fedray.arrays.tensor_files import named, pieces
-from fedray.nets.model import Model
-from fedray.nets.own import OwnModule
+from fedray.nets.model import Model, own_module
 
 KINDS = {2: ("weight", "bias"), 4: ("input.weight", "input.bias", "state.weight", "state.bias")}
 
@@ -47,7 +46,7 @@ def save(path: Path, tree: Any, model: Model, words: Mapping[str, str]) -> None:
     linear = "weights of linear layers are [in, out]: x @ weight + bias"
     if any(isinstance(layer, nn.GroupNorm) for layer in model.layers):
         linear += "; those of GroupNorms are their distance from 1: z * (1 + weight) + bias"
-    own = _own(model)
+    own = own_module(model)
     weights = f"tensors are those of the module{f', {own.kept}' if own.kept else ''}" if own else linear
     about = {"network": str(model.layers), "convention": f"{weights}; leading axes count clients or particles", **words}
     with path.open("wb") as file:
@@ -87,7 +86,7 @@ def _parts(model: Model) -> list[Part]:
 
 def _names(model: Model) -> list[str]:
     """The names of the tensors of all layers, in order."""
-    if own := _own(model):
+    if own := own_module(model):
         return list(own.names)
     names: list[str] = []
     shapes = iter(model.shapes)
@@ -99,8 +98,3 @@ def _names(model: Model) -> list[str]:
                 count += 1
             names += [f"{name}.{kind}" for kind in KINDS[count]]
     return names
-
-
-def _own(model: Model) -> OwnModule | None:
-    """The caller's module, where the network is one."""
-    return next((layer for layer in model.layers if isinstance(layer, OwnModule)), None)

@@ -19,10 +19,11 @@ from fedray import registry
 from fedray.arrays import trees
 from fedray.arrays.tensor_files import Rows, load_rows, load_tree
 from fedray.config.decode import decode, fits, record, refuse_damage
-from fedray.data import loading, own, partition, scaling
+from fedray.data import own, partition, scaling
 from fedray.data.digests import LAYERS, of_examples, of_layers
 from fedray.data.readers import Dataset, Names
 from fedray.data.scaling import Scaling
+from fedray.data.shards import Shards
 from fedray.data.text import Vectors
 from fedray.federate.measures import metrics, regression
 from fedray.federate.messages import Saved
@@ -199,7 +200,7 @@ class Predictor:
             none = torch.zeros(0)
             x = none.reshape(0, *plan.model.input_shape)
             return Batch(x, none if plan.target else none.long(), none, none.long(), none.sum())
-        shards = loading.shards(self.dataset, plan.partition, [client])
+        shards = Shards(self.dataset, plan.partition, [client])
         return trees.row(shards.padded([0], plan.facts.shard), 0)
 
     @functools.cached_property

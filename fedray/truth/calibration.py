@@ -40,16 +40,16 @@ def position(found: Calibration) -> np.ndarray:
     return (found.ranks + 0.5) / (found.draws + 1)
 
 
-def counts(found: Calibration, bins: int = BINS) -> np.ndarray:
-    """How many ranks lie in each bin [d, B]."""
-    places = np.floor(position(found) * bins).astype(int)
-    return np.stack([np.bincount(column, minlength=bins) for column in places.T])
+def counts(found: Calibration) -> np.ndarray:
+    """How many ranks lie in each bin [d, BINS]."""
+    places = np.floor(position(found) * BINS).astype(int)
+    return np.stack([np.bincount(column, minlength=BINS) for column in places.T])
 
 
-def band(found: Calibration, bins: int = BINS, level: float = 0.99) -> Band:
+def band(found: Calibration, level: float = 0.99) -> Band:
     """The central interval of a bin's exact binomial distribution, Bin(S, the share of the L + 1 ranks in it)."""
     every = np.arange(found.draws + 1)
-    shares = counts(Calibration(every[:, None], found.draws), bins)[0] / len(every)
+    shares = counts(Calibration(every[:, None], found.draws))[0] / len(every)
     low, high = binom.interval(level, len(found.ranks), shares)
     return Band(low, high)
 

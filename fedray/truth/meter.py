@@ -80,7 +80,7 @@ def held_to(reader: Reader) -> Moments | None:
     return reader.moments() if reader.federation.plan.algorithm.predict_global else None
 
 
-def jobs(problems: Sequence[str], sets: int, pieces: int = 5) -> Iterator[Job]:
+def jobs(problems: Sequence[str], sets: int) -> Iterator[Job]:
     """Every method on every problem; of global posteriors ``sets`` data sets, in pieces, on one problem only.
 
     Clients with parameters of their own are as many data sets.
@@ -89,13 +89,14 @@ def jobs(problems: Sequence[str], sets: int, pieces: int = 5) -> Iterator[Job]:
         ranked = name == RANKED
         for method in contestants.of(name):
             seeds = range(sets) if ranked else range(1)
-            for k in range(pieces if ranked else 1):
-                own = tuple(seeds[k :: pieces if ranked else 1])
+            for k in range(PIECES if ranked else 1):
+                own = tuple(seeds[k :: PIECES if ranked else 1])
                 if own:
                     yield Job(name, method, own, k == 0)
 
 
 RANKED = "correlated"  # the problem of the global posteriors on which the truth is ranked
+PIECES = 5  # jobs of its data sets
 
 
 def bounds(problems: Sequence[str]) -> list[Row]:

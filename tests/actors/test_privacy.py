@@ -19,6 +19,7 @@ from fedray import registry
 from fedray.arrays import trees
 from fedray.config import Execution
 from fedray.data import loading
+from fedray.data.shards import Shards
 from fedray.federate import totals
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.messages import Saved
@@ -35,7 +36,7 @@ LABELS_MIN = 50  # a shorter vector of labels may look like a row of counts
 
 def secrets(plan: Plan) -> list[np.ndarray]:
     """All private examples [n, D] of all clients, and their label vectors [1, n_i]."""
-    shards = loading.shards(loading.load(plan.cfg.data), plan.partition, range(plan.clients))
+    shards = Shards(loading.load(plan.cfg.data), plan.partition, range(plan.clients))
     x = np.concatenate([part.flatten(1).numpy() for shard in shards for part in (shard.train_x, shard.test_x)])
     labels = [part.numpy()[None] for shard in shards for part in (shard.train_y, shard.test_y)]
     return [x, *(y for y in labels if y.size >= LABELS_MIN)]
@@ -255,7 +256,7 @@ def test_no_message_of_the_server_actor_holds_a_private_example(tmp_path: Path) 
 @pytest.mark.parametrize("field", ["up", "info", "client"])
 def test_an_algorithm_that_gives_an_example_away_is_caught(part: str, field: str) -> None:
     plan = small_plan("pfedbayes")
-    stolen = getattr(loading.shards(loading.load(plan.cfg.data), plan.partition, [2])[0], f"{part}_x")[3].flatten()
+    stolen = getattr(Shards(loading.load(plan.cfg.data), plan.partition, [2])[0], f"{part}_x")[3].flatten()
 
     def hide(leaf: torch.Tensor) -> torch.Tensor:
         return torch.cat([leaf[:101], 0.5 * stolen + 0.1, leaf[101 + len(stolen) :]])

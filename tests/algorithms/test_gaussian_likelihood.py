@@ -11,9 +11,9 @@ from torch.testing import assert_close
 from fedray import registry
 from fedray.arrays import trees
 from fedray.config import DataConfig, Experiment, ModelConfig, override
-from fedray.data import loading
 from fedray.data.partition import Partition
 from fedray.data.readers import Dataset
+from fedray.data.shards import Shards
 from fedray.federate import report
 from fedray.federate.block import Block
 from fedray.federate.in_process import LocalFederation
@@ -54,7 +54,7 @@ plan_of = functools.cache(lambda name: make_plan(experiment(name), linear()))
 
 def block(plan, backend="loop"):
     ids = range(plan.clients)
-    return Block(gathering(plan), ids, loading.shards(plan.dataset(), plan.partition, ids), backend)
+    return Block(gathering(plan), ids, Shards(plan.dataset(), plan.partition, ids), backend)
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in ABLE])

@@ -29,6 +29,7 @@ from fedray.arrays import philox, trees
 from fedray.config import DataConfig, Execution, Experiment, ModelConfig, override
 from fedray.data import loading
 from fedray.data.loading import Dataset
+from fedray.data.shards import Shards
 from fedray.federate.block import Block
 from fedray.federate.device.cpu import numerics
 from fedray.federate.device.host import moved
@@ -110,7 +111,7 @@ class Bench:
     def block(self, plan: Plan, backend: str, ids: Sequence[int] | None = None, device: str | None = None) -> Block:
         """The clients of a plan, all or some, on the device."""
         ids = range(plan.clients) if ids is None else ids
-        return Block(plan, ids, loading.shards(self.dataset, plan.partition, ids), backend, device or self.device)
+        return Block(plan, ids, Shards(self.dataset, plan.partition, ids), backend, device or self.device)
 
     def wait(self) -> None:
         """Wait until the device has done what it was told."""

@@ -31,9 +31,11 @@ from typing import Any, NamedTuple
 from fedray.algorithms.bayesian.pfedbayes import PFedBayes
 from fedray.config import DataConfig, Execution, Experiment
 from fedray.data import loading
+from fedray.data.shards import Shards
 from fedray.federate.block import Block
 from fedray.federate.compiled.choice import choose
-from fedray.federate.compiled.package import load, obtain
+from fedray.federate.compiled.package import load, obtain, obtain_unit
+from fedray.federate.compiled.unit import unit
 from fedray.federate.device.cpu import numerics
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.messages import RoundMetrics
@@ -81,7 +83,7 @@ class Variant:
 def train_only(orders: Any, plan: Plan, ids: Sequence[int], backend: str) -> None:
     """Train clients for as many rounds as asked, until asked for none; the life of a process."""
     with numerics():
-        block = Block(plan, ids, loading.shards(loading.load(plan.cfg.data), plan.partition, ids), backend)
+        block = Block(plan, ids, Shards(loading.load(plan.cfg.data), plan.partition, ids), backend)
         down = plan.algorithm.broadcast(plan.context, plan.initial_server(), ids)
         round = 0
         while rounds := orders.recv():
@@ -128,7 +130,7 @@ def main() -> None:
     total = args.rounds * args.repeats + WARMUP + 2
     # Evaluated once, at the end: the paper's protocol evaluates, but the goals are stated for training.
     plan = make_plan(Experiment(algorithm=PFedBayes(), data=DataConfig(name=args.data), rounds=total, eval_every=10**6))
-    obtain(plan, print)
+    obtain_unit(unit(plan), print)
     with tempfile.TemporaryDirectory() as folder:
         measure(plan, args.rounds, args.repeats, folder)
     context = multiprocessing.get_context("spawn")

@@ -12,6 +12,8 @@ from fedray.algorithms.averaging.fedavg import FedAvg
 from fedray.algorithms.averaging.fedper import FedPer
 from fedray.config import DataConfig, Experiment, ModelConfig, override
 from fedray.data import loading, text
+from fedray.data.partition import Partition
+from fedray.data.shards import Shards
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.measures import metrics
 from fedray.federate.planning import make_plan
@@ -103,8 +105,8 @@ def test_femnist_is_images_of_62_classes(tmp_path):
     assert (dataset.x.shape, dataset.x.dtype, dataset.classes) == ((5, 1, 28, 28), np.float32, 62)
     assert np.allclose(dataset.x.reshape(5, 784), np.concatenate([a, b]))
     assert dataset.users.tolist() == [0, 0, 0, 1, 1]
-    partition = loading.Partition((np.array([0]),), (np.array([4]),))
-    (shard,) = loading.shards(dataset, partition, [0])
+    partition = Partition((np.array([0]),), (np.array([4]),))
+    (shard,) = Shards(dataset, partition, [0])
     assert np.allclose(shard.train_x.flatten().numpy(), 2 * a[0] - 1, atol=1e-6)
 
 
@@ -230,7 +232,7 @@ def test_a_client_sees_its_own_texts_as_vectors(tmp_path):
     assert (plan.clients, plan.cfg.clients_per_round, plan.cfg.model.name) == (4, 4, "lstm")
     assert plan.cfg.data.partition == "natural"
     dataset = loading.load(plan.cfg.data)
-    for client, shard in enumerate(loading.shards(dataset, plan.partition, range(4))):
+    for client, shard in enumerate(Shards(dataset, plan.partition, range(4))):
         own = [t for u, t, _ in rows if u == client]
         x, words = text.numbered(own)
         vectors = text.vectors(words, None)[x]

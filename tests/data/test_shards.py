@@ -10,6 +10,7 @@ from fedray.data import partition as parts
 from fedray.data.partition import hold_out_validation
 from fedray.data.partitions.iid import iid
 from fedray.data.scaling import moments, standard, within
+from fedray.data.shards import Shards
 from tests.helpers import differing, schema
 
 
@@ -22,7 +23,7 @@ def test_shards_are_the_clients_own_examples_normalised():
     x[0].flat[:2] = 0, 255
     dataset = loading.Dataset(x, np.arange(40) % 4, 4, within(255))
     partition = iid(dataset.y, 4, 0.25, rng())
-    got = loading.shards(dataset, partition, [2, 0])
+    got = Shards(dataset, partition, [2, 0])
     assert len(got) == 2
     for client, shard in zip([2, 0], got, strict=True):
         for part, images, labels in (
@@ -36,7 +37,7 @@ def test_shards_are_the_clients_own_examples_normalised():
 
 def test_normalisation_spans_minus_one_to_one():
     dataset = loading.Dataset(np.array([[0], [8], [16], [4]], np.uint8), np.zeros(4, np.int64), 1, within(16))
-    shard = loading.shards(dataset, parts.Partition((np.array([0, 1]),), (np.array([2, 3]),)), [0])[0]
+    shard = Shards(dataset, parts.Partition((np.array([0, 1]),), (np.array([2, 3]),)), [0])[0]
     assert shard.train_x.flatten().tolist() == [-1, 0]
     assert shard.test_x.flatten().tolist() == [1, -0.5]
 
@@ -44,7 +45,7 @@ def test_normalisation_spans_minus_one_to_one():
 def test_labels_are_the_datasets_but_where_the_partition_says_otherwise():
     dataset = loading.Dataset(np.zeros((6, 2), np.float32), np.arange(6) % 3, 3, None)
     wrong = parts.Partition((np.array([0, 1, 5]),), (np.array([2, 4]),), np.array([[1, 2], [2, 0], [3, 1]]))
-    (shard,) = loading.shards(dataset, wrong, [0])
+    (shard,) = Shards(dataset, wrong, [0])
     assert (shard.train_y.tolist(), shard.test_y.tolist()) == ([0, 2, 2], [0, 1])
     assert dataset.y.tolist() == [0, 1, 2] * 2
 
@@ -52,7 +53,7 @@ def test_labels_are_the_datasets_but_where_the_partition_says_otherwise():
 def test_features_are_used_as_they_are_and_the_dataset_is_not_touched():
     x = rng().normal(size=(8, 3)).astype(np.float32)
     dataset = loading.Dataset(x.copy(), np.arange(8) % 2, 2, None)
-    shard = loading.shards(dataset, iid(dataset.y, 1, 0.25, rng()), [0])[0]
+    shard = Shards(dataset, iid(dataset.y, 1, 0.25, rng()), [0])[0]
     assert np.array_equal(np.sort(torch.cat([shard.train_x, shard.test_x]).numpy(), 0), np.sort(x, 0))
     shard.train_x.zero_()
     shard.train_y.zero_()
@@ -73,9 +74,9 @@ def test_examples_converted_when_used_are_those_converted_at_once(kind, monkeypa
         dataset = loading.Dataset(rng().random((60, 4), np.float32), y, 1, None, target=standard(y))
     partition = iid(np.zeros(60), 4, 0.25, rng())
     partition = hold_out_validation(partition, 0.2, np.zeros(60, np.int64), rng)
-    at_once = loading.shards(dataset, partition, [2, 0])
+    at_once = Shards(dataset, partition, [2, 0])
     monkeypatch.setattr(shards, "CONVERTED_BYTES", 0)
-    when_used = loading.shards(dataset, partition, [2, 0])
+    when_used = Shards(dataset, partition, [2, 0])
     place, weight = np.array([[[1, 0, 3], [2, 2, 0]], [[0, 0, 1], [3, 2, 1]]]), np.ones((2, 2, 3), np.float32)
     for one, other in (
         (list(at_once), list(when_used)),
@@ -90,7 +91,7 @@ def test_examples_converted_when_used_are_those_converted_at_once(kind, monkeypa
 def test_a_padded_shard_and_a_minibatch_are_rows_of_the_shard():
     dataset = loading.Dataset(1 + np.arange(12, dtype=np.float32)[:, None], np.arange(12) % 3, 3, None)
     lists = (np.array([0, 1, 2]), np.array([7, 5])), (np.array([3]), np.array([4]))
-    found = loading.shards(dataset, parts.Partition(*lists), [0, 1])
+    found = Shards(dataset, parts.Partition(*lists), [0, 1])
     batch = found.padded([1, 0], 4)
     assert batch.x[..., 0].tolist() == [[8, 6, 0, 0], [1, 2, 3, 0]]
     assert batch.y.tolist() == [[1, 2, 0, 0], [0, 1, 2, 0]]
@@ -109,7 +110,7 @@ def test_a_padded_shard_and_a_minibatch_are_rows_of_the_shard():
 def test_minibatches_do_not_depend_on_how_many_are_gathered_at_a_time(monkeypatch):
     dataset = loading.Dataset(rng().random((12, 3), np.float32), np.arange(12) % 3, 3, None)
     lists = tuple(np.array_split(np.arange(9), 3)), tuple(np.array_split(np.arange(9, 12), 3))
-    found = loading.shards(dataset, parts.Partition(*lists), [0, 1, 2])
+    found = Shards(dataset, parts.Partition(*lists), [0, 1, 2])
     place, weight = rng(1).integers(0, 3, (7, 2, 4)), rng(2).random((7, 2, 4), np.float32)
     at_once = list(found.minibatches([2, 0], place, weight))
     alone = list(found.minibatches(2, place[:, 0], weight[:, 0]))

@@ -9,6 +9,7 @@ from fedray.algorithms.averaging import fedavg
 from fedray.arrays import trees
 from fedray.arrays.rng import Passes
 from fedray.data import loading
+from fedray.data.shards import Shards
 from fedray.federate import evaluation, local_rounds
 from fedray.federate.device.cpu import numerics
 from fedray.federate.in_process import LocalFederation
@@ -97,7 +98,7 @@ def test_a_client_works_through_its_shard_across_rounds():
     host, server = block(recorder(plan, seen), (4,)), plan.initial_server()
     for number in range(1, 5):
         host.train(number, (4,), server)
-    (shard,) = loading.shards(loading.load(plan.cfg.data), plan.partition, (4,))
+    (shard,) = Shards(loading.load(plan.cfg.data), plan.partition, (4,))
     n, size = len(shard.train_y), plan.cfg.batch_size
     per_pass, places, passes = -(-n // size), [], Passes(plan.cfg.seed, 4, n, size)
     for position, (batch, _) in enumerate(seen):

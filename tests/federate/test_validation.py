@@ -14,6 +14,7 @@ from fedray import launch, newcomers
 from fedray.arrays import trees
 from fedray.config import decisive, fingerprint, override
 from fedray.data import loading
+from fedray.data.shards import Shards
 from fedray.federate import evaluation, report
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.measures import metrics
@@ -65,7 +66,7 @@ def test_the_sums_are_those_of_the_models_on_the_validation_examples(name):
     federation, (found,) = played(plan)
     server = plan.view(federation.snapshot().server)
     theta = server.theta if name == "fedavg" else server.mu
-    for k, shard in enumerate(loading.shards(loading.load(plan.cfg.data), plan.partition, range(6))):
+    for k, shard in enumerate(Shards(loading.load(plan.cfg.data), plan.partition, range(6))):
         x, y = shard.validation
         at_mean = torch.log_softmax(plan.model.apply(theta, x), -1)[None]
         assert_close(trees.row(found.validation.global_, k), metrics.evaluate(at_mean, y))

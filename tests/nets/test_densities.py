@@ -112,12 +112,6 @@ def test_noisy_one_hot_vectors_predict_by_their_shares_of_the_density():
     assert_close(log_p, torch.log_softmax(each, -1))
 
 
-def test_labels_are_predicted_by_log_probabilities():
-    net, (x, _, _) = model(CATEGORICAL), batch(CATEGORICAL)
-    thetas = Stream(0, "thetas").normal([2, net.padded]).double()
-    assert torch.equal(likelihood.predictive(net, thetas, x), likelihood.log_probs(net, thetas, x))
-
-
 @every_density
 def test_a_model_travels_to_other_processes(density):
     net = model(density)

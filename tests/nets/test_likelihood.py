@@ -173,10 +173,10 @@ def test_a_client_has_bitwise_the_same_gradient_alone_and_stacked(model):
 
 
 @pytest.mark.parametrize("model", NETS.values(), ids=NETS)
-def test_log_probs_are_one_normalized_row_per_draw(model):
+def test_predictions_are_one_normalized_row_per_draw(model):
     thetas = Stream(0, "thetas").normal([3, model.padded]).double()
     x, _, _ = batch(model)
-    log_p = likelihood.log_probs(model, thetas, x)
+    log_p = likelihood.predictive(model, thetas, x)
     assert_close(torch.logsumexp(log_p, -1), torch.zeros(3, 6, dtype=torch.float64))
     for m in range(3):
         assert_close(log_p[m], torch.log_softmax(model.apply(thetas[m], x), -1))

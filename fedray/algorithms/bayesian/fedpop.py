@@ -21,7 +21,7 @@ from fedray.arrays import trees
 from fedray.arrays.averages import average
 from fedray.arrays.optim import OptimizerState, initial_state, optimizer_step
 from fedray.arrays.rng import Stream
-from fedray.nets.likelihood import log_probs
+from fedray.nets.likelihood import predictive
 from fedray.types import Algorithm, Batch, Context, LogUniform, Preset, Sums, check_types, require
 
 
@@ -234,7 +234,7 @@ def personalize(ctx: Context[FedPop], client: Client, view: Down, data: Batch, n
 
 
 def predict_personal(ctx: Context[FedPop], personal: Networks, x: Tensor, noise: Tensor) -> Tensor:
-    return log_probs(ctx.model, personal.thetas, x)
+    return predictive(ctx.model, personal.thetas, x)
 
 
 def particles(cfg: FedPop) -> int:

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedray.algorithms.averaging import fedavg
 from fedray.algorithms.averaging.fedavg import Info, Nothing
 from fedray.arrays.rng import Stream
-from fedray.nets.likelihood import log_probs
+from fedray.nets.likelihood import predictive
 from fedray.types import Algorithm, Batch, Context, LogUniform, added, check_types, require
 
 
@@ -168,7 +168,7 @@ def aggregate(ctx: Context[Attracted], server: Server, ids: Sequence[int], ups: 
 
 
 def predict_personal(ctx: Context[Attracted], personal: Own, x: Tensor, noise: Tensor) -> Tensor:
-    return log_probs(ctx.model, personal.w[None], x)
+    return predictive(ctx.model, personal.w[None], x)
 
 
 ALGORITHM = Algorithm(

@@ -19,7 +19,7 @@ from fedray.arrays.averages import average
 from fedray.arrays.minibatches import filled
 from fedray.arrays.rng import Stream
 from fedray.bayes.particles import starts
-from fedray.nets.likelihood import log_probs, nll_and_grad
+from fedray.nets.likelihood import nll_and_grad, predictive
 from fedray.nets.model import Model
 from fedray.types import Algorithm, Batch, Choice, Context, LogUniform, Sums, by_examples, check_types, require
 
@@ -95,7 +95,7 @@ def expect(ctx: Context[FedEM], theta: Tensor, pi: Tensor, data: Batch) -> tuple
 
 def log_likelihood(model: Model, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """log p(y_b | x_b; θ_m) [M, B]."""
-    log_p = log_probs(model, theta, x)
+    log_p = predictive(model, theta, x)
     return log_p.gather(-1, y.expand(len(log_p), -1)[..., None]).squeeze(-1)
 
 
@@ -133,7 +133,7 @@ def personalize(ctx: Context[FedEM], client: Client, view: Components, data: Bat
 
 def predict_personal(ctx: Context[FedEM], personal: Mixture, x: Tensor, noise: Tensor) -> Tensor:
     """log p(y|x; θ_m): a row for each component, which evaluation weighs with π."""
-    return log_probs(ctx.model, personal.theta, x)
+    return predictive(ctx.model, personal.theta, x)
 
 
 def shares(ctx: Context[FedEM], personal: Mixture) -> Tensor:

@@ -56,7 +56,7 @@ class SVGD(ParticleSettings):
 
     def kernel(self, x: Tensor) -> Kernel:
         """The kernel of particles [M, P]."""
-        return rbf(x, self.bandwidth, width=self.kernel_width)
+        return rbf(x, self.bandwidth, self.kernel_width)
 
 
 class Server(NamedTuple):

@@ -43,13 +43,13 @@ def silent(text: str) -> None:
     """Tell nobody."""
 
 
-def obtain(plan: Plan, tell: Callable[[str], object] = silent) -> Package:
+def obtain(plan: Plan) -> Package:
     """The package of a plan's step: from the cache, or compiled now and kept there.
 
     Raises FedRayError where there is neither a package nor a C++ compiler, where the step cannot be compiled, and
     where the cache cannot be trusted.
     """
-    return obtain_unit(unit(plan), tell)
+    return obtain_unit(unit(plan))
 
 
 def obtain_unit(work: Unit, tell: Callable[[str], object] = silent) -> Package:

@@ -9,9 +9,9 @@ from fedray import registry
 from fedray.arrays import trees
 from fedray.config import Execution
 from fedray.config.execution import TrackingConfig
-from fedray.data import loading
 from fedray.data.partition import Partition
 from fedray.data.readers import Dataset
+from fedray.data.shards import Shards
 from fedray.federate import report
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.measures import metrics
@@ -84,7 +84,7 @@ def test_every_client_tests_the_one_model_on_its_own_examples(posterior):
     *_, last = federation
     view, ctx = plan.view(federation.snapshot().server), plan.context
     zero = plan.prediction_noise(ctx, 0, "predict", 0, 0)
-    for i, shard in enumerate(loading.shards(plan.dataset(), plan.partition, range(6))):
+    for i, shard in enumerate(Shards(plan.dataset(), plan.partition, range(6))):
         expected = metrics.evaluate(plan.algorithm.predict_global(ctx, view, shard.test_x, zero), shard.test_y)
         assert torch.equal(expected.nll, last.global_.nll[i])
 

@@ -14,7 +14,7 @@ from fedray.data import loading
 from fedray.federate import evaluation
 from fedray.federate.evaluation import personal_model
 from fedray.federate.in_process import LocalFederation
-from fedray.nets.likelihood import log_probs
+from fedray.nets.likelihood import predictive
 from fedray.running.predictor import Predictor
 from fedray.types import Batch
 from tests.helpers import NETS, block, built, context, differing, examples, play, shard, small_plan
@@ -112,7 +112,7 @@ def test_a_step_descends_every_components_share_of_the_loss(name):
     q = Stream(1, "q").normal([3, 40]).double().softmax(0)
 
     def loss(theta):
-        nll = -log_probs(model, theta, batch.x)[:, torch.arange(9), batch.y]
+        nll = -predictive(model, theta, batch.x)[:, torch.arange(9), batch.y]
         return (q[:, 20:29] * nll)[:, :7].sum() / 7
 
     local, info = fedem.step(ctx, Local(theta, q, PI), batch, NO_NOISE)
@@ -162,7 +162,7 @@ def test_what_is_not_known_is_which_component_it_is():
         snapshot, host = federation.snapshot(), federation.cohort.block
         mixture = personal_model(host, 1, last.round, snapshot.server)
     x, y = host.shards.test(1)
-    p = log_probs(plan.model, mixture.theta, x).double().exp()
+    p = predictive(plan.model, mixture.theta, x).double().exp()
     average = torch.einsum("m,mbc->bc", mixture.pi.double(), p)
     entropy, each = (-torch.special.xlogy(q, q).sum(-1) for q in (average, p))
     information = entropy - mixture.pi.double() @ each
@@ -183,7 +183,7 @@ def test_the_uncertainty_figure_shows_components_as_often_as_they_weigh():
     look = evaluation.evaluate(host, 1, server, True).spotlight
     mixture = personal_model(host, 2, 1, server)
     assert look.probs.shape == (6, 100, 10)
-    rows = log_probs(plan.model, mixture.theta, host.shards.test(2)[0][:1])[:, 0].exp()
+    rows = predictive(plan.model, mixture.theta, host.shards.test(2)[0][:1])[:, 0].exp()
     counts = [int((look.probs[2] == row).all(1).sum()) for row in rows]
     assert sum(counts) == 100
     assert all(abs(count - 100 * float(share)) <= 1 for count, share in zip(counts, mixture.pi, strict=True))

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from fedray import registry
 from fedray.arrays import philox, trees
 from fedray.data import loading
+from fedray.data.shards import Shards
 from fedray.federate import block as block_module
 from fedray.federate import evaluation, local_rounds, loss_deviation, totals
 from fedray.federate.block import Block
@@ -109,7 +110,7 @@ def pretended(monkeypatch):
     @contextlib.contextmanager
     def gpu(plan, ids=IDS):
         with FakeTensorMode(allow_non_fake_inputs=True), OneDevice():
-            shards = loading.shards(loading.load(plan.cfg.data), plan.partition, ids)
+            shards = Shards(loading.load(plan.cfg.data), plan.partition, ids)
             yield Block(plan, ids, shards, "graph", "cuda")
 
     return gpu
@@ -233,7 +234,7 @@ def test_evaluation_and_the_loss_deviation(name, pretended):
 def test_the_stages_of_every_score(name, pretended):
     plan = federated_plan(name)
     server = plan.initial_server()
-    host = Block(plan, range(6), loading.shards(loading.load(plan.cfg.data), plan.partition, range(6)), "loop")
+    host = Block(plan, range(6), Shards(loading.load(plan.cfg.data), plan.partition, range(6)), "loop")
     for score, stages in plan.algorithm.scores.items():
         message = None
         for number, (_, combine) in enumerate(stages):
