@@ -64,14 +64,21 @@ class Recorder(Callback):
         return self._records[trial.trial_id]
 
 
+def failure_of(trial: Any) -> str:
+    """Why a trial of Tune's failed, in a line; empty where it did not."""
+    last = trial.last_result or {}
+    if "failure" in last:
+        return str(last["failure"])
+    if trial.status == "ERROR":
+        return str(trial.get_error() or "its process was lost").strip().splitlines()[-1]
+    return ""
+
+
 def outcome_of(trial: Any, rounds: int) -> str:
     """How a trial ended: finished, stopped early, failed with its reason (also where it diverged), or unfinished."""
     last = trial.last_result or {}
-    if "failure" in last:
-        return f"failed: {last['failure']}"
-    if trial.status == "ERROR":
-        lines = str(trial.get_error() or "the trial's process was lost").strip().splitlines()
-        return f"failed: {lines[-1]}"
+    if failure := failure_of(trial):
+        return f"failed: {failure}"
     # Not the status: an interrupted sweep leaves its running trials as terminated, as if they had been stopped.
     finished = last.get("round", 0) >= rounds
     if not finished and not last.get("done"):

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedray.federate.measures.tasks import TASKS
+from fedray.running.drawing import figure_style
+from fedray.running.drawing.figure_style import GREY, PALETTE
 from fedray.types import LogUniform
 from tune.options import by_test
 from tune.record import outcome_of
@@ -188,32 +190,26 @@ def shorten(outcome: str) -> str:
 
 
 def draw(table: Sequence[TrialResult], space: Mapping[str, Domain], metric: str, folder: Path) -> list[Path]:
-    """The metric against each searched setting, and parallel coordinates; trials without a score are left out."""
+    """The metric against each searched setting, and parallel coordinates, in ``folder``/figures; trials without a score
+    are left out."""
     scored = [row for row in table if row.scored]
     if not scored:
         return []
-    import matplotlib
-
-    from fedray.running.drawing.figure_style import STYLE
-
-    folder.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context(STYLE):
-        paths = folder / "metric_versus_settings.png", folder / "parallel_coordinates.png"
-        _versus(scored, space, metric).savefig(paths[0], dpi=200)
-        _parallel(scored, space, metric).savefig(paths[1], dpi=200)
-    return list(paths)
+    builders = {
+        "metric_versus_settings": lambda: _versus(scored, space, metric),
+        "parallel_coordinates": lambda: _parallel(scored, space, metric),
+    }
+    return figure_style.save_all(folder, builders)
 
 
 def _versus(table: Sequence[TrialResult], space: Mapping[str, Domain], metric: str) -> Any:
-    from matplotlib.figure import Figure
-
     columns = 2 if len(space) == 4 else min(3, len(space))
     lines = -(-len(space) // columns)
-    figure = Figure(figsize=(3.4 * columns, 3.0 * lines), layout="constrained")
+    figure = figure_style.canvas(3.4 * columns, 3.0 * lines)
     grid = figure.subplots(lines, columns, squeeze=False).flatten()
     for ax, (name, domain) in zip(grid, space.items(), strict=False):
         positions, labels = _scale([row.settings[name] for row in table])
-        for kind, marker, colour in (("finished", "o", "#0072B2"), ("stopped", "x", "#D55E00")):
+        for kind, marker, colour in (("finished", "o", PALETTE[0]), ("stopped", "x", PALETTE[1])):
             chosen = [(x, row.score) for x, row in zip(positions, table, strict=True) if row.outcome.startswith(kind)]
             if chosen:
                 ax.scatter(
@@ -258,9 +254,8 @@ def _ticks(ax: Axes, domain: Domain, labels: Sequence[str]) -> None:
 def _parallel(table: Sequence[TrialResult], space: Mapping[str, Domain], metric: str) -> Any:
     """One vertical axis per setting and one for the metric, one line per trial, coloured by the metric."""
     from matplotlib import colormaps
-    from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(1.6 * (len(space) + 2), 3.6), layout="constrained")
+    figure = figure_style.canvas(1.6 * (len(space) + 2), 3.6)
     ax = figure.subplots()
     columns: list[tuple[str, list[float], list[str]]] = []
     for name, domain in space.items():
@@ -276,7 +271,7 @@ def _parallel(table: Sequence[TrialResult], space: Mapping[str, Domain], metric:
         ys = [column[line] for column in heights]
         ax.plot(range(len(columns)), ys, style, color=colormaps["viridis"](level), linewidth=1.5)
     for x, (_, _, (low, high)) in enumerate(columns):
-        ax.axvline(x, color="#8C8C8C", linewidth=0.8)
+        ax.axvline(x, color=GREY, linewidth=0.8)
         ax.annotate(high, (x, 1.02), ha="center", va="bottom", fontsize=8, annotation_clip=False)
         ax.annotate(low, (x, -0.02), ha="center", va="top", fontsize=8, annotation_clip=False)
     ax.set_xticks(range(len(columns)), [name for name, _, _ in columns])

@@ -40,7 +40,7 @@ from fedray.terminal import same_handlers, say
 from fedray.types import FedRayError, require
 from tune.play import Programme
 from tune.play import play as play_trials
-from tune.record import UNFINISHED, Recorder
+from tune.record import UNFINISHED, Recorder, failure_of
 from tune.run_trial import RUN, Common, RunTrial, Task
 
 
@@ -203,9 +203,4 @@ class _TrackedRun:
 
 def _failure(trial: Any) -> str:
     """Why a trial failed; UNFINISHED where it was left, and empty where its result is written."""
-    last = trial.last_result or {}
-    if "failure" in last:
-        return str(last["failure"])
-    if trial.status == "ERROR":
-        return str(trial.get_error() or "the run's process was lost").strip().splitlines()[-1]
-    return "" if "summary" in last else UNFINISHED
+    return failure_of(trial) or ("" if "summary" in (trial.last_result or {}) else UNFINISHED)

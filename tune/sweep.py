@@ -350,7 +350,7 @@ def _conclude(request: SweepRequest, trials: list[Any], tracker: Tracker, gpus: 
     folder.mkdir(parents=True, exist_ok=True)
     write_table(folder / "trials.csv", results.csv_rows(table, sweep.metric))
     write_json(folder / "space.json", {name: show(domain) for name, domain in request.space.items()})
-    results.draw(table, request.space, sweep.metric, folder / "figures")
+    results.draw(table, request.space, sweep.metric, folder)
     found = {
         "metric": sweep.metric,
         "score": results.mean(best) if best else None,

@@ -6,7 +6,7 @@ import csv
 import functools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -54,6 +54,18 @@ class Prediction(NamedTuple):
     # where no class fits. None: the run was played without --uncertainty.
     set: Tensor | None = None
 
+    def columns(self, names: Sequence[str] = ()) -> dict[str, list[Any]]:
+        """Lists of plain values, one for each input, with the names of the classes; a set is the classes in it."""
+        labels = self.probs.argmax(-1).tolist()
+        return {
+            "label": labels,
+            **({"name": [names[label] for label in labels]} if names else {}),
+            "probabilities": self.probs.tolist(),
+            "entropy": self.entropy.tolist(),
+            "mutual_information": self.mutual_information.tolist(),
+            **({} if self.set is None else {"set": [row.nonzero().flatten().tolist() for row in self.set]}),
+        }
+
 
 class RealPrediction(NamedTuple):
     """The predictive distribution of B real targets, in the targets' own units."""
@@ -63,6 +75,10 @@ class RealPrediction(NamedTuple):
     aleatoric_sd: Tensor  # [B] noise: root of the mean over draws of σ_m²
     epistemic_sd: Tensor  # [B] standard deviation over draws of their means μ_m
     draws: Tensor  # [M, B, 2] mean μ_m and standard deviation σ_m, one Gaussian per posterior draw
+
+    def columns(self) -> dict[str, list[float]]:
+        """Lists of plain values, one for each input."""
+        return {name: values.tolist() for name, values in self._asdict().items() if name != "draws"}
 
 
 class Predictor:

@@ -7,7 +7,6 @@ MLflow calls :func:`_load_pyfunc`, as its loader modules do.
 from __future__ import annotations
 
 import importlib.metadata
-import math
 import shutil
 import tempfile
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 import fedray
 from fedray.federate.uncertainty import summary as uncertain
 from fedray.running import predictor
-from fedray.running.predictor import Prediction, Predictor
+from fedray.running.predictor import Prediction, Predictor, RealPrediction
 from fedray.running.writer import PERSONAL
 from fedray.types import FedRayError
 
@@ -74,29 +73,15 @@ def _draws(asked: int | None) -> int | None:
     return asked
 
 
-def _records(found: Any, run: Predictor) -> list[dict[str, Any]]:
+def _records(found: Prediction | RealPrediction, run: Predictor) -> list[dict[str, Any]]:
     """A prediction as a record per input."""
-    if not isinstance(found, Prediction):
-        columns = {name: getattr(found, name).tolist() for name in ("mean", "sd", "aleatoric_sd", "epistemic_sd")}
-        return _rows(columns)
-    labels = found.probs.argmax(-1).tolist()
-    names = run.plan.names.classes
-    if not all(map(math.isfinite, found.entropy.tolist())):
+    if isinstance(found, RealPrediction):
+        columns = found.columns()
+    elif not found.entropy.isfinite().all():
         raise FedRayError("the model predicts NaN: it has diverged, or an input is not finite")
-    sets = [None] * len(labels) if found.set is None else [row.nonzero().flatten().tolist() for row in found.set]
-    return _rows(
-        {
-            "label": labels,
-            **({"name": [names[label] for label in labels]} if names else {}),
-            "probabilities": found.probs.tolist(),
-            "entropy": found.entropy.tolist(),
-            "mutual_information": found.mutual_information.tolist(),
-            "set": sets,
-        }
-    )
-
-
-def _rows(columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    else:
+        known = found.columns(run.plan.names.classes)
+        columns = {**known, "set": known.get("set", [None] * len(found.entropy))}
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
@@ -109,7 +94,7 @@ def signature(run: Predictor) -> ModelSignature:
     plan = run.plan
     inputs = Schema([TensorSpec(np.dtype("float32"), (-1, *plan.model.input_shape))])
     if plan.target is not None:
-        outputs = [ColSpec(DataType.double, name) for name in ("mean", "sd", "aleatoric_sd", "epistemic_sd")]
+        outputs = [ColSpec(DataType.double, name) for name in RealPrediction._fields if name != "draws"]
     else:
         outputs = [ColSpec(DataType.long, "label")]
         outputs += [ColSpec(DataType.string, "name")] if plan.names.classes else []

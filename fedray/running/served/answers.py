@@ -112,7 +112,7 @@ class Answers:
         except FedRayError as error:
             raise RequestError(422, str(error)) from None
         said = {"model": "global" if client is None else "personal", "client": client, "seed": seed}
-        said |= _real(found) if isinstance(found, RealPrediction) else self._labels(found)
+        said |= self._fields(found)
         try:
             return Reply(200, json.dumps(said, allow_nan=False))
         except ValueError:
@@ -198,25 +198,14 @@ class Answers:
         if inputs > self.terms.max_inputs:
             raise RequestError(422, f"x has {inputs} inputs; send at most {self.terms.max_inputs} at a time")
 
-    def _labels(self, found: Prediction) -> dict[str, Any]:
-        """The fields of a prediction of labels."""
-        doubt = getattr(found, self.terms.abstain_by)
-        likely = found.set  # None: a run without an uncertainty report has no conformal sets
-        labels, names = found.probs.argmax(-1).tolist(), self.run.plan.names.classes
-        return {
-            "label": labels,
-            **({"name": [names[label] for label in labels]} if names else {}),
-            "probabilities": found.probs.tolist(),
-            "entropy": found.entropy.tolist(),
-            "mutual_information": found.mutual_information.tolist(),
-            "set": None if likely is None else [row.nonzero().flatten().tolist() for row in likely],
-            "abstain": None if self.terms.abstain is None else (doubt > self.terms.abstain).tolist(),
-        }
-
-
-def _real(found: RealPrediction) -> dict[str, Any]:
-    """The fields of a prediction of real targets."""
-    return {name: getattr(found, name).tolist() for name in ("mean", "sd", "aleatoric_sd", "epistemic_sd")}
+    def _fields(self, found: Prediction | RealPrediction) -> dict[str, Any]:
+        """The fields of a prediction; null for a set that the run has not, or a doubt that nobody asked about."""
+        if isinstance(found, RealPrediction):
+            return found.columns()
+        doubt, bound = getattr(found, self.terms.abstain_by), self.terms.abstain
+        abstain = None if bound is None else (doubt > bound).tolist()
+        columns = found.columns(self.run.plan.names.classes)
+        return {**columns, "set": columns.get("set"), "abstain": abstain}
 
 
 def digest_of(token: str) -> bytes:
