@@ -11,15 +11,17 @@ from actors import server
 from actors.inside import InsideCohort
 from actors.machines.demand import Cluster
 from actors.machines.placement import Layout, Node
+from fedray.compare.tables import STYLES
 from fedray.config import Execution, flatten, override, to_dict
 from fedray.federate.failures import ATTEMPTS, FailurePolicy
+from fedray.federate.measures.tasks import TASKS
 from fedray.federate.planning import make_plan
 from tests.chaos.faults import always
 from tests.helpers import experiment
 from tune import record, sweep
 from tune import trial as trial_module
 from tune.__main__ import main
-from tune.options import Sweep
+from tune.options import MODES, Sweep
 from tune.space import make
 from tune.trial import Common, Trial
 
@@ -136,3 +138,10 @@ def test_a_trial_ends_with_the_client_and_the_stage_that_failed(on_failure: str,
     assert policies == [FailurePolicy(1 if on_failure == "abort" else ATTEMPTS, skip=False, timeout=7.0)]
     assert result["done"]
     assert result["failure"].startswith(f"client {VICTIM}, round 1, finish: RuntimeError: this client cannot")
+
+
+def test_a_sweep_and_a_comparison_agree_on_which_way_a_measure_is_better():
+    better = {name: STYLES[name].better for task in TASKS for name in task.measures}
+    assert {name: {"max": 1, "min": -1}[mode] for name, mode in MODES.items()} == {
+        name: sign for name, sign in better.items() if sign
+    }
