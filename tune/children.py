@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from fedray.config import Experiment, flatten, override, to_dict
 from fedray.federate import report
-from fedray.federate.planning import resolve
 from fedray.running.mlflow_store import connect
 from fedray.running.tracking import MLflowTracker, NullTracker, Tracker
 from tune.options import Sweep, by_test
+from tune.planner import Planner
 from tune.record import UNFINISHED, outcome_of
 
 KEPT = ("validation/", "train/", "time/", "comm/", "selection/", "failures")  # prefixes of what a trial's run holds
@@ -65,11 +65,11 @@ class ChildRun:
         self._tracker.finish("FAILED" if text.startswith("failed") else "FINISHED")
 
 
-def child_run(parent: ParentRun | None, base: Experiment, sweep: Sweep, trial: Any) -> ChildRun:
+def child_run(parent: ParentRun | None, base: Experiment, sweep: Sweep, planner: Planner, trial: Any) -> ChildRun:
     """The run of a trial that starts, continued where the store has it; without a parent nothing is recorded."""
     if parent is None:
         return ChildRun(NullTracker(), 0, trial, base.rounds, sweep)
-    cfg = resolve(override(base, trial.config))  # as the store has every other run, with which it may be compared
+    plan = planner.plan(override(base, trial.config))  # as the store has every other run, to compare with
     found = find_child(parent, trial.trial_id)
     tags = {
         "mlflow.parentRunId": parent.run_id,
@@ -77,10 +77,11 @@ def child_run(parent: ParentRun | None, base: Experiment, sweep: Sweep, trial: A
         "sweep": parent.name,
         "trial": trial.trial_id,
         "algorithm": parent.algorithm,
-        "dataset": cfg.data.name,
-        "seed": str(cfg.seed),
+        "dataset": plan.cfg.data.name,
+        "seed": str(plan.cfg.seed),
     }
-    params: Mapping[str, Any] = {"algorithm.name": parent.algorithm} | flatten(to_dict(cfg)) if not found else {}
+    settings = {"algorithm.name": parent.algorithm} | flatten(to_dict(plan.cfg)) | dict(plan.digests)
+    params: Mapping[str, Any] = {} if found else settings
     name = f"{parent.name}-{trial.trial_id}"
     run_id, step = found or (None, 0)
     tracker = MLflowTracker(parent.uri, parent.experiment, name, params, tags, run_id=run_id)

@@ -24,13 +24,11 @@ from actors.machines.demand import Cluster
 from actors.machines.offer import need_of_trials
 from actors.machines.placement import Layout, arrange_trials
 from fedray import registry
-from fedray.config import DataConfig, Execution
-from fedray.data import loading
+from fedray.config import Execution
 from fedray.data.readers import Dataset
 from fedray.federate import loss_deviation
 from fedray.federate.failures import ATTEMPTS
 from fedray.federate.plan import Plan
-from fedray.federate.planning import make_plan, resolve
 from fedray.federate.uncertainty import questions
 from fedray.running import progress, runfolder, session, stages
 from fedray.running.published.publish import Finished
@@ -38,6 +36,7 @@ from fedray.running.side_by_side import Ended, Listener
 from fedray.running.writer import Writer
 from fedray.terminal import same_handlers, say
 from fedray.types import FedRayError, require
+from tune.planner import Planner
 from tune.play import Programme
 from tune.play import play as play_trials
 from tune.record import UNFINISHED, Recorder, failure_of
@@ -79,11 +78,11 @@ def _play(
     listen: Listener,
     locks: contextlib.ExitStack,
 ) -> None:
-    datasets: dict[DataConfig, Dataset] = {}
+    planner = Planner()
     entered: dict[str, Entered] = {}
     for name, request in requests.items():
         try:
-            entered[name] = _enter(request, datasets, locks)
+            entered[name] = _enter(request, planner, locks)
         except FedRayError as error:
             listen.ended(Ended(name, None, str(error)))
     if not entered:
@@ -94,7 +93,8 @@ def _play(
     layouts, room = _layouts(entered, at_once, cluster)
     demand.bring_up(max((layout.bundles for layout in layouts.values()), key=len), cluster)
     say(f"{len(entered)} runs, {room} at a time")
-    references = {id(dataset): ray.put(dataset) for dataset in datasets.values()}
+    datasets = {id(run.dataset): run.dataset for run in entered.values()}
+    references = {key: ray.put(dataset) for key, dataset in datasets.items()}
     tasks = {
         name: ray.put(Task(run.plan, run.execution, run.folder, layouts[name], references[id(run.dataset)]))
         for name, run in entered.items()
@@ -120,7 +120,7 @@ def _play(
         raise KeyboardInterrupt  # which Tune keeps for itself
 
 
-def _enter(request: stages.Request, datasets: dict[DataConfig, Dataset], locks: contextlib.ExitStack) -> Entered:
+def _enter(request: stages.Request, planner: Planner, locks: contextlib.ExitStack) -> Entered:
     """Everything that can be refused before a run begins; raises FedRayError. Its folder stays locked."""
     cfg, execution = request.experiment, request.execution
     asked, reason = execution.tracking.system_metrics, "runs side by side share the machines"
@@ -130,10 +130,7 @@ def _enter(request: stages.Request, datasets: dict[DataConfig, Dataset], locks: 
     locks.enter_context(runfolder.place_locked(folder, runfolder.store(folder, execution)))
     note = runfolder.read(request.resume) if request.resume else None
     Writer(folder, note is not None and runfolder.holds(folder, note)).discard()
-    files = loading.files(cfg.data)
-    if files not in datasets:
-        datasets[files] = loading.load(cfg.data)
-    plan = make_plan(resolve(cfg), datasets[files])._replace(given=None)  # unresolved, all users would be clients
+    plan = planner.plan(cfg)
     if note:
         runfolder.check_examples(request.resume, note, plan)
     if execution.loss_deviation:
@@ -143,7 +140,7 @@ def _enter(request: stages.Request, datasets: dict[DataConfig, Dataset], locks: 
         say(f"warning: {execution.name}: {remark}")
     checkpoints = runfolder.absolute(execution, "").checkpoint
     execution = dataclasses.replace(execution, output=folder, checkpoint=checkpoints)
-    return Entered(str(execution.name), plan, execution, folder, datasets[files], note)
+    return Entered(str(execution.name), plan, execution, folder, planner.dataset(cfg), note)
 
 
 def _layouts(entered: Mapping[str, Entered], at_once: int | None, cluster: Cluster) -> tuple[dict[str, Layout], int]:

@@ -21,15 +21,11 @@ from actors.machines.cluster import connect
 from actors.machines.offer import need_of_trials
 from actors.machines.placement import Layout, arrange_trials
 from fedray import cli, registry
-from fedray.config import DataConfig, Execution, Experiment, TrackingConfig, flatten, override, to_dict
+from fedray.config import Execution, Experiment, TrackingConfig, flatten, override, to_dict
 from fedray.config.decode import decode, record, refuse_damage
 from fedray.data import loading
-from fedray.data.digests import of_examples
-from fedray.data.readers import Dataset
 from fedray.federate.compiled.choice import may_compile
 from fedray.federate.failures import failure_policy
-from fedray.federate.plan import Plan
-from fedray.federate.planning import make_plan, resolve
 from fedray.running import progress
 from fedray.running.files import write_json, write_table
 from fedray.running.mlflow_store import locate, shown
@@ -40,6 +36,7 @@ from fedray.types import Choice, FedRayError, for_command_line, require
 from tune import results, search
 from tune.children import ParentRun, child_run
 from tune.options import TEST, Sweep, by_test, complete, validation_share
+from tune.planner import Planner
 from tune.play import Programme
 from tune.play import play as play_trials
 from tune.record import UNFINISHED, Recorder
@@ -105,8 +102,8 @@ def check(name: str, folder: Path, base: Experiment, execution: Execution, sweep
     reason = "the settings that a sweep varies are constants of compiled code"
     require(execution.backend != "compiled", "backend", "compiled", reason, "use `backend=auto`")
     record = registry.algorithm_of(base.algorithm)
-    datasets: dict[DataConfig, Dataset] = {}
-    sweep = complete(sweep, record, base.rounds, _plan(base, datasets).task)
+    planner = Planner()
+    sweep = complete(sweep, record, base.rounds, planner.plan(base).task)
     share = validation_share(sweep.metric, base.data.validation)
     # An address in this folder would be another file where the sweep is resumed.
     data = dataclasses.replace(loading.given_paths(base.data), validation=share)
@@ -117,34 +114,21 @@ def check(name: str, folder: Path, base: Experiment, execution: Execution, sweep
     search.searcher(sweep, space, 1, seeds)
     search.scheduler(sweep, space)
     trials = search.count(space, sweep.search, sweep.samples, len(seeds))
-    clients = _most_clients(base, space, seeds, datasets)
-    own = (dataset for files, dataset in datasets.items() if loading.of_the_users(files.name))
-    examples = tuple(sorted({of_examples(dataset) for dataset in own}))
-    return SweepRequest(name, folder, base, execution, sweep, space, seeds, trials, clients, examples)
+    clients = _most_clients(base, space, seeds, planner)
+    return SweepRequest(name, folder, base, execution, sweep, space, seeds, trials, clients, planner.digests())
 
 
-def _most_clients(
-    base: Experiment, space: Mapping[str, Domain], seeds: Sequence[int], datasets: dict[DataConfig, Dataset]
-) -> int:
+def _most_clients(base: Experiment, space: Mapping[str, Domain], seeds: Sequence[int], planner: Planner) -> int:
     """The clients of the largest configuration; raises FedRayError where a trial could not be planned."""
     most = 0
     for origin, settings in _planned(space, seeds):
         try:
-            most = max(most, _plan(override(base, settings), datasets).clients)
+            most = max(most, planner.plan(override(base, settings)).clients)
         except FedRayError as error:
             if not origin:
                 raise
             raise FedRayError(f"{origin}: {for_command_line(error)}") from None
     return most
-
-
-def _plan(cfg: Experiment, datasets: dict[DataConfig, Dataset]) -> Plan:
-    """The plan of a trial; what it loads is kept in ``datasets`` for the next one."""
-    cfg = resolve(cfg)  # unresolved, all users would be clients
-    files = loading.files(cfg.data)
-    if files not in datasets:
-        datasets[files] = loading.load(cfg.data)
-    return make_plan(cfg, datasets[files])
 
 
 def _planned(space: Mapping[str, Domain], seeds: Sequence[int]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -190,11 +174,12 @@ def play(
         say(results.basis(sweep.metric, request.base.data.validation))
         tracker, parent = _records(request)
         show = partial(_show_progress, request, time.monotonic(), move)
-        recorder = Recorder(partial(child_run, parent, request.base, sweep), show)
+        planner = Planner()
+        recorder = Recorder(partial(child_run, parent, request.base, sweep, planner), show)
         trials: list[Any] = []
         try:
             show([])
-            trials = play_trials(_programme(request, layout, at_once, resume), recorder)
+            trials = play_trials(_programme(request, layout, at_once, resume, planner), recorder)
         finally:
             if not trials:
                 tracker.finish("KILLED")
@@ -230,10 +215,10 @@ def _plain(settings: dict[str, Any]) -> Any:
     return decode(json.dumps(settings).encode())
 
 
-def _programme(request: SweepRequest, layout: Layout, at_once: int, resume: bool) -> Programme:
+def _programme(request: SweepRequest, layout: Layout, at_once: int, resume: bool, planner: Planner) -> Programme:
     sweep = request.sweep
     base = request.base
-    dataset = None if request.space.keys() & set(LOADED) else ray.put(loading.load(base.data))
+    dataset = None if request.space.keys() & set(LOADED) else ray.put(planner.dataset(base))
     common = Common(
         base,
         layout,
@@ -327,7 +312,7 @@ def _best_command(request: SweepRequest, chosen: Experiment, gpus: bool) -> str:
     """The launch command that computes as the trials did: with backend auto a long launch compiles its steps on CPUs,
     which round otherwise, and no trial does."""
     backend = request.execution.backend
-    if backend == "auto" and not gpus and may_compile(_plan(chosen, {})):
+    if backend == "auto" and not gpus and may_compile(Planner().plan(chosen)):
         backend = "vmap"
     return cli.command(chosen) + (f" --backend {backend}" if backend != "auto" else "")
 

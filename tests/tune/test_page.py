@@ -25,6 +25,7 @@ from fedray.config import Experiment
 from fedray.running.tracking import MLflowTracker
 from tune.children import ParentRun, child_run
 from tune.options import Sweep
+from tune.planner import Planner
 from tune.record import Recorder
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -62,7 +63,7 @@ def sweep(tmp_path_factory):
     parent = MLflowTracker(uri, "fedray", "sweep", {"sweep.samples": 3}, {"fedray.kind": "sweep", "sweep": "sweep"})
     kept = ParentRun(uri, "fedray", parent.run_id, "sweep", "fedavg")
     base = Experiment(algorithm=FedAvg(), rounds=ROUNDS)
-    recorder = Recorder(functools.partial(child_run, kept, base, Sweep(mode="max")))
+    recorder = Recorder(functools.partial(child_run, kept, base, Sweep(mode="max"), Planner()))
     for name, rate in RATES.items():
         trial = SimpleNamespace(trial_id=name, config={"algorithm.lr": rate}, status="RUNNING", last_result=None)
         trial.is_finished = functools.partial(lambda t: t.status == "TERMINATED", trial)

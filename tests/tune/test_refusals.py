@@ -8,7 +8,7 @@ from fedray.data import loading
 from fedray.federate.planning import make_plan
 from fedray.running import runfolder
 from fedray.running.files import write_json
-from tune import sweep
+from tune import planner, sweep
 from tune.__main__ import Note, main, read
 
 REFUSED = [
@@ -58,7 +58,7 @@ def test_the_configurations_that_decide_how_many_clients_there_are_are_planned_t
 def test_no_experiment_is_planned_twice_and_the_examples_are_loaded_once(monkeypatch):
     planned, loads = [], []
     monkeypatch.setattr(
-        sweep, "make_plan", lambda cfg, given: planned.append(fingerprint(cfg)) or make_plan(cfg, given)
+        planner, "make_plan", lambda cfg, given: planned.append(fingerprint(cfg)) or make_plan(cfg, given)
     )
     monkeypatch.setattr(loading, "load", lambda cfg, load=loading.load: loads.append(cfg) or load(cfg))
     space = ["--space", "lr=loguniform(0.01,0.1)", "--space", "clients=grid(4,6)", "--space", "data.classes=grid(8)"]

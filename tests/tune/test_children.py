@@ -1,0 +1,42 @@
+"""The MLflow run of a trial has the settings that the trial plays, and says of what data."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from fedray.algorithms.averaging.fedavg import FedAvg
+from fedray.config import DataConfig, Experiment
+from fedray.running.mlflow_store import connect
+from fedray.running.tracking import MLflowTracker
+from tune.children import ParentRun, child_run
+from tune.options import Sweep
+from tune.planner import Planner
+
+
+@pytest.fixture
+def params(tmp_path):
+    """What the store has of a trial on a file of three owners."""
+
+    def params(name, x):
+        np.savez(tmp_path / "mine.npz", x=x, y=np.arange(60) % 3, client=np.arange(60) // 20)
+        uri = f"sqlite:///{tmp_path}/mlflow.db"
+        parent = MLflowTracker(uri, "fedray", name, {}, {"fedray.kind": "sweep"})
+        base = Experiment(algorithm=FedAvg(), data=DataConfig(name=str(tmp_path / "mine.npz")))
+        trial = SimpleNamespace(trial_id="t0", config={"algorithm.lr": 0.3}, status="TERMINATED", last_result={})
+        kept = ParentRun(uri, "fedray", parent.run_id, name, "fedavg")
+        child_run(kept, base, Sweep(mode="max"), Planner(), trial).close()
+        client = connect(uri)
+        query = f"tags.`mlflow.parentRunId` = '{parent.run_id}'"
+        (run,) = client.search_runs([client.get_experiment_by_name("fedray").experiment_id], query)
+        return run.data.params
+
+    return params
+
+
+def test_a_trial_is_noted_as_a_launch_of_it_would_be(params):
+    x = np.random.default_rng(0).random((60, 4))
+    found = params("first", x)
+    settings = ("algorithm.lr", "clients", "clients_per_round", "model.name", "data.partition")
+    assert [found[name] for name in settings] == ["0.3", "3", "3", "mlp", "natural"]
+    assert found["data.examples"] == params("again", x)["data.examples"] != params("other", x + 1)["data.examples"]
