@@ -16,7 +16,7 @@ import tyro
 
 from fedray.compare import figures, html, tables
 from fedray.compare.figures import Series
-from fedray.compare.groups import DATA, History, RunGroup, arrange, measurable, with_estimates
+from fedray.compare.groups import DATA, History, RunGroup, arrange, called, measurable, own_file, with_estimates
 from fedray.compare.runs import Files, FinishedRun, RunStore
 from fedray.federate.uncertainty import summary as uncertain
 from fedray.running.files import write_whole
@@ -176,23 +176,17 @@ def blocks(groups: Sequence[RunGroup]) -> dict[str, list[RunGroup]]:
     for block, data in zip(found, details, strict=True):
         alike = [other for other in details if all(other.get(key) == data.get(key) for key in DATA)]
         differing = [key for key in data if len({other.get(key) for other in alike}) > 1]
-        words = [_called(data, details), data.get("data.size", "")]
+        name = data.get("data.name", "data")
+        names = {other.get("data.name", "data") for other in details}
+        words = [called(name, names), "" if own_file(name) else data.get("data.size", "")]
         words += [f"{key.removeprefix('data.')}={data[key]}" for key in differing]
         titles[", ".join(filter(None, words))] = block
     return titles
 
 
-def _called(data: Mapping[str, str], others: Sequence[Mapping[str, str]]) -> str:
-    """The dataset's name, short where that is enough."""
-    name = data.get("data.name", "data")
-    named = {other.get("data.name", "data") for other in others}
-    alike = [other for other in named if Path(other).stem == Path(name).stem]
-    return name if len(alike) > 1 else Path(name).stem
-
-
 def series(store: Files, group: RunGroup, histories: Histories, name: str) -> Series:
     clients = [store.csv_rows(run, "clients.csv") for run in group.runs]
-    missing = sum(not rows for rows in clients)
+    missing = sum(not rows and not run.is_trial for rows, run in zip(clients, group.runs, strict=True))
     if missing:
         say(f"{name}: {missing} of {len(group.runs)} runs have no clients.csv; the figures of clients leave them out")
     return Series(

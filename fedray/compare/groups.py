@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -26,6 +27,8 @@ EXACT = 2**53  # whole numbers below it are exact in a double
 # The seed is averaged over. The others say where a run was executed, which does not change its results.
 NOT_SETTINGS = {"seed", "runtime", "data.root", "data.download"}
 SAME_NUMBERS = {("on_failure", "retry"), ("on_failure", "abort")}  # older runs do not name them
+
+MISSING = "–"
 
 History = Sequence[Mapping[str, float]]  # the rounds of a run
 
@@ -115,9 +118,10 @@ def arrange(runs: Sequence[FinishedRun], by: Sequence[str]) -> list[RunGroup]:
     If two runs of a group have the same seed, the newer one counts. Raises FedRayError for a key that no run has.
     """
     _check_keys(runs, by)
+    names = {run.settings.get("data.name", "") for run in runs}
     seeds_of: dict[tuple, dict[str, FinishedRun]] = {}
     for run in sorted(runs, key=lambda run: run.started, reverse=True):
-        values = tuple(_plain(run.value(ALIASES.get(key, key)) or "–") for key in by)
+        values = tuple(_shown(run, ALIASES.get(key, key), names) for key in by)
         seeds = seeds_of.setdefault((values, frozenset(settings(run).items())), {})
         seeds.setdefault(run.settings.get("seed", ""), run)
     unlabelled = []
@@ -125,6 +129,25 @@ def arrange(runs: Sequence[FinishedRun], by: Sequence[str]) -> list[RunGroup]:
         ordered = tuple(seeds[seed] for seed in sorted(seeds, key=_natural))
         unlabelled.append(RunGroup(values, "", ordered))
     return sorted((group._replace(label=_label(group, unlabelled, by)) for group in unlabelled), key=_order)
+
+
+def _shown(run: FinishedRun, key: str, names: Collection[str]) -> str:
+    """The value of a key in a table: of the user's own files the names, which have no sizes."""
+    value, name = _plain(run.value(key) or MISSING), run.settings.get("data.name", "")
+    if key == "data.name":
+        return called(value, names)
+    return MISSING if key == "data.size" and own_file(name) else value
+
+
+def own_file(name: str) -> bool:
+    """Whether a dataset is a file of the user's own: these are named by their whole paths."""
+    return Path(name).is_absolute()
+
+
+def called(name: str, others: Collection[str]) -> str:
+    """The name of a dataset; of a file its own, or the whole path where another file of ``others`` has the same."""
+    short = Path(name).stem
+    return short if own_file(name) and sum(Path(other).stem == short for other in others) == 1 else name
 
 
 def _check_keys(runs: Sequence[FinishedRun], by: Sequence[str]) -> None:
@@ -142,7 +165,7 @@ def _label(group: RunGroup, groups: Sequence[RunGroup], by: Sequence[str]) -> st
     for key in keys:
         values = {each.settings.get(key) for each in _similar(group, groups, key)}
         if len(values) > 1:
-            parts.append(f"{_short(key)}={_brief(group.settings.get(key, '–'))}")
+            parts.append(f"{_short(key)}={_brief(group.settings.get(key, MISSING))}")
     return ", ".join(parts)
 
 

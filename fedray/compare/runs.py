@@ -40,6 +40,11 @@ class FinishedRun(NamedTuple):
         """A setting, or the tag of that name; None if the run has neither."""
         return self.settings.get(key, self.tags.get(key))
 
+    @property
+    def is_trial(self) -> bool:
+        """Whether it is a trial of a sweep, which has metrics and no files."""
+        return self.tags.get("fedray.kind") == "trial"
+
 
 class Files(Protocol):
     """What a comparison reads of finished runs."""

@@ -6,6 +6,7 @@ import csv
 import io
 import itertools
 import math
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,12 +16,11 @@ import jinja2
 from rich.text import Text
 
 from fedray.compare import paired, published
-from fedray.compare.groups import Estimate, History, RunGroup
+from fedray.compare.groups import MISSING, Estimate, History, RunGroup
 from fedray.compare.published import Published
 from fedray.federate.uncertainty.summary import TRACKED
 
 LONG = 1e5  # larger numbers are shown in scientific notation
-MISSING = "–"
 TITLE_WIDTH = 16  # characters of a line of a title in a terminal
 CELLS = (
     "Mean ± half its 95 % interval (Student's t) over n seeds; one seed has none. Each run counts with its mean over "
@@ -305,6 +305,7 @@ _LATEX = {
     "|": r"\textbar{}",
     "±": r"$\pm$",
     "–": "--",
+    "−": "$-$",
     "↑": r"$\uparrow$",
     "↓": r"$\downarrow$",
     "\n": " ",
@@ -312,7 +313,8 @@ _LATEX = {
 
 
 def _escape_latex(value: object) -> str:
-    return "".join(_LATEX.get(letter, letter) for letter in str(value))
+    text = re.sub(r"(?<![\w.-])-(?=\d)", "−", str(value))  # a hyphen before a number is its sign
+    return "".join(_LATEX.get(letter, letter) for letter in text)
 
 
 def latex(table: Table) -> str:

@@ -22,6 +22,7 @@ from fedray.types import FedRayError, first_line
 
 TARGETS = ("y", "label", "labels", "target", "class")  # columns that may hold the target; the first that is there does
 CLIENT = "client"  # the column that says whose an example is
+OWNERS = (CLIENT, "clients", "client_id", "user", "users", "user_id", "owner")  # columns that look like it
 OWNED = Protocol(clients=None, clients_per_round=None, network="auto")  # every owner is a client
 GIVEN = "given"  # the dataset's name where the examples come from Python
 CHANNELS = (1, 3, 4)  # grey; red, green and blue; and with opacity
@@ -89,6 +90,8 @@ def from_columns(
     notes = [f"{target} is the target, {_listed(list(features))} {'is' if len(features) == 1 else 'are'} the inputs"]
     notes += [f"the column without a name ({name}) is left out" for name in unnamed]
     notes += [f"column {name} is an input; remove it if it tells the target" for name in features if name in TARGETS]
+    owners = [] if CLIENT in columns else [name for name in features if name.strip().lower() in OWNERS]
+    notes += [f"column {name} is an input; call it {CLIENT} if it says whose an example is" for name in owners]
     return dataset._replace(notes=(*notes, *dataset.notes))
 
 

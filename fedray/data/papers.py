@@ -8,7 +8,7 @@ from fedray import registry
 from fedray.config import DataConfig, Experiment, override
 from fedray.data import loading
 from fedray.data.own import GIVEN, PIXEL
-from fedray.data.partition import Partition, checked_users, fault
+from fedray.data.partition import Partition, called, checked_users, fault
 from fedray.data.readers import Dataset
 from fedray.data.records import PARTICULAR, DealSettings, PartitionRecord, Protocol
 from fedray.data.scaling import within
@@ -182,6 +182,7 @@ def remarks(cfg: DataConfig, dataset: Dataset, partition: Partition) -> tuple[st
             read = partition_record(cfg).reads
             if cfg.size != DataConfig().size and (read is None or "size" in read):
                 found.append(f"`data.size={cfg.size}` has no effect: {cfg.name} has no table of sizes in any paper")
+        found += _table_instead(cfg)
         found += partition_record(cfg).remarks(dataset, partition)
         found += _unread(cfg, partition_record(cfg))
     if partition.relabel is not None:
@@ -195,6 +196,15 @@ def remarks(cfg: DataConfig, dataset: Dataset, partition: Partition) -> tuple[st
     return tuple(found)
 
 
+def _table_instead(cfg: DataConfig) -> list[str]:
+    """What to say of a share for testing where the paper's table says how many examples every client has."""
+    own, reads = protocol(cfg), partition_record(cfg).reads or ()
+    if cfg.test_fraction in (None, own.held_out) or "size" not in reads or cfg.size not in own.sizes:
+        return []
+    reason = f"a table of the paper says how many examples a client of {cfg.name} has, by `data.size`"
+    return [f"`data.test_fraction` {cfg.test_fraction} changes nothing: {reason}"]
+
+
 def _left(dataset: Dataset, partition: Partition) -> list[str]:
     """That most examples are dealt to nobody, where one class is much smaller than the others."""
     dealt = sum(len(part) for part in (*partition.train, *partition.test))
@@ -202,7 +212,7 @@ def _left(dataset: Dataset, partition: Partition) -> list[str]:
         return []
     count = np.bincount(dataset.y, minlength=dataset.classes)
     few = int(count.argmin())
-    name = dataset.names.classes[few] if dataset.names.classes else few
+    name = called(few, dataset.names.classes)
     reason = f"a client has as many of each of its classes, and class {name} has {count[few]}"
     return [f"only {dealt} of {len(dataset.y)} examples are dealt: {reason}; `data.partition=dirichlet` deals all"]
 

@@ -28,6 +28,11 @@ def pooled(partition: Partition) -> Partition:
     return partition._replace(train=train)
 
 
+def called(label: int, names: Sequence[str]) -> str:
+    """A class as the user calls it; without names by its number."""
+    return names[label] if names else str(label)
+
+
 def held_labels(client: int, labels_per_client: int, classes: int, layout: str) -> np.ndarray:
     """The labels of a client, [s]: (s·u + j) mod C for 'cluster', (u + j) mod C for 'window', j < s.
 

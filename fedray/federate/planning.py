@@ -75,6 +75,19 @@ def _check_likelihood(cfg: Experiment, algorithm: Algorithm, density: Density) -
     require(ok, "model.likelihood", "gaussian", reason, f"choose {able}, or labels and categorical")
 
 
+def _unread(asked: Experiment, algorithm: Algorithm) -> list[str]:
+    """What to say of settings that were changed and that this experiment does not read."""
+    usual = override(Experiment(algorithm=asked.algorithm), dict(algorithm.defaults))
+    floored = registry.selections()[asked.selection].with_floor is not None
+    said = []
+    if asked.novel_clients == 0 and asked.adapt_rounds != usual.adapt_rounds:
+        said.append(f"`adapt_rounds` {asked.adapt_rounds} changes nothing without `novel_clients`")
+    if not floored and asked.selection_epsilon != usual.selection_epsilon:
+        reason = f"the {asked.selection} policy draws by no scores"
+        said.append(f"`selection_epsilon` {asked.selection_epsilon} changes nothing: {reason}")
+    return said
+
+
 def _check_memory(plan: Plan) -> None:
     """Raise FedRayError for particles that this machine's memory cannot hold."""
     size = plan.model.size
@@ -182,7 +195,7 @@ def make_plan(
     partition = _dealt(cfg, dataset, partition)
     density = density or network.density(cfg.model, dataset.real)
     _check_likelihood(cfg, algorithm, density)
-    remarks = papers.remarks(cfg.data, dataset, partition)  # of the shards as they were dealt
+    remarks = (*papers.remarks(cfg.data, dataset, partition), *_unread(asked, algorithm))  # as they were dealt
     partition = _validated(cfg, dataset, partition)
     if layers is None:
         record = registry.pick(registry.networks(), "`model.name`", cfg.model.name)

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from fedray import registry
@@ -242,10 +243,15 @@ def protocol(plan: Plan, rounds: Sequence[int]) -> dict[str, Any]:
         "pooling": "sums over all test examples of all clients",
         "dataset": cfg.data.name,
         "partition": papers.describe(cfg.data),
-        "train_examples": sum(map(len, plan.partition.train)),
-        "test_examples": sum(map(len, plan.partition.test)),
-        **({"validation_examples": sum(map(len, held))} if (held := plan.partition.validation) else {}),
+        "train_examples": _count(plan.partition.train, plan.members),
+        "test_examples": _count(plan.partition.test, plan.members),
+        **({"validation_examples": _count(held, plan.members)} if (held := plan.partition.validation) else {}),
     }
+
+
+def _count(shards: Sequence[np.ndarray], clients: Sequence[int]) -> int:
+    """How many examples some clients have."""
+    return sum(len(shards[i]) for i in clients)
 
 
 def _asked(plan: Plan) -> str:
@@ -271,7 +277,8 @@ def _prediction(plan: Plan) -> str:
 def _held_out(plan: Plan, rounds: int) -> str:
     """What became of the clients that were held out, after so many rounds of theirs."""
     then = f"then {rounds} rounds of their personal factors alone" if rounds > 0 else "and stopped before they adapted"
-    return f"{len(plan.novel)} clients held out, {then}"
+    train, test = (_count(shards, plan.novel) for shards in (plan.partition.train, plan.partition.test))
+    return f"{len(plan.novel)} clients held out with {train} training and {test} test examples, {then}"
 
 
 def table(plan: Plan, summary: Mapping[str, Any], seconds: float) -> Any:

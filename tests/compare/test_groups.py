@@ -30,6 +30,14 @@ def evaluations(values, metric="global/accuracy"):
     return [{"round": i, metric: value} for i, value in enumerate(values, 1)]
 
 
+def test_files_of_ones_own_are_shown_by_name_and_have_no_size():
+    files = ("/home/me/a/mine.csv", "/home/me/b/mine.npz", "/home/me/other.csv")
+    rows = groups.arrange([run(name, data__name=name) for name in (*files, "mnist")], BY)
+    assert [row.values[1:] for row in rows] == [
+        ("/home/me/a/mine.csv", "–"), ("/home/me/b/mine.npz", "–"), ("other", "–"), ("mnist", "medium")
+    ]  # fmt: skip
+
+
 def test_seeds_and_what_decides_nothing_share_a_row():
     rows = groups.arrange(
         [

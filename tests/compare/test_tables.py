@@ -125,6 +125,11 @@ def test_latex_takes_a_cell_that_begins_with_a_bracket_for_no_length_of_a_line_b
     assert not re.search(r"\\\\\s*\[", text)
 
 
+def test_latex_shows_the_signs_of_numbers_and_leaves_hyphens():
+    text = tables.latex(build(row("fed-2", Estimate(0.9, None, 1), label="rho=-2.5, lr=1e-05")))
+    assert r"fed-2 & rho=$-$2.5, lr=1e-05 & 1 & 90.00" in text
+
+
 HOSTILE = r"<script>&|#%$_^~{\end{table}"
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from fedray import registry
+from fedray.algorithms.averaging.fedavg import FedAvg
 from fedray.config import DataConfig, Experiment, override
 from fedray.data import loading, papers
 from fedray.data.datasets import cifar10
@@ -12,7 +13,7 @@ from fedray.data.partitions.iid import iid
 from fedray.data.partitions.labels import label_shards
 from fedray.data.partitions.lognormal import lognormal, skipped
 from fedray.data.records import LognormalSizes, Protocol
-from fedray.federate.planning import resolve
+from fedray.federate.planning import make_plan, resolve
 from fedray.types import FedRayError
 
 MNIST = LognormalSizes()
@@ -214,3 +215,12 @@ def test_inputs_far_from_a_networks_units_are_named(shape, scaling):
 )
 def test_the_split_in_words(settings, words):
     assert papers.describe(DataConfig(**settings)) == words
+
+
+def test_a_share_for_testing_changes_nothing_where_a_table_says_how_many_examples_there_are():
+    def said(**settings):
+        plan = make_plan(Experiment(algorithm=FedAvg(), data=DataConfig(**settings)))
+        return [remark for remark in plan.remarks if "`data.test_fraction` 0.5 changes nothing: a table" in remark]
+
+    assert len(said(test_fraction=0.5)) == 1
+    assert said(test_fraction=0.5, partition="iid") == said() == []

@@ -31,6 +31,15 @@ def test_blanks_around_names_and_commas_at_the_ends_of_lines_change_nothing(tmp_
     assert any("without a name" in note for note in dataset.notes)
 
 
+def test_a_column_that_looks_like_the_owners_is_an_input_and_it_is_said(tmp_path):
+    rows = "".join(f"{k},{k % 2},{k // 2}\n" for k in range(4))
+    for name, said in (("Client", True), ("user_id", True), ("client", False), ("b", False)):
+        (tmp_path / "mine.csv").write_text(f"a,y,{name}\n{rows}")
+        dataset = loading.load(DataConfig(name=str(tmp_path / "mine.csv")))
+        remark = f"column {name} is an input; call it client if it says whose an example is"
+        assert (remark in dataset.notes) == said
+
+
 def test_a_second_column_with_the_name_of_a_target_is_an_input_and_it_is_said(tmp_path):
     (tmp_path / "mine.csv").write_text("a,label,y\n" + "".join(f"{k},{k % 2},{k % 2}\n" for k in range(4)))
     dataset = loading.load(DataConfig(name=str(tmp_path / "mine.csv")))

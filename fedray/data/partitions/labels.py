@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from fedray.config import DataConfig
 from fedray.config.data import check_fraction
-from fedray.data.partition import Partition, checked, held_out, owners
+from fedray.data.partition import Partition, called, checked, held_out, owners
 from fedray.data.readers import Dataset
 from fedray.data.records import DealSettings, PartitionRecord, Protocol
 from fedray.types import FedRayError, SettingError
@@ -35,6 +37,7 @@ def label_shards(
     layout: str,
     rng: np.random.Generator,
     classes: int = 0,
+    names: Sequence[str] = (),
 ) -> Partition:
     """Exactly ``train`` + ``test`` examples of each of its labels for every client (:func:`held_labels`).
 
@@ -46,7 +49,7 @@ def label_shards(
         raise FedRayError(f"{train} train and {test} test examples per class: a client needs at least 1 of each")
     available = np.bincount(labels, minlength=classes)
     of = owners(clients, labels_per_client, len(available), layout)
-    _check_supply(available, of, clients, train + test)
+    _check_supply(available, of, clients, train + test, names)
     parts_train: list[list[np.ndarray]] = [[] for _ in range(clients)]
     parts_test: list[list[np.ndarray]] = [[] for _ in range(clients)]
     for label, holders in enumerate(of):
@@ -59,7 +62,7 @@ def label_shards(
     return checked(*mixed)
 
 
-def _check_supply(available: np.ndarray, of: list[list[int]], clients: int, need: int) -> None:
+def _check_supply(available: np.ndarray, of: list[list[int]], clients: int, need: int, names: Sequence[str]) -> None:
     short = [c for c, holders in enumerate(of) if len(holders) * need > available[c]]
     if not short:
         return
@@ -67,14 +70,13 @@ def _check_supply(available: np.ndarray, of: list[list[int]], clients: int, need
     scarcest = min(room, key=room.__getitem__)
     most = min(of[c][available[c] // need] for c in short)  # the first client that some class cannot serve
     count = len(of[scarcest])
-    each = room[scarcest]
     remedies = [f"lower `clients` to at most {most}"] if most else []
-    remedies += [f"choose a `data.size` of at most {each} per client and class"] if each > 1 else []
     remedies.append("choose `data.partition=dirichlet` or iid")
     if len(available) * FEW > available.sum():
         whole = f"y holds {len(available)} different whole numbers, and each is taken for a class"
         remedies.append(f"for a regression give y as floats that are not all whole ({whole})")
-    reason = f"class {scarcest} has {available[scarcest]} examples, its {count} owners need {count} x {need}"
+    name = called(scarcest, names)
+    reason = f"class {name} has {available[scarcest]} examples, its {count} owners need {count} x {need}"
     raise SettingError("clients", clients, reason, ", or ".join(remedies))
 
 
@@ -87,7 +89,8 @@ def deal(dataset: Dataset, settings: DealSettings, rng: np.random.Generator) -> 
         train, test = table[cfg.size]
     else:
         train, test = even_size(dataset.y, holders, settings.test_fraction)
-    return label_shards(dataset.y, settings.clients, settings.labels, train, test, cfg.layout, rng, dataset.classes)
+    clients, held, names = settings.clients, settings.labels, dataset.names.classes
+    return label_shards(dataset.y, clients, held, train, test, cfg.layout, rng, dataset.classes, names)
 
 
 def describe(cfg: DataConfig, protocol: Protocol) -> str:

@@ -1,0 +1,23 @@
+"""What a plan says of an experiment's settings."""
+
+import pytest
+
+from tests.helpers import small_plan
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("fedper", {"adapt_rounds": 3}, "`adapt_rounds` 3 changes nothing without `novel_clients`"),
+        ("fedavg", {"selection_epsilon": 0.3}, "`selection_epsilon` 0.3 changes nothing: the uniform policy draws by"),
+    ],
+)
+def test_settings_that_the_federation_does_not_read_are_said(name, settings, words):
+    assert any(remark.startswith(words) for remark in small_plan(name, settings).remarks)
+    assert not any("changes nothing" in remark for remark in small_plan(name).remarks)
+
+
+def test_settings_that_are_read_are_not_said():
+    plan = small_plan("fedper", {"clients_per_round": 3, "novel_clients": 2, "adapt_rounds": 3})
+    asked = small_plan("dsvgd", {"selection": "hip", "selection_epsilon": 0.3})
+    assert not any("changes nothing" in remark for each in (plan, asked) for remark in each.remarks)
