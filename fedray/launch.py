@@ -89,9 +89,7 @@ def show(outcome: RunResult) -> None:
     figures = folder / "figures"
     drawn = f"figures  {figures}\n" if figures.exists() else ""
     console.print(f"result   {folder}\n{drawn}tracked  {outcome.tracked}", soft_wrap=True)
-    console.print(
-        f'use it   python -c "import fedray; print(fedray.load({str(folder)!r}))"', soft_wrap=True, markup=False
-    )
+    console.print(f"use it   {cli.load_command(folder)}", soft_wrap=True, markup=False)
 
 
 def _failures(outcome: RunResult) -> Table:

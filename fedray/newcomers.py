@@ -185,7 +185,7 @@ def show(options: Options, summary: dict[str, Any], folder: Path) -> None:
     print(
         f"{summary['clients']} newcomers after {options.rounds} rounds on {examples} examples: {quality}\n"
         f"result   {folder}\n"
-        f'use it   python -c "import fedray; print(fedray.load({str(folder)!r}))"'
+        f"use it   {cli.load_command(folder)}"
     )
 
 

@@ -15,6 +15,7 @@ import itertools
 import os
 import pkgutil
 import sys
+import traceback
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -148,6 +149,13 @@ def _table(kind: Kind) -> Mapping[str, Any]:
     return dict(sorted({**_built_in(kind), **_installed(kind), **named}.items()))
 
 
+def _line(error: Exception, module: str) -> str:
+    """Where a module raised an error while it was imported; empty for one that cannot be found or parsed."""
+    own = f"{_last(module)}.py"
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).name == own]
+    return f" because of its line {lines[-1].lineno}" if lines else ""
+
+
 def plug_in(module: str) -> None:
     """Register the records of a module under the last part of its name; a second call changes nothing.
 
@@ -163,9 +171,10 @@ def plug_in(module: str) -> None:
     try:
         imported = importlib.import_module(module)
     except Exception as error:  # whatever the module raises while it is imported
-        reason = f"{type(error).__name__}: {error}"
-        remedy = "give the name of a module (not a path) on PYTHONPATH or in the current folder"
-        raise FedRayError(f"{where}: cannot be imported ({reason}); {remedy}") from error
+        reason, remedy = f"{type(error).__name__}: {error}", "correct the module"
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            remedy = "give the name of a module (not a path) on PYTHONPATH or in the current folder"
+        raise FedRayError(f"{where}: cannot be imported{_line(error, module)} ({reason}); {remedy}") from error
     records: dict[Kind, Any] = {}
     for kind in KINDS:
         record = getattr(imported, kind.attribute, None)

@@ -5,7 +5,7 @@ from fedray.cli.exits import DONE, FAILED, INTERRUPTED, REFUSED, UNREAD, leave, 
 from fedray.cli.names import listed, listed_plug_ins, named_plug_ins, wrapped
 from fedray.cli.parsing import Parsed, parse
 from fedray.cli.reading import early, read_options
-from fedray.cli.written import command
+from fedray.cli.written import command, load_command
 
 __all__ = [
     "DONE",
@@ -21,6 +21,7 @@ __all__ = [
     "leave",
     "listed",
     "listed_plug_ins",
+    "load_command",
     "main",
     "named_plug_ins",
     "parse",

@@ -1,9 +1,11 @@
-"""An experiment as the command line that runs it."""
+"""Commands that are printed to be pasted: the one that runs an experiment, and the one that loads its result."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import shlex
+from pathlib import Path
 from typing import Any
 
 from fedray.config import Experiment, override
@@ -37,3 +39,9 @@ def _options(cfg: Any, default: Any, prefix: str) -> list[str]:
             items = value if isinstance(value, tuple) else (value,)
             words += [f"--{option}", *(shlex.quote(str(item)) for item in items)]
     return words
+
+
+def load_command(folder: Path) -> str:
+    """The command that loads the result in a folder, and shows what it is."""
+    place = json.dumps(str(folder), ensure_ascii=False)  # a Python text in double quotes
+    return f"python -c {shlex.quote(f'import fedray; print(fedray.load({place}))')}"

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from fedray import registry
 from fedray.arrays import trees
 from fedray.arrays.tensor_files import Rows, load_rows, load_tree
+from fedray.config import override
 from fedray.config.decode import decode, fits, record, refuse_damage
-from fedray.data import own, partition, scaling
+from fedray.data import loading, own, partition, scaling
 from fedray.data.digests import LAYERS, of_examples, of_layers
 from fedray.data.readers import Dataset, Names
 from fedray.data.scaling import Scaling
@@ -174,11 +175,12 @@ class Predictor:
         """The method's function that predicts for a client; raises FedRayError where it has none, or no such client."""
         plan = self.plan
         predict = plan.algorithm.predict_global if client is None else plan.algorithm.predict_personal
-        kind = "global model" if client is None else "personal models"
-        if predict is None:
-            raise FedRayError(f"client={client}: {registry.algorithm_name(plan.cfg.algorithm)} has no {kind}")
         if client is not None and not 0 <= client < plan.clients:
             raise FedRayError(f"client={client}: this run has clients 0 to {plan.clients - 1}")
+        if predict is None:
+            name = registry.algorithm_name(plan.cfg.algorithm)
+            lacks = "no global model; give a client" if client is None else "no personal models; leave `client` out"
+            raise FedRayError(f"client={None if client is None else self.called(client)!r}: {name} has {lacks}")
         return predict
 
     def _inputs(self, x: Any) -> Tensor:
@@ -228,7 +230,11 @@ class Predictor:
     @functools.cached_property
     def dataset(self) -> Dataset:
         """The examples of the run, read once; raises FedRayError where its file holds others by now."""
-        found = self.plan.dataset()
+        try:
+            found = self.plan.dataset()
+        except FedRayError as error:
+            remedy = "or say where these examples are now by the argument `data` of fedray.load"
+            raise FedRayError(f"{error}; {remedy}") from None
         if self.plan.given is None and self.plan.examples and of_examples(found) != self.plan.examples:
             raise FedRayError(
                 f"{self.plan.cfg.data.name}: holds other examples than those of this run, on which its personal models "
@@ -274,8 +280,8 @@ def _real(predictions: Tensor, target: Scaling) -> RealPrediction:
 def load(folder: str | Path, model: nn.Module | None = None, data: Any = None) -> Predictor:
     """The predictor of a finished run.
 
-    ``model`` is the network, ``data`` are the examples of a run that was given these from Python; examples only serve
-    methods whose personal models train on them before they predict.
+    ``model`` is the network, ``data`` are the examples of a run that was given these from Python, or the file of its
+    examples at another place; examples only serve methods whose personal models train on them before they predict.
 
     Raises FedRayError naming the file that is missing, damaged or of another run, and for other examples.
     """
@@ -284,7 +290,7 @@ def load(folder: str | Path, model: nn.Module | None = None, data: Any = None) -
         described = decode((folder / "config.json").read_bytes())
         plan = _plan(folder, described, model)
     if data is not None:
-        given = own.given(data)
+        given = _given(data, plan)
         plan = plan._replace(given=given)
         if plan.examples and plan.examples != of_examples(given):
             raise FedRayError(f"{folder}: data are not the examples of this run; give those, or leave `data` out")
@@ -298,6 +304,14 @@ def load(folder: str | Path, model: nn.Module | None = None, data: Any = None) -
             clients = load_rows(folder / f"{PERSONAL}.safetensors", client, plan.clients)
         snapshot = Snapshot(load_tree(folder / "global.safetensors", server), clients)
     return Predictor(plan, snapshot, thresholds(folder))
+
+
+def _given(data: Any, plan: Plan) -> Dataset:
+    """The examples of a run: the caller's, or those of a file."""
+    if not isinstance(data, str | Path):
+        return own.given(data)
+    cfg = override(plan.cfg.data, {"name": str(data)})
+    return loading.load(cfg, plan.model.classes, plan.names.classes)
 
 
 def thresholds(folder: Path) -> dict[int | None, float]:

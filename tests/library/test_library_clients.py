@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 import fedray
@@ -73,3 +74,27 @@ def test_a_partition_that_deals_little_of_the_data_says_so() -> None:
 
     assert "only 60 of 2000 examples are dealt: a client has as many of each of its classes" in remarks(1500, 480, 20)
     assert "are dealt" not in remarks(600, 600, 600)
+
+
+def test_a_run_whose_file_has_moved_is_asked_with_the_file_at_its_new_place(tmp_path: Path) -> None:
+    np.savez(tmp_path / "mine.npz", x=X, y=Y)
+    run = fedray.run("fedavg", tmp_path / "mine.npz", ft=2, clients=3, rounds=1, output=tmp_path / "run")
+    expected = run.predict(X[:2], client=1)
+    (tmp_path / "mine.npz").rename(tmp_path / "moved.npz")
+    with pytest.raises(FedRayError, match=r"mine\.npz: there is no such file.*argument `data` of fedray\.load"):
+        fedray.load(tmp_path / "run").predict(X[:2], client=1)
+    found = fedray.load(tmp_path / "run", data=tmp_path / "moved.npz")
+    assert torch.equal(found.predict(X[:2], client=1).probs, expected.probs)
+    np.savez(tmp_path / "moved.npz", x=X + 1, y=Y)
+    with pytest.raises(FedRayError, match="data are not the examples of this run"):
+        fedray.load(tmp_path / "run", data=tmp_path / "moved.npz")
+
+
+def test_a_model_that_a_method_lacks_is_said_with_the_remedy(tmp_path: Path) -> None:
+    owners = np.array(["ann", "bob", "cy"])[np.arange(len(Y)) % 3]
+    run = fedray.run("fedavg", (X, Y, owners), rounds=1, output=tmp_path / "global")
+    with pytest.raises(FedRayError, match="client='bob': fedavg has no personal models; leave `client` out"):
+        run.predict(X[:2], client="bob")
+    run = fedray.run("fedper", (X, Y, owners), rounds=1, output=tmp_path / "personal")
+    with pytest.raises(FedRayError, match="client=None: fedper has no global model; give a client"):
+        run.predict(X[:2])
