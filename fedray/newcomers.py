@@ -18,12 +18,12 @@ import tyro
 from fedray import cli, registry
 from fedray.arrays.rng import Stream
 from fedray.config import DataConfig, override
-from fedray.data import loading, own
+from fedray.data import loading, own, tables
 from fedray.data.digests import EXAMPLES, LAYERS, of_examples
 from fedray.data.partition import Partition
 from fedray.data.partitions.iid import iid
 from fedray.data.partitions.natural import natural
-from fedray.data.readers import Dataset
+from fedray.data.readers import Dataset, reading
 from fedray.data.shards import Shards
 from fedray.federate import report
 from fedray.federate.block import Block
@@ -44,9 +44,9 @@ class Options:
 
     run: tyro.conf.Positional[Path]
     """Folder of a finished run."""
-    data: Annotated[str, tyro.conf.arg(metavar="FILE.npz")]
-    """Their examples: arrays x [N, ...], in the units of the run's dataset, y [N], and perhaps their owners client
-    [N]."""
+    data: Annotated[str, tyro.conf.arg(metavar="FILE")]
+    """Their examples, in the units of the run's dataset, and perhaps their owners: an .npz of arrays x [N, ...], y [N]
+    and client [N], or a table or LEAF file as for `fedray launch --data.name`."""
     clients: int | None = None
     """Newcomers: by default every owner is one, fewer are groups of owners; without owners the examples are dealt at
     random among them, by default to one."""
@@ -70,7 +70,9 @@ def make_plan(run: Plan, options: Options) -> tuple[Plan, Shards]:
         raise FedRayError(
             f"{options.run}: {name} has no personal factors that a newcomer could adapt; choose another run"
         )
-    require(options.data.endswith(".npz"), "data", options.data, "not an .npz file", "give arrays x and y in one")
+    formats = tuple(ending for record in registry.datasets().values() for ending in record.suffixes)
+    remedy = f"give a file that ends in {', '.join(formats)}"
+    require(options.data.endswith(formats), "data", options.data, "is no file of examples", remedy)
     dataset = _fitting(run, options)
     dealt = _dealt(dataset, run, options)
     clients = len(dealt.train)
@@ -109,9 +111,12 @@ def _fitting(run: Plan, options: Options) -> Dataset:
     """The newcomers' examples in the run's units; raises FedRayError where its network cannot take them."""
 
     def load(embedding: str | Path | None) -> Dataset:
-        cfg = DataConfig(name=str(Path(options.data).expanduser()), embedding=embedding)
-        return loading.load(cfg, run.model.classes, run.names.classes)
+        cfg = DataConfig(name=str(path), embedding=embedding)
+        dataset = loading.load(cfg, run.model.classes, run.names.classes)
+        with reading(path, "give the columns of the run's data"):
+            return tables.arranged(dataset, run.names.features)
 
+    path = Path(options.data).expanduser()
     real, dataset = run.target is not None, load(None)
     inputs = {True: "texts", False: "numbers"}
     reason = f"its inputs are {inputs[dataset.texts]}, those of the run {inputs[run.texts]}"

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -275,7 +276,7 @@ UNFIT = [
     (["bpfed", "wide.npz"], "its inputs have the shape [1, 9, 9], those of the run [1, 8, 8]"),
     (["bpfed", "twelve.npz"], "the label '10' is none of the model's: 0, 1"),
     (["bpfed", "none.npz"], "none.npz"),
-    (["bpfed", "notes.txt"], "not an .npz file"),
+    (["bpfed", "notes.txt"], "notes.txt: is no file of examples; give a file that ends in .json"),
     (["nowhere", "theirs.npz"], "give the folder of a finished run"),
 ]
 
@@ -287,6 +288,25 @@ def test_what_does_not_fit_the_run_is_refused(finished, capsys, names, words):
     assert newcomers.main([run, "--data", file, "--output", str(finished / "out")]) == 2
     assert words in capsys.readouterr().err
     assert sorted(finished.iterdir()) == before
+
+
+def test_newcomers_may_come_in_a_table_whose_columns_are_those_of_the_run_in_any_order(tmp_path, capsys):
+    x, y = np.random.default_rng(0).random((60, 3)).round(3), np.arange(60) % 3
+    table = pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "c": x[:, 2], "y": y})
+    table.to_csv(tmp_path / "mine.csv", index=False)
+    fedray.run("fedper", tmp_path / "mine.csv", rounds=1, output=tmp_path / "run", clients=2)
+    table[["c", "y", "a", "b"]].to_csv(tmp_path / "theirs.csv", index=False)
+    run = [str(tmp_path / "run"), "--rounds", "1"]
+    assert newcomers.main([*run, "--data", str(tmp_path / "theirs.csv")]) == 0
+    theirs = fedray.load(tmp_path / "run-newcomers")
+    assert np.allclose(theirs.dataset.x, x)
+    known = theirs.predict(x[:2], client=0).probs
+    assert torch.equal(theirs.predict(table[["b", "c", "a"]][:2], client=0).probs, known)
+    with pytest.raises(FedRayError, match="x: it has no column b; the model's features are a, b, c"):
+        theirs.predict(table[["a", "c"]][:2], client=0)
+    table.rename(columns={"b": "d"}).to_csv(tmp_path / "others.csv", index=False)
+    assert newcomers.main([*run, "--data", str(tmp_path / "others.csv"), "--output", str(tmp_path / "out")]) == 2
+    assert "others.csv: it has no column b; the model's features are a, b, c" in capsys.readouterr().err
 
 
 TEXTS = np.array(["good film", "bad film", "a film"])[np.arange(60) % 3]

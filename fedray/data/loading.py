@@ -16,7 +16,7 @@ import numpy as np
 from fedray import registry
 from fedray.config import DataConfig, differing
 from fedray.data import own
-from fedray.data.readers import Dataset, Names, checked_dataset, reading
+from fedray.data.readers import Dataset, checked_dataset, reading
 from fedray.data.records import DatasetRecord
 from fedray.data.scaling import Scaling, moments, standard, unit
 from fedray.types import FedRayError, require, suggestion
@@ -134,7 +134,7 @@ def _first(dataset: Dataset, classes: int) -> Dataset:
     kept = dataset.y < classes
     found, users = (None, None) if dataset.users is None else np.unique(dataset.users[kept], return_inverse=True)
     named = tuple(dataset.names.users[u] for u in found) if found is not None and dataset.names.users else ()
-    names = Names(dataset.names.classes[:classes], named)
+    names = dataset.names._replace(classes=dataset.names.classes[:classes], users=named)
     return dataset._replace(x=dataset.x[kept], y=dataset.y[kept], classes=classes, users=users, names=names)
 
 

@@ -1,28 +1,22 @@
-"""Examples of the user's own, from arrays, tables and Hugging Face datasets: what they mean, and what is done to them.
+"""Examples of the user's own, from arrays: what they mean, and what is done to them.
 
 Every function raises ValueError that says what is wrong with the data; who knows the file adds its name.
 """
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from fedray.data import text
-from fedray.data.readers import Dataset, checked_dataset, checked_targets
+from fedray.data.readers import Dataset, checked_targets
 from fedray.data.records import Protocol
 from fedray.data.scaling import within
-from fedray.types import FedRayError, first_line
 
-TARGETS = ("y", "label", "labels", "target", "class")  # columns that may hold the target; the first that is there does
 CLIENT = "client"  # the column that says whose an example is
-OWNERS = (CLIENT, "clients", "client_id", "user", "users", "user_id", "owner")  # columns that look like it
 OWNED = Protocol(clients=None, clients_per_round=None, network="auto")  # every owner is a client
 GIVEN = "given"  # the dataset's name where the examples come from Python
 CHANNELS = (1, 3, 4)  # grey; red, green and blue; and with opacity
@@ -45,7 +39,7 @@ def from_arrays(
     """
     x = np.asarray(x)
     notes: list[str] = []
-    if _texts(x):
+    if texts(x):
         numbers, words = text.numbered(x.tolist())
         file = None if embedding is None else Path(embedding)
         found = Dataset(numbers, np.empty(0), 0, None, vectors=text.vectors(words, file), texts=True)
@@ -55,132 +49,6 @@ def from_arrays(
     dataset = with_target(found, y, classes)
     dataset = dataset._replace(notes=(*notes, *dataset.notes))
     return dataset if client is None else _owned(dataset, np.asarray(client))
-
-
-def target_of(columns: Iterable[str]) -> str | None:
-    """The column that holds the target, or None."""
-    known = set(columns)
-    return next((name for name in TARGETS if name in known), None)
-
-
-def from_columns(
-    columns: Mapping[str, np.ndarray], classes: int | None = None, embedding: str | Path | None = None
-) -> Dataset:
-    """The examples of a table: columns by name, each [N] or [N, ...].
-
-    y (or label, target, class) is the target, and ``client`` the owner. One column of texts is split into words; one
-    of arrays with two axes or more are images; numbers in all other columns are features.
-    """
-    target = target_of(columns)
-    if target is None:
-        near = [name for name in columns if name.strip().lower() in TARGETS]
-        near += difflib.get_close_matches("label", columns, 1) or difflib.get_close_matches("target", columns, 1)
-        hint = f"; is it {near[0]}? " if near else "; "
-        raise ValueError(f"no column is named {' or '.join(TARGETS)}{hint}the columns are {', '.join(columns)}")
-    unnamed = list(filter(_nameless, columns))
-    left_out = {target, CLIENT, *unnamed}
-    if len(columns[target]) == 0:
-        raise ValueError("it has no examples: not one row")
-    features = {name: np.asarray(values) for name, values in columns.items() if name not in left_out}
-    if not features:
-        raise ValueError(f"it has no column but {', '.join(columns)}: there are no inputs")
-    alone = next(iter(features.values()))
-    x = alone if len(features) == 1 and _texts(alone) else _stacked(features)
-    dataset = from_arrays(x, columns[target], columns.get(CLIENT), classes, embedding)
-    notes = [f"{target} is the target, {_listed(list(features))} {'is' if len(features) == 1 else 'are'} the inputs"]
-    notes += [f"the column without a name ({name}) is left out" for name in unnamed]
-    notes += [f"column {name} is an input; remove it if it tells the target" for name in features if name in TARGETS]
-    owners = [] if CLIENT in columns else [name for name in features if name.strip().lower() in OWNERS]
-    notes += [f"column {name} is an input; call it {CLIENT} if it says whose an example is" for name in owners]
-    return dataset._replace(notes=(*notes, *dataset.notes))
-
-
-def _nameless(column: str) -> bool:
-    """Whether a table does not name a column, such as that of its row numbers; pandas calls it Unnamed."""
-    return not column or column.startswith("Unnamed: ")
-
-
-def from_frame(frame: Any, classes: int | None = None, embedding: str | Path | None = None) -> Dataset:
-    """The examples of a pandas DataFrame, by :func:`from_columns`."""
-    used = [name for name in frame.columns if not _nameless(str(name))] if target_of(map(str, frame.columns)) else []
-    for name, missing in frame[used].isna().sum().items():
-        _check_complete(str(name), int(missing))
-    return from_columns({str(name): frame[name].to_numpy() for name in frame.columns}, classes, embedding)
-
-
-def from_hugging_face(dataset: Any) -> Dataset:
-    """The examples of a ``datasets.Dataset``, by :func:`from_columns`; class labels keep their names."""
-    stored = dataset.with_format("numpy")[:]
-    found = from_columns({name: np.asarray(stored[name]) for name in dataset.column_names})
-    target = next(name for name in TARGETS if name in stored)
-    names = tuple(getattr(dataset.features[target], "names", None) or ())
-    if not names or found.real:
-        return found
-    y = np.asarray(stored[target], np.int64)
-    _check_complete(target, int((y < 0).sum()))  # -1 says that the label of an example is not known
-    return found._replace(y=y, classes=len(names), names=found.names._replace(classes=names))
-
-
-def from_torch(dataset: Any) -> Dataset:
-    """The examples of a ``torch.utils.data.Dataset`` with a length, whose items are pairs x, y."""
-    try:
-        count = len(dataset)
-    except (TypeError, NotImplementedError):
-        raise ValueError("this torch Dataset has no length; give one that is indexed from 0") from None
-    items = [_item(dataset, k) for k in range(count)]
-    if not items or not all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
-        raise ValueError("the items of this torch Dataset are not pairs (x, y) of an input and its target")
-    inputs, targets = zip(*items, strict=True)
-    x = np.fromiter((_array("x", each) for each in inputs), object, len(items))
-    return from_arrays(_of_rows("x", x), _array("y", targets))
-
-
-def _item(dataset: Any, k: int) -> Any:
-    """An item of the caller's Dataset; raises ValueError for whatever it raises."""
-    try:
-        return dataset[k]
-    except Exception as error:
-        raise ValueError(f"item {k} of this torch Dataset cannot be read ({first_line(error)})") from error
-
-
-def given(dataset: Any) -> Dataset:
-    """The caller's own examples: arrays (x, y) or (x, y, client) as in :func:`from_arrays`, a pandas DataFrame, a
-    Dataset of Hugging Face or of PyTorch, or one of ours.
-
-    Raises FedRayError for anything else, and where they do not fit together.
-    """
-    if isinstance(dataset, Dataset):
-        return checked_dataset(dataset)
-    kinds: dict[str, Callable[[Any], Dataset]] = {"isna": from_frame, "with_format": from_hugging_face}
-    named = type(dataset).__name__ in ("DataFrame", "Dataset")  # other libraries have such classes, too
-    read = next((kinds[method] for method in kinds if named and hasattr(dataset, method)), None)
-    if isinstance(dataset, torch.utils.data.Dataset):
-        read = from_torch
-    elif type(dataset) is tuple and len(dataset) in (2, 3):
-        read = _from_tuple
-    if read is None:
-        return checked_dataset(dataset)  # pyright: ignore[reportArgumentType]
-    try:
-        return read(dataset)
-    except ValueError as error:
-        raise FedRayError(f"dataset: {error}") from error.__cause__
-
-
-def _from_tuple(arrays: Any) -> Dataset:
-    found = {name: _array(name, values) for name, values in zip(("x", "y", CLIENT), arrays, strict=False)}
-    return from_arrays(found["x"], found["y"], found.get(CLIENT))
-
-
-def _array(name: str, values: Any) -> np.ndarray:
-    if hasattr(values, "toarray"):
-        raise ValueError(f"{name} is a sparse matrix; give {name}.toarray()")
-    if np.ma.is_masked(values):
-        _check_complete(name, int(np.ma.count_masked(values)))
-    try:
-        return np.asarray(values)
-    except (ValueError, RuntimeError, TypeError):  # rows of different lengths, a tensor on a GPU or with a gradient
-        remedy = "give a NumPy array, a tensor on the CPU, or lists of one length"
-        raise ValueError(f"{name} is no array; {remedy}") from None
 
 
 def channels_first(x: Any) -> Any:
@@ -203,7 +71,7 @@ def renumbered(dataset: Dataset, labels: tuple[str, ...]) -> Dataset:
     occurring = np.unique(dataset.y)
     unknown = [own[c] for c in occurring if own[c] not in labels]
     if unknown:
-        raise ValueError(f"the label {unknown[0]!r} is none of the model's: {_listed(list(labels))}")
+        raise ValueError(f"the label {unknown[0]!r} is none of the model's: {listed(list(labels))}")
     place = np.array([labels.index(name) if name in labels else 0 for name in own], np.int64)
     return dataset._replace(y=place[dataset.y], classes=len(labels), names=dataset.names._replace(classes=labels))
 
@@ -267,7 +135,7 @@ def with_target(dataset: Dataset, y: Any, classes: int | None) -> Dataset:
     if values.dtype.kind in "iu" and values.min() >= 0 and values.max() < known:
         return dataset._replace(y=y.astype(np.int64), classes=known, notes=notes)
     names = tuple(map(str, values.tolist()))
-    notes = (*notes, f"y: {len(names)} classes, numbered in this order: {_listed(list(names))}")
+    notes = (*notes, f"y: {len(names)} classes, numbered in this order: {listed(list(names))}")
     return dataset._replace(
         y=numbers.astype(np.int64), classes=len(names), names=dataset.names._replace(classes=names), notes=notes
     )
@@ -293,10 +161,10 @@ def _plain(values: np.ndarray, name: str) -> np.ndarray:
     """Values [N] of numbers or texts; raises ValueError for missing ones, and for anything else."""
     if values.dtype.kind == "O":
         items = values.tolist()
-        _check_complete(name, sum(map(_missing, items)))
+        check_complete(name, sum(map(_missing, items)))
         values = np.asarray(items)
     if values.dtype.kind == "f":
-        _check_complete(name, int(np.isnan(values).sum()))
+        check_complete(name, int(np.isnan(values).sum()))
     values = values.astype(str) if values.dtype.kind == "S" else values
     if values.ndim != 1 or values.dtype.kind not in "iufbU":
         raise ValueError(f"{name} holds values of type {values.dtype}; it takes numbers or texts")
@@ -315,7 +183,7 @@ def _missing(value: Any) -> bool:
         return False
 
 
-def _check_complete(name: str, missing: int) -> None:
+def check_complete(name: str, missing: int) -> None:
     """Raise ValueError where values are missing."""
     if missing:
         raise ValueError(f"{name} lacks {missing} of its values; fill them in, or leave these examples out")
@@ -323,11 +191,11 @@ def _check_complete(name: str, missing: int) -> None:
 
 def _check_words(values: np.ndarray) -> None:
     """Raise ValueError for a word among real targets, which would make names of classes of them all."""
-    numbers = [float(value) for value in values.tolist() if _is_number(value)] if values.dtype.kind == "U" else []
+    numbers = [float(value) for value in values.tolist() if is_number(value)] if values.dtype.kind == "U" else []
     numbers = [number for number in numbers if math.isfinite(number)]
     many = MANY < len(numbers) < len(values) < 2 * len(numbers)  # fewer may be names, such as 3.9 and dev
     if many and any(number % 1 for number in numbers):
-        word = next(value for value in values.tolist() if not _is_number(value))
+        word = next(value for value in values.tolist() if not is_number(value))
         raise ValueError(f"y holds {word!r} among numbers; correct it, or leave this example out")
 
 
@@ -350,35 +218,15 @@ def _owned(dataset: Dataset, client: np.ndarray) -> Dataset:
         raise ValueError(f"client has shape {list(client.shape)} for {len(dataset.y)} examples; it names one for each")
     names, users = np.unique(_plain(client, CLIENT), return_inverse=True)
     named = tuple(map(str, names.tolist()))
-    notes = (*dataset.notes, f"client: {len(named)} owners of examples: {_listed(list(named))}")
+    notes = (*dataset.notes, f"client: {len(named)} owners of examples: {listed(list(named))}")
     return dataset._replace(users=users.astype(np.int64), names=dataset.names._replace(users=named), notes=notes)
 
 
-def _texts(values: np.ndarray) -> bool:
+def texts(values: np.ndarray) -> bool:
     return values.ndim == 1 and len(values) > 0 and all(isinstance(each, str) for each in values.tolist())
 
 
-def _stacked(features: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The inputs: one column of arrays as it is, or numbers side by side [N, D]."""
-    ready = {name: _numbers(name, values) for name, values in features.items()}
-    (_, values), *others = ready.items()
-    if not others and values.ndim > 1:
-        return values
-    if deep := [name for name, values in ready.items() if values.ndim > 2]:
-        raise ValueError(f"column {deep[0]} holds images beside other inputs ({_listed(list(ready))}); remove either")
-    return np.concatenate([values.reshape(len(values), -1) for values in ready.values()], 1)
-
-
-def _numbers(name: str, values: np.ndarray) -> np.ndarray:
-    """A column of numbers or of arrays; raises ValueError for anything else."""
-    values = _of_rows(name, values) if values.dtype.kind == "O" else values
-    if values.dtype.kind not in "iufb":
-        example = next((f"{each!s:.40}" for each in values.flat if not _is_number(each)), "")
-        raise ValueError(f"column {name} holds {example!r}, which is no number; encode it as numbers, or remove it")
-    return values
-
-
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     """Whether a value can be read as a number."""
     try:
         float(value)
@@ -387,17 +235,7 @@ def _is_number(value: Any) -> bool:
     return True
 
 
-def _of_rows(name: str, values: np.ndarray) -> np.ndarray:
-    """A column of lists or arrays as one array; of single values as it is."""
-    rows = [np.asarray(each) for each in values.tolist()]
-    shapes = {row.shape for row in rows}
-    if len(shapes) > 1:
-        some = " and ".join(sorted(str(list(shape)) for shape in shapes)[:2])
-        raise ValueError(f"column {name} has examples of different shapes, such as {some}; give them one shape")
-    return np.stack(rows)
-
-
-def _listed(words: list[str]) -> str:
+def listed(words: list[str]) -> str:
     """The first few of some words."""
     more = f" and {len(words) - LISTED} more" if len(words) > LISTED else ""
     return f"{', '.join(words[:LISTED])}{more}"

@@ -24,10 +24,11 @@ REPLACE = "delete it and add `data.download`, or choose another `data.root`"
 
 
 class Names(NamedTuple):
-    """What data of the user's own call their classes and users; empty where these have numbers only."""
+    """What data of the user's own call their classes, users and features; empty where these have numbers only."""
 
     classes: tuple[str, ...] = ()  # of the labels 0..C-1
     users: tuple[str, ...] = ()  # of the users 0..U-1
+    features: tuple[str, ...] = ()  # of the numbers of an input
 
 
 class Dataset(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,11 +14,11 @@ from fedray import registry
 from fedray.arrays import philox
 from fedray.arrays.rng import Stream
 from fedray.config import Experiment
-from fedray.data import loading, own
+from fedray.data import loading, own, tables
 from fedray.data.digests import EXAMPLES
 from fedray.data.loading import Dataset
 from fedray.data.partition import Partition
-from fedray.data.readers import Names
+from fedray.data.readers import Names, reading
 from fedray.data.scaling import Scaling
 from fedray.federate.measures import metrics, regression
 from fedray.federate.measures.tasks import CLASSIFICATION, REGRESSION, Task
@@ -107,6 +108,8 @@ class Plan(NamedTuple):
         pooled = self.given if loaded is None else loaded
         if pooled is None:
             pooled = loading.load(self.cfg.data, self.model.classes, self.names.classes)
+        with reading(Path(self.cfg.data.name), "give the columns of the run's data"):
+            pooled = tables.arranged(pooled, self.names.features)
         x = own.fitted(pooled.x, self.model.input_shape)
         return pooled._replace(x=x, scaling=self.scaling, target=self.target)
 

@@ -12,9 +12,9 @@ from fedray.arrays.rng import Stream
 from fedray.config import Experiment, override
 from fedray.data import loading, own, papers
 from fedray.data.digests import digests, of_examples
+from fedray.data.given import given as from_caller
 from fedray.data.loading import Dataset
 from fedray.data.partition import Partition, check_given, hold_out_validation, pooled
-from fedray.data.readers import Names
 from fedray.data.scaling import of_targets
 from fedray.data.shards import relabelled
 from fedray.federate.plan import Plan
@@ -171,7 +171,7 @@ def make_plan(
 ) -> Plan:
     """Check an experiment and fix its partition and network.
 
-    A given ``dataset`` (whatever :func:`fedray.data.own.given` takes), ``partition``, network of ``layers`` (an
+    A given ``dataset`` (whatever :func:`fedray.data.given.given` takes), ``partition``, network of ``layers`` (an
     nn.Module) or ``density`` of the targets takes the place of the one that the experiment names, in every process.
     Real targets are standardised unless the dataset says by what to scale.
 
@@ -179,7 +179,7 @@ def make_plan(
     unreadable files, a policy whose score the algorithm does not offer.
     """
     registry.algorithm_name(cfg.algorithm)  # refuses what is none, before anything is read
-    given = None if dataset is None else own.given(dataset)
+    given = None if dataset is None else from_caller(dataset)
     if given is not None and cfg.data.name == own.GIVEN:
         loading.check_no_files(cfg.data)
     asked = _named_as_given(cfg, given, partition, layers)
@@ -208,7 +208,7 @@ def make_plan(
     partition = _pooled(cfg, algorithm, partition, owned) if algorithm.pools else partition
     users = dataset.names.users
     each = cfg.data.partition == "natural" and len(users) == cfg.clients  # else clients are groups of users
-    names = Names(dataset.names.classes, users if each else ())
+    names = dataset.names._replace(users=users if each else ())
     texts = dataset.texts
     plan = Plan(
         cfg, algorithm, selection, model, partition, scaling, texts, target, remarks, given, names, dataset.notes

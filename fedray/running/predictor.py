@@ -20,8 +20,9 @@ from fedray.arrays import trees
 from fedray.arrays.tensor_files import Rows, load_rows, load_tree
 from fedray.config import override
 from fedray.config.decode import decode, fits, record, refuse_damage
-from fedray.data import loading, own, partition, scaling
+from fedray.data import loading, own, partition, scaling, tables
 from fedray.data.digests import LAYERS, of_examples, of_layers
+from fedray.data.given import given
 from fedray.data.readers import Dataset, Names
 from fedray.data.scaling import Scaling
 from fedray.data.shards import Shards
@@ -184,6 +185,8 @@ class Predictor:
         return predict
 
     def _inputs(self, x: Any) -> Tensor:
+        if self.plan.names.features and hasattr(x, "columns"):  # a table, whose columns may stand in another order
+            x = tables.selected(x, self.plan.names.features)
         try:
             x = np.asarray(x)
         except ValueError:
@@ -193,7 +196,7 @@ class Predictor:
         if x.dtype.kind not in "biuf":
             raise FedRayError(f"x holds {x.dtype} values; this network takes numbers")
         x = own.fitted(x, self.plan.model.input_shape)
-        x = torch.as_tensor(x).float()
+        x = torch.as_tensor(x if x.flags.writeable else x.copy()).float()
         if tuple(x.shape[1:]) != self.plan.model.input_shape:
             wanted = ", ".join(map(str, self.plan.model.input_shape))
             raise FedRayError(f"x has shape {tuple(x.shape)}; this network takes [B, {wanted}]")
@@ -309,7 +312,7 @@ def load(folder: str | Path, model: nn.Module | None = None, data: Any = None) -
 def _given(data: Any, plan: Plan) -> Dataset:
     """The examples of a run: the caller's, or those of a file."""
     if not isinstance(data, str | Path):
-        return own.given(data)
+        return given(data)
     cfg = override(plan.cfg.data, {"name": str(data)})
     return loading.load(cfg, plan.model.classes, plan.names.classes)
 
@@ -365,7 +368,7 @@ def _plan(folder: Path, described: Any, own_model: nn.Module | None) -> Plan:
     dealt = partition.load(folder / "partition.npz")
     units = scaling.from_json(shape["scaling"])
     names = record(Names, shape.get("names", {}))  # older runs have none
-    names = Names(tuple(names.classes), tuple(names.users))
+    names = Names(*map(tuple, names))
     digests = dict(described.get("digests", {}))  # older runs have none of a file
     texts = shape.get("texts") is True  # older runs do not say
     known = {"names": names, "plug_ins": plug_ins, "digests": digests}

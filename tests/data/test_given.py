@@ -10,7 +10,7 @@ from torch import nn
 
 from fedray.algorithms.averaging.fedavg import FedAvg
 from fedray.config import DataConfig, Execution, Experiment
-from fedray.data import loading, own
+from fedray.data import given, loading, tables
 from fedray.data.partition import Partition
 from fedray.data.readers import Dataset
 from fedray.federate.in_process import LocalFederation
@@ -158,7 +158,7 @@ class Torch(torch.utils.data.Dataset):
 
 def test_items_of_a_torch_dataset_are_read_or_named():
     good = [(torch.from_numpy(FEATURES[k]), int(KINDS[k])) for k in range(N)]
-    found = own.given(Torch(*good))
+    found = given.given(Torch(*good))
     assert np.allclose(found.x, FEATURES)
     assert found.y.tolist() == KINDS.tolist()
     for item, reason in (
@@ -167,9 +167,9 @@ def test_items_of_a_torch_dataset_are_read_or_named():
         (7, "dataset: the items of this torch Dataset are not pairs"),
     ):
         with pytest.raises(FedRayError, match=reason):
-            own.given(Torch(*good, item))
+            given.given(Torch(*good, item))
     with pytest.raises(FedRayError, match=r"x is a sparse matrix; give x\.toarray\(\)"):
-        own.given((scipy.sparse.csr_matrix(FEATURES), KINDS))
+        given.given((scipy.sparse.csr_matrix(FEATURES), KINDS))
 
 
 def test_a_dataset_of_hugging_face():
@@ -183,7 +183,7 @@ def test_a_dataset_of_hugging_face():
     image = datasets.Features({"image": datasets.Image(), "label": features["label"]})
     pixels = np.arange(N * 64, dtype=np.uint8).reshape(N, 8, 8)
     stored = datasets.Dataset.from_dict({"image": list(pixels), "label": KINDS.tolist()}, features=image)
-    assert np.array_equal(own.from_hugging_face(stored).x, pixels[:, None])
+    assert np.array_equal(tables.from_hugging_face(stored).x, pixels[:, None])
 
 
 class Unlabelled:
@@ -202,4 +202,4 @@ class Unlabelled:
 
 def test_examples_without_a_label_of_hugging_face_are_refused():
     with pytest.raises(ValueError, match="label lacks 20 of its values; fill them in, or leave these examples out"):
-        own.from_hugging_face(Unlabelled())
+        tables.from_hugging_face(Unlabelled())

@@ -8,7 +8,7 @@ import pytest
 
 from fedray.algorithms.averaging.fedavg import FedAvg
 from fedray.config import DataConfig, Experiment, override
-from fedray.data import loading, own
+from fedray.data import given, loading, own, tables
 from fedray.data.readers import Dataset
 from fedray.federate.planning import make_plan
 from fedray.types import FedRayError
@@ -223,12 +223,12 @@ def test_a_data_frame_may_take_the_place_of_a_dataset():
 
 def test_columns_of_arrays_and_of_texts():
     images = np.arange(N * 64).reshape(N, 8, 8, 1) % 256
-    assert own.from_columns({"image": images.astype(np.uint8), "label": KINDS}).x.shape == (N, 1, 8, 8)
+    assert tables.from_columns({"image": images.astype(np.uint8), "label": KINDS}).x.shape == (N, 1, 8, 8)
     rows = np.empty(N, object)
     rows[:] = list(FEATURES)
-    assert np.allclose(own.from_columns({"embedding": rows, "y": KINDS}).x, FEATURES)
+    assert np.allclose(tables.from_columns({"embedding": rows, "y": KINDS}).x, FEATURES)
     words = np.array(["good film", "bad film", "a film"], object)[KINDS]
-    texts = own.from_columns({"text": words, "label": KINDS})
+    texts = tables.from_columns({"text": words, "label": KINDS})
     assert texts.vectors is not None
     assert len(texts.vectors) == 5  # zero, and good, film, bad, a
     assert texts.classes == 3
@@ -249,7 +249,7 @@ def test_columns_of_arrays_and_of_texts():
 )
 def test_tables_that_are_none_are_refused(columns, reason):
     with pytest.raises(ValueError, match=reason):
-        own.from_columns(columns)
+        tables.from_columns(columns)
 
 
 @pytest.mark.parametrize(
@@ -348,4 +348,4 @@ def test_examples_without_numbers_are_refused(tmp_path, shape):
     with pytest.raises(FedRayError, match=rf"mine\.npz: {reason}; give an .npz"):
         loading.load(DataConfig(name=str(path)))
     with pytest.raises(FedRayError, match=f"dataset: {reason}; give arrays"):
-        own.given(Dataset(x, y, 2, None))
+        given.given(Dataset(x, y, 2, None))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedray.config import DataConfig
-from fedray.data import own
+from fedray.data import own, tables
 from fedray.data.readers import Dataset, reading
 from fedray.data.records import DatasetRecord
 
@@ -23,7 +23,7 @@ REMEDY = "give a table with a header, a column y (or label, target, class), and 
 
 
 def load(cfg: DataConfig, classes: int | None = None) -> Dataset:
-    """The examples of the file, as :func:`fedray.data.own.from_frame`; raises FedRayError naming the file."""
+    """The examples of the file, as :func:`fedray.data.tables.from_frame`; raises FedRayError naming the file."""
     import pandas
 
     path = Path(cfg.name)
@@ -36,7 +36,7 @@ def load(cfg: DataConfig, classes: int | None = None) -> Dataset:
             line = re.search(r"line (\d+)", str(error))
             where = f"line {line[1]} has" if line else "a line has"
             raise ValueError(f"{where} more values than its header has columns") from None
-        return own.from_frame(frame, classes, cfg.embedding)
+        return tables.from_frame(frame, classes, cfg.embedding)
 
 
 def _read_csv(path: Path) -> DataFrame:
@@ -50,7 +50,7 @@ def _read_csv(path: Path) -> DataFrame:
             frame = pandas.read_csv(path, index_col=False, low_memory=False).rename(columns=str.strip)
         except pandas.errors.ParserWarning:
             raise ValueError("its rows have more values than its header has columns; name every column") from None
-    named = [name for name in (own.target_of(frame.columns), own.CLIENT) if name in frame.columns]
+    named = [name for name in (tables.target_of(frame.columns), own.CLIENT) if name in frame.columns]
     read = pandas.read_csv(path, usecols=lambda name: name.strip() in named, dtype=str, keep_default_na=False)
     written = read.rename(columns=str.strip)
     for name in named:

@@ -1,0 +1,76 @@
+"""The caller's own examples as Python has them: arrays, tables, and the datasets of other libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedray.data.own import CLIENT, check_complete, from_arrays
+from fedray.data.readers import Dataset, checked_dataset
+from fedray.data.tables import from_frame, from_hugging_face, of_rows
+from fedray.types import FedRayError, first_line
+
+
+def given(dataset: Any) -> Dataset:
+    """The caller's own examples: arrays (x, y) or (x, y, client) as in :func:`from_arrays`, a pandas DataFrame, a
+    Dataset of Hugging Face or of PyTorch, or one of ours.
+
+    Raises FedRayError for anything else, and where they do not fit together.
+    """
+    if isinstance(dataset, Dataset):
+        return checked_dataset(dataset)
+    kinds: dict[str, Callable[[Any], Dataset]] = {"isna": from_frame, "with_format": from_hugging_face}
+    named = type(dataset).__name__ in ("DataFrame", "Dataset")  # other libraries have such classes, too
+    read = next((kinds[method] for method in kinds if named and hasattr(dataset, method)), None)
+    if isinstance(dataset, torch.utils.data.Dataset):
+        read = from_torch
+    elif type(dataset) is tuple and len(dataset) in (2, 3):
+        read = _from_tuple
+    if read is None:
+        return checked_dataset(dataset)  # pyright: ignore[reportArgumentType]
+    try:
+        return read(dataset)
+    except ValueError as error:
+        raise FedRayError(f"dataset: {error}") from error.__cause__
+
+
+def _from_tuple(arrays: Any) -> Dataset:
+    found = {name: _array(name, values) for name, values in zip(("x", "y", CLIENT), arrays, strict=False)}
+    return from_arrays(found["x"], found["y"], found.get(CLIENT))
+
+
+def from_torch(dataset: Any) -> Dataset:
+    """The examples of a ``torch.utils.data.Dataset`` with a length, whose items are pairs x, y."""
+    try:
+        count = len(dataset)
+    except (TypeError, NotImplementedError):
+        raise ValueError("this torch Dataset has no length; give one that is indexed from 0") from None
+    items = [_item(dataset, k) for k in range(count)]
+    if not items or not all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
+        raise ValueError("the items of this torch Dataset are not pairs (x, y) of an input and its target")
+    inputs, targets = zip(*items, strict=True)
+    x = np.fromiter((_array("x", each) for each in inputs), object, len(items))
+    return from_arrays(of_rows("x", x), _array("y", targets))
+
+
+def _item(dataset: Any, k: int) -> Any:
+    """An item of the caller's Dataset; raises ValueError for whatever it raises."""
+    try:
+        return dataset[k]
+    except Exception as error:
+        raise ValueError(f"item {k} of this torch Dataset cannot be read ({first_line(error)})") from error
+
+
+def _array(name: str, values: Any) -> np.ndarray:
+    if hasattr(values, "toarray"):
+        raise ValueError(f"{name} is a sparse matrix; give {name}.toarray()")
+    if np.ma.is_masked(values):
+        check_complete(name, int(np.ma.count_masked(values)))
+    try:
+        return np.asarray(values)
+    except (ValueError, RuntimeError, TypeError):  # rows of different lengths, a tensor on a GPU or with a gradient
+        remedy = "give a NumPy array, a tensor on the CPU, or lists of one length"
+        raise ValueError(f"{name} is no array; {remedy}") from None
