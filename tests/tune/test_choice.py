@@ -29,6 +29,7 @@ from tune import trial as trial_module
 from tune.__main__ import main, read
 from tune.children import ChildRun, ParentRun
 from tune.options import Sweep, validation_share
+from tune.planner import Planner
 from tune.results import TrialResult
 from tune.trial import Common, Trial
 
@@ -248,7 +249,7 @@ def test_the_store_has_a_trials_settings_as_those_of_any_other_run(monkeypatch: 
     monkeypatch.setattr(children, "MLflowTracker", lambda *args, **_: logged.update(args[3]))
     parent = ParentRun("sqlite:///x.db", "fedray", "1", "sweep", "fedavg")
     base = Experiment(algorithm=FedAvg())
-    children.child_run(parent, base, Sweep(), SimpleNamespace(trial_id="t", config={"algorithm.lr": 0.2}))
+    children.child_run(parent, base, Sweep(), Planner(), SimpleNamespace(trial_id="t", config={"algorithm.lr": 0.2}))
     launched = make_plan(override(base, {"algorithm.lr": 0.2})).cfg
     assert logged == {"algorithm.name": "fedavg"} | flatten(to_dict(launched))
     assert logged["data.partition"] != base.data.partition

@@ -20,6 +20,7 @@ from fedray.running import stages
 from tune import runs
 from tune import trial as trial_module
 from tune.__main__ import read
+from tune.planner import Planner
 from tune.trial import Common, Trial
 
 WRITERS = 210  # more than the paper's 198 clients
@@ -50,7 +51,7 @@ def side_by_side(cfg: Experiment, folder: Path) -> Plan:
     """The plan of a run beside others."""
     execution = Execution(name="run", output=folder / "run", tracking=TrackingConfig(uri="none"))
     with contextlib.ExitStack() as locks:
-        return runs._enter(stages.Request(cfg, execution), {}, locks).plan
+        return runs._enter(stages.Request(cfg, execution), Planner(), locks).plan
 
 
 def test_a_smaller_federation_than_the_largest_takes_its_first_processes() -> None:
