@@ -68,7 +68,7 @@ class Writer:
     def __init__(self, destination: Path, resumed: bool = False):
         self.destination = Path(os.path.abspath(destination))
         if taken(self.destination) and not resumed:
-            raise FedRayError(f"--output {destination}: already holds something; choose another place by --output")
+            raise FedRayError(f"--output {destination}: already holds something; choose another --output")
         self.folder = self.destination.parent / f".{self.destination.name}.part"
         shutil.rmtree(self.folder, ignore_errors=True)  # of a process that was killed
         try:

@@ -297,7 +297,8 @@ def test_states_on_disk_answer_after_the_run():
 def test_a_run_that_stops_before_its_newcomers_says_so():
     run = fedray.run("fedper", novel_clients=1, play=False, **QUICK)
     next(iter(run))
-    assert run.stop().summary["protocol"]["novel"] == "1 clients held out, and stopped before they adapted"
+    said = "1 clients held out with 85 training and 85 test examples, and stopped before they adapted"
+    assert run.stop().summary["protocol"]["novel"] == said
     assert run.summary["novel"] is None
 
 
