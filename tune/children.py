@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 
 from fedray.config import Experiment, flatten, override, to_dict
 from fedray.federate import report
+from fedray.federate.planning import resolve
 from fedray.running.mlflow_store import connect
 from fedray.running.tracking import MLflowTracker, NullTracker, Tracker
+from fedray.types import FedRayError
 from tune.options import Sweep, by_test
 from tune.planner import Planner
 from tune.record import UNFINISHED, outcome_of
@@ -69,7 +71,7 @@ def child_run(parent: ParentRun | None, base: Experiment, sweep: Sweep, planner:
     """The run of a trial that starts, continued where the store has it; without a parent nothing is recorded."""
     if parent is None:
         return ChildRun(NullTracker(), 0, trial, base.rounds, sweep)
-    plan = planner.plan(override(base, trial.config))  # as the store has every other run, to compare with
+    cfg, digests = _planned(planner, override(base, trial.config))
     found = find_child(parent, trial.trial_id)
     tags = {
         "mlflow.parentRunId": parent.run_id,
@@ -77,15 +79,24 @@ def child_run(parent: ParentRun | None, base: Experiment, sweep: Sweep, planner:
         "sweep": parent.name,
         "trial": trial.trial_id,
         "algorithm": parent.algorithm,
-        "dataset": plan.cfg.data.name,
-        "seed": str(plan.cfg.seed),
+        "dataset": cfg.data.name,
+        "seed": str(cfg.seed),
     }
-    settings = {"algorithm.name": parent.algorithm} | flatten(to_dict(plan.cfg)) | dict(plan.digests)
+    settings = {"algorithm.name": parent.algorithm} | flatten(to_dict(cfg)) | digests
     params: Mapping[str, Any] = {} if found else settings
     name = f"{parent.name}-{trial.trial_id}"
     run_id, step = found or (None, 0)
     tracker = MLflowTracker(parent.uri, parent.experiment, name, params, tags, run_id=run_id)
     return ChildRun(tracker, step, trial, base.rounds, sweep)
+
+
+def _planned(planner: Planner, cfg: Experiment) -> tuple[Experiment, dict[str, str]]:
+    """The settings and digests of a trial as the store has those of any other run, with which it may be compared."""
+    try:
+        plan = planner.plan(cfg)
+    except FedRayError:  # the trial itself will fail and say so
+        return resolve(cfg), {}
+    return plan.cfg, dict(plan.digests)
 
 
 def find_child(parent: ParentRun, trial_id: str) -> tuple[str, int] | None:

@@ -18,12 +18,14 @@ from tune.planner import Planner
 def params(tmp_path):
     """What the store has of a trial on a file of three owners."""
 
-    def params(name, x):
+    def params(name, x, clients=None):
         np.savez(tmp_path / "mine.npz", x=x, y=np.arange(60) % 3, client=np.arange(60) // 20)
         uri = f"sqlite:///{tmp_path}/mlflow.db"
         parent = MLflowTracker(uri, "fedray", name, {}, {"fedray.kind": "sweep"})
         base = Experiment(algorithm=FedAvg(), data=DataConfig(name=str(tmp_path / "mine.npz")))
-        trial = SimpleNamespace(trial_id="t0", config={"algorithm.lr": 0.3}, status="TERMINATED", last_result={})
+        trial = SimpleNamespace(
+            trial_id="t0", config={"algorithm.lr": 0.3, "clients": clients}, status="TERMINATED", last_result={}
+        )
         kept = ParentRun(uri, "fedray", parent.run_id, name, "fedavg")
         child_run(kept, base, Sweep(mode="max"), Planner(), trial).close()
         client = connect(uri)
@@ -40,3 +42,10 @@ def test_a_trial_is_noted_as_a_launch_of_it_would_be(params):
     settings = ("algorithm.lr", "clients", "clients_per_round", "model.name", "data.partition")
     assert [found[name] for name in settings] == ["0.3", "3", "3", "mlp", "natural"]
     assert found["data.examples"] == params("again", x)["data.examples"] != params("other", x + 1)["data.examples"]
+
+
+def test_a_trial_that_cannot_be_planned_is_noted_all_the_same(params):
+    """It fails by itself, and the sweep goes on."""
+    found = params("first", np.ones((60, 4)), clients=50)
+    assert (found["clients"], found["algorithm.lr"]) == ("50", "0.3")
+    assert "data.examples" not in found
