@@ -1,4 +1,4 @@
-"""python -m fedray.newcomers RUN --data FILE.npz: what a finished run gives to clients that it has never met.
+"""python -m fedray.newcomers RUN --data FILE: what a finished run gives to clients that it has never met.
 
 Their personal factors are trained on their own data; what the federation shares stays as it is. (Clients of the same
 dataset are held out of a run from the start by its --novel-clients.)
@@ -118,10 +118,9 @@ def _fitting(run: Plan, options: Options) -> Dataset:
 
     path = Path(options.data).expanduser()
     real, dataset = run.target is not None, load(None)
-    inputs = {True: "texts", False: "numbers"}
-    reason = f"its inputs are {inputs[dataset.texts]}, those of the run {inputs[run.texts]}"
-    require(dataset.texts == run.texts, "data", options.data, reason, "give inputs of that kind")
-    if run.cfg.data.embedding is not None:
+    reason = "its inputs are texts, those of the run numbers"
+    require(run.texts or not dataset.texts, "data", options.data, reason, "give numbers")
+    if dataset.texts and run.cfg.data.embedding is not None:
         dataset = load(run.cfg.data.embedding)  # the vectors that the run's words had
     wanted = run.model.input_shape
     if dataset.vectors is None:

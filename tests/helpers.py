@@ -12,6 +12,7 @@ from torch import nn
 from fedray import registry
 from fedray.arrays import trees
 from fedray.arrays.rng import Stream
+from fedray.bayes.stein import Kernel, squared_distances
 from fedray.config import DataConfig, Experiment, ModelConfig, override
 from fedray.data import loading
 from fedray.data.shards import Shards
@@ -186,3 +187,9 @@ def undocumented(config):
             documented = isinstance(after, ast.Expr) and isinstance(getattr(after.value, "value", None), str)
             missing += [field.target.id] if isinstance(field, ast.AnnAssign) and not documented else []
     return missing
+
+
+def fixed_kernel(x: torch.Tensor, h: float) -> Kernel:
+    """The kernel with a given h, of which expectations have closed forms."""
+    distance = squared_distances(x)
+    return Kernel(torch.exp(-distance / h), distance, torch.tensor(h).double())

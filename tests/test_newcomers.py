@@ -304,6 +304,11 @@ def test_newcomers_may_come_in_a_table_whose_columns_are_those_of_the_run_in_any
     assert torch.equal(theirs.predict(table[["b", "c", "a"]][:2], client=0).probs, known)
     with pytest.raises(FedRayError, match="x: it has no column b; the model's features are a, b, c"):
         theirs.predict(table[["a", "c"]][:2], client=0)
+    (tmp_path / "theirs.csv").rename(tmp_path / "moved.csv")
+    moved = fedray.load(tmp_path / "run-newcomers", data=tmp_path / "moved.csv")
+    assert torch.equal(moved.predict(x[:2], client=0).probs, known)
+    table["b"] = table["b"] > 0.5
+    assert theirs.predict(table[["b", "c", "a"]].rename(columns={"b": " b"})[:2], client=0).probs.shape == (2, 3)
     table.rename(columns={"b": "d"}).to_csv(tmp_path / "others.csv", index=False)
     assert newcomers.main([*run, "--data", str(tmp_path / "others.csv"), "--output", str(tmp_path / "out")]) == 2
     assert "others.csv: it has no column b; the model's features are a, b, c" in capsys.readouterr().err
@@ -325,15 +330,24 @@ def test_newcomers_may_bring_texts_whose_words_have_the_vectors_of_the_run(tmp_p
     texts = TEXTS[plan.partition.train[0]]
     first = {"good film": [1, 2], "bad film": [5, 6], "a film": [0, 0]}
     assert shards[0].train_x[:, 0].tolist() == [first[str(each)] for each in texts]
+    np.savez(tmp_path / "vectors.npz", x=np.ones((20, 25, 2), np.float32), y=y[:20])  # what predict takes, too
+    as_vectors = newcomers.Options(run=tmp_path, data=str(tmp_path / "vectors.npz"))
+    assert newcomers.make_plan(run, as_vectors)[1][0].train_x.shape[1:] == (25, 2)
 
 
-@pytest.mark.parametrize(("ran", "theirs"), [("texts", "numbers"), ("numbers", "texts")])
-def test_texts_among_numbers_are_refused_and_numbers_among_texts(tmp_path, ran, theirs):
+@pytest.mark.parametrize(
+    ("ran", "theirs", "words"),
+    [
+        ("texts", "numbers", r"its inputs have the shape \[25\], those of the run \[25, 50\]"),
+        ("numbers", "texts", "its inputs are texts, those of the run numbers; give numbers"),
+    ],
+)
+def test_texts_among_numbers_are_refused_and_numbers_among_texts(tmp_path, ran, theirs, words):
     x = {"texts": TEXTS, "numbers": np.random.default_rng(0).random((60, 25))}  # as many as a text has words
     np.savez(tmp_path / "theirs.npz", x=x[theirs], y=np.arange(60) % 3)
     cfg = Experiment(algorithm=PFedBayes(), data=DataConfig(partition="iid"), clients=2)
     options = newcomers.Options(run=tmp_path, data=str(tmp_path / "theirs.npz"))
-    with pytest.raises(FedRayError, match=f"its inputs are {theirs}, those of the run {ran}; give inputs of that kind"):
+    with pytest.raises(FedRayError, match=words):
         newcomers.make_plan(make_plan(cfg, (x[ran], np.arange(60) % 3)), options)
 
 

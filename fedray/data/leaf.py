@@ -45,11 +45,14 @@ def files(cfg: DataConfig) -> list[Path]:
     return []
 
 
-def load(paths: Sequence[Path], classes: int | None, embedding: str | Path | None) -> Dataset:
+def load(
+    paths: Sequence[Path], classes: int | None, embedding: str | Path | None, trained: int | None = None
+) -> Dataset:
     """The pooled examples, with users numbered in order of appearance.
 
     Texts become word numbers with their vectors; rows of 784 numbers in [0, 1] are images of 28 x 28 pixels, others
-    features. ``classes`` is C, or None to take the labels there are, of any kind.
+    features. ``classes`` is C, or None to take the labels there are, of any kind; not all
+    of those of a model that was ``trained`` on so many need occur then.
     Raises FedRayError naming a file that is missing or corrupt.
     """
     users: dict[str, int] = {}
@@ -69,7 +72,7 @@ def load(paths: Sequence[Path], classes: int | None, embedding: str | Path | Non
         dataset = _inputs(xs, embedding)
         dataset = dataset._replace(users=np.array(groups), names=Names(users=tuple(users)))
         if classes is None:
-            return own.with_target(dataset, rectangular(ys), None)
+            return own.with_target(dataset, rectangular(ys), trained)
         return dataset._replace(y=checked_labels(ys, len(groups), classes), classes=classes)
 
 

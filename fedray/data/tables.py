@@ -68,13 +68,18 @@ def arranged(dataset: Dataset, features: tuple[str, ...]) -> Dataset:
 
 def selected(frame: Any, features: tuple[str, ...]) -> np.ndarray:
     """The columns [B, D] of a pandas DataFrame that are a model's features, in its order; raises FedRayError where it
-    lacks one."""
-    columns = {str(name): name for name in frame.columns}
+    lacks one, or one holds no numbers."""
+    columns = {str(name).strip(): frame[name].to_numpy() for name in frame.columns}  # of a file, too, without blanks
     try:
         _check_columns(columns, features)
+        return _stacked({name: columns[name] for name in features})
     except ValueError as error:
         raise FedRayError(f"x: {error}") from None
-    return frame[[columns[name] for name in features]].to_numpy()
+
+
+def is_frame(data: Any) -> bool:
+    """Whether data are a pandas DataFrame; other libraries have classes of that name, too."""
+    return type(data).__name__ == "DataFrame" and hasattr(data, "isna")
 
 
 def _check_columns(known: Collection[str], features: tuple[str, ...]) -> None:

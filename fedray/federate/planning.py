@@ -77,12 +77,16 @@ def _check_likelihood(cfg: Experiment, algorithm: Algorithm, density: Density) -
 
 def _unread(asked: Experiment, algorithm: Algorithm) -> list[str]:
     """What to say of settings that were changed and that this experiment does not read."""
-    usual = override(Experiment(algorithm=asked.algorithm), dict(algorithm.defaults))
+    usual = Experiment(algorithm=asked.algorithm)
+    presets = (preset.overrides for preset in algorithm.presets.values())
+    own = [
+        settings["selection_epsilon"] for settings in (algorithm.defaults, *presets) if "selection_epsilon" in settings
+    ]
     floored = registry.selections()[asked.selection].with_floor is not None
     said = []
     if asked.novel_clients == 0 and asked.adapt_rounds != usual.adapt_rounds:
         said.append(f"`adapt_rounds` {asked.adapt_rounds} changes nothing without `novel_clients`")
-    if not floored and asked.selection_epsilon != usual.selection_epsilon:
+    if not floored and asked.selection_epsilon not in (usual.selection_epsilon, *own):
         reason = f"the {asked.selection} policy draws by no scores"
         said.append(f"`selection_epsilon` {asked.selection_epsilon} changes nothing: {reason}")
     return said

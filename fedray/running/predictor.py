@@ -185,7 +185,7 @@ class Predictor:
         return predict
 
     def _inputs(self, x: Any) -> Tensor:
-        if self.plan.names.features and hasattr(x, "columns"):  # a table, whose columns may stand in another order
+        if self.plan.names.features and tables.is_frame(x):  # its columns may stand in another order
             x = tables.selected(x, self.plan.names.features)
         try:
             x = np.asarray(x)
@@ -236,8 +236,9 @@ class Predictor:
         try:
             found = self.plan.dataset()
         except FedRayError as error:
-            remedy = "or say where these examples are now by the argument `data` of fedray.load"
-            raise FedRayError(f"{error}; {remedy}") from None
+            moved = bool(loading.record(self.plan.cfg.data.name).suffixes)
+            remedy = "; or say where these examples are now by the argument `data` of fedray.load" if moved else ""
+            raise FedRayError(f"{error}{remedy}") from None
         if self.plan.given is None and self.plan.examples and of_examples(found) != self.plan.examples:
             raise FedRayError(
                 f"{self.plan.cfg.data.name}: holds other examples than those of this run, on which its personal models "
@@ -295,7 +296,7 @@ def load(folder: str | Path, model: nn.Module | None = None, data: Any = None) -
     if data is not None:
         given = _given(data, plan)
         plan = plan._replace(given=given)
-        if plan.examples and plan.examples != of_examples(given):
+        if plan.examples and plan.examples != of_examples(plan.dataset()):
             raise FedRayError(f"{folder}: data are not the examples of this run; give those, or leave `data` out")
     with refuse_damage(f"{folder}: its models cannot be read", "run it again"):
         _check_size(folder, plan)

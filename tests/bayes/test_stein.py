@@ -11,30 +11,23 @@ from fedray.bayes import stein
 from fedray.bayes.kde import code_gradient, kde_gradient, median_width
 from fedray.bayes.stein import (
     Descent,
-    Kernel,
     descend,
     direction,
     hip,
     ksd,
     rbf,
     reference,
-    squared_distances,
     stein_matrix,
     u_statistic,
     v_statistic,
 )
+from tests.helpers import fixed_kernel
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def normals(name, *shape):
     return Stream(0, name).normal(shape).double()
-
-
-def fixed(x, h):
-    """The kernel with a given h, of which expectations have closed forms."""
-    distance = squared_distances(x)
-    return Kernel(torch.exp(-distance / h), distance, torch.tensor(h).double())
 
 
 X, S, T = normals("x", 7, 5), normals("s", 7, 5), normals("t", 7, 5)
@@ -178,7 +171,7 @@ def test_ksd_of_standard_normals_has_its_expectation(d):
     n, h, mu = 40, 3.0, 0.7
     v, u, shifted = [], [], []
     for x in normals("draws", 200, n, d):
-        kernel = fixed(x, h)
+        kernel = fixed_kernel(x, h)
         v.append(ksd(x, -x, kernel, d))
         u.append(ksd(x, -x, kernel, d, "u"))
         shifted.append(ksd(x, mu - x, kernel, d, "u"))
@@ -202,7 +195,7 @@ def test_hips_of_shifted_normals_are_the_product_of_the_shifts():
     h, d, found = 3.0, 2, {1: [], -1: []}
     a = torch.tensor([0.8, 0.3]).double()
     for x in normals("draws", 200, 40, d):
-        kernel = fixed(x, h)
+        kernel = fixed_kernel(x, h)
         for sign, values in found.items():
             values.append(u_statistic(stein_matrix(x, a - x, sign * a - x, kernel, d)))
     for sign, values in found.items():

@@ -163,6 +163,14 @@ def test_labels_may_be_words_and_users_keep_their_names(tmp_path):
     assert dataset.names[:2] == (("glad", "sad"), ("ann", "bob"))
 
 
+def test_users_of_one_class_are_examples_for_a_trained_model(tmp_path):
+    write(tmp_path, {"mine.json": leaf({"ann": [([0.5, 2.0], 1), ([0.1, 1.0], 1)]})})
+    cfg = DataConfig(name=str(tmp_path / "mine.json"))
+    assert (loading.load(cfg, 3).y.tolist(), loading.load(cfg, 3).classes) == ([1, 1], 3)
+    with pytest.raises(FedRayError, match="every example has the label 1"):
+        loading.load(cfg)
+
+
 def test_users_may_be_numbers(tmp_path):
     content = json.loads(leaf({"7": [("x", 1), ("y", 0)], "8": [("z", 1)]})) | {"users": [7, 8]}
     write(tmp_path, {"mine.json": json.dumps(content).encode()})

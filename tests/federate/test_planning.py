@@ -2,6 +2,7 @@
 
 import pytest
 
+from fedray import registry
 from tests.helpers import small_plan
 
 
@@ -21,3 +22,13 @@ def test_settings_that_are_read_are_not_said():
     plan = small_plan("fedper", {"clients_per_round": 3, "novel_clients": 2, "adapt_rounds": 3})
     asked = small_plan("dsvgd", {"selection": "hip", "selection_epsilon": 0.3})
     assert not any("changes nothing" in remark for each in (plan, asked) for remark in each.remarks)
+
+
+PRESETS = [(name, preset) for name, record in registry.algorithms().items() for preset in record.presets]
+
+
+@pytest.mark.parametrize(("name", "preset"), PRESETS)
+def test_what_a_preset_sets_is_not_said(name, preset):
+    overrides = dict(registry.algorithms()[name].presets[preset].overrides)
+    given = {key: overrides[key] for key in ("selection", "selection_epsilon", "adapt_rounds") if key in overrides}
+    assert not any("changes nothing" in remark for remark in small_plan(name, given).remarks)

@@ -12,7 +12,7 @@ from fedray.data.records import DatasetRecord, Protocol
 
 def load(cfg: DataConfig, classes: int | None = None) -> Dataset:
     """The examples of the file, with as many classes as occur in it."""
-    return leaf.load([Path(cfg.name)], None, cfg.embedding)
+    return leaf.load([Path(cfg.name)], None, cfg.embedding, classes)
 
 
 DATASET = DatasetRecord(

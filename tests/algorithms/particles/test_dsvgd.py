@@ -15,7 +15,7 @@ from fedray.bayes.sites import BACKENDS, Nothing, Ratio, regression
 from fedray.bayes.stein import Descent, descend, rbf, stein_matrix, v_statistic
 from fedray.config import override
 from fedray.types import Facts
-from tests.helpers import aggregated, block, context, differing, draws, shard, small_plan
+from tests.helpers import aggregated, block, context, differing, draws, fixed_kernel, shard, small_plan
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -292,7 +292,7 @@ def test_the_first_order_form_is_the_decrease_of_the_free_energy():
     """q = N(μ, I) carried by x + ε φ~_k against a Gaussian posterior: -dF/dε = E_q[(s_post - s_q)·φ~_k]."""
     toy = Toy(2, 2, 400, lr=0.05)
     toy.x = toy.x - toy.x.mean(0)
-    kernel, x = rbf(toy.x, h=4.0), toy.x
+    kernel, x = fixed_kernel(toy.x, 4.0), toy.x
     s = [toy(k)(x)[1] for k in range(2)]
     posterior, tilted = s[0] + s[1] - PRIOR * x, s[0] - PRIOR * x
     phi = dsvgd.direction(x, tilted, kernel)
