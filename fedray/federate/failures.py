@@ -13,6 +13,13 @@ from fedray.types import RunError, first_line
 
 ATTEMPTS = 4  # of a call to an actor, and of building a federation, unless the run is to stop at once
 
+REMEDIES = {  # for a client that a run cannot go on without, by the kind of its failure
+    "exception": "mend what raised it",
+    "not finite": "lower the learning rates, check the client's data",
+    "late": "raise `round_timeout`",
+    "lost": "see why its process ended",
+}
+
 
 class FailurePolicy(NamedTuple):
     """What happens when a client raises, sends an upload that is not finite, hangs, or loses its process."""

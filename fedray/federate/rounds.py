@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedray.arrays import trees
 from fedray.federate import report, totals
-from fedray.federate.failures import RETRY, FailurePolicy, described, stage
+from fedray.federate.failures import REMEDIES, RETRY, FailurePolicy, described, stage
 from fedray.federate.messages import (
     Cohort,
     EvalReply,
@@ -231,12 +231,12 @@ def _only(ids: Sequence[int], replies: Sequence[TrainReply], failures: Sequence[
 def _why(failures: Sequence[Failure], skip: bool) -> str:
     """Why the run stops: because of a client or, where clients are left out, because none is left."""
     first = next(failure for failure in failures if not failure.action or failure.action == "left out")
+    remedy = REMEDIES[first.kind]
     if skip:
-        then = "and no selected client is left in this round; lower the learning rates, or check the clients' data"
+        then = f"and no selected client is left in this round; {remedy}"
     else:
         then = (
-            "so it was not averaged in and the run stops; lower the learning rates, check the client's data, or go on "
-            "without such clients by `on_failure=skip`"
+            f"so it was not averaged in and the run stops; {remedy}, or go on without such clients by `on_failure=skip`"
         )
     text = f"{described(first)}, {then}"
     return f"{text}\n{first.traceback}" if first.traceback else text

@@ -253,11 +253,11 @@ def check_same(place: str, note: Note, asked: Experiment, execution: Execution) 
         )
 
 
-def check_examples(place: str, note: Note, plan: Plan) -> None:
-    """Raise FedRayError where the user's own examples are not those with which the run began."""
-    if note.examples and plan.examples != note.examples:
+def check_examples(place: str, note: Note, data: str, examples: str) -> None:
+    """Raise FedRayError where the user's own examples, by their digest, are not those with which the run began."""
+    if note.examples and examples != note.examples:
         raise FedRayError(
-            f"--resume {place}: {plan.cfg.data.name} holds other examples than when the run began, and a test example "
+            f"--resume {place}: {data} holds other examples than when the run began, and a test example "
             "may be one of training by now; bring the data of then back, or start a new run without --resume"
         )
 

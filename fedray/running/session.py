@@ -14,6 +14,8 @@ import fedray
 from fedray import registry
 from fedray.config import Execution, Experiment, fingerprint, flatten, to_dict
 from fedray.config.decode import decode, refuse_damage
+from fedray.data import loading
+from fedray.data.digests import of_examples
 from fedray.federate import loss_deviation, report
 from fedray.federate.compiled.package import Package
 from fedray.federate.federation import Federation
@@ -45,7 +47,7 @@ from fedray.running.stages import (
 from fedray.running.tracking import Tracker
 from fedray.running.writer import Writer
 from fedray.terminal import bar, check_packages, headlines, heard, same_handlers, say, stop_if_interrupted
-from fedray.types import for_command_line, require
+from fedray.types import FedRayError, for_command_line, require
 
 OF_RAY = (
     "address", "clients_per_actor", "gpus_per_client", "cpus", "start_timeout", "round_timeout"
@@ -74,7 +76,8 @@ def run(
 
 def _run(request: Request, tags: Mapping[str, str], log: Log, tell: Callable[[int], object] | None) -> RunResult:
     check_packages()
-    plan = make_plan(request.experiment)
+    note = runfolder.read(request.resume) if request.resume else None
+    plan = _planned(request, note)
     if not (request.resume and runfolder.finished_rounds(Path(request.resume)) >= plan.cfg.rounds):
         check_gpu(request.execution)
     if request.execution.loss_deviation:
@@ -88,9 +91,6 @@ def _run(request: Request, tags: Mapping[str, str], log: Log, tell: Callable[[in
         say(f"warning: {for_command_line(remark)}")
     if idle := _idle(request.execution):
         say(f"warning: --runtime local has no use for {for_command_line(', '.join(idle))}")
-    note = runfolder.read(request.resume) if request.resume else None
-    if note:
-        runfolder.check_examples(request.resume, note, plan)
     longer = note is not None and plan.cfg.rounds > note.experiment.rounds
     if note and longer:
         extension.check(plan, note.experiment.rounds)
@@ -108,6 +108,20 @@ def _run(request: Request, tags: Mapping[str, str], log: Log, tell: Callable[[in
             return _guarded(Run(plan, request, name, writer, tracker, store, log, note), tell)
         finally:
             writer.discard()
+
+
+def _planned(request: Request, note: Note | None) -> Plan:
+    """The plan; raises FedRayError where it cannot run, or the run that goes on began with other examples."""
+    cfg = request.experiment
+    try:
+        plan = make_plan(cfg)
+    except FedRayError:
+        if note and note.examples:  # that they changed may be why, and is what the user can mend
+            runfolder.check_examples(request.resume, note, cfg.data.name, of_examples(loading.load(cfg.data)))
+        raise
+    if note:
+        runfolder.check_examples(request.resume, note, cfg.data.name, plan.examples)
+    return plan
 
 
 def _idle(execution: Execution) -> list[str]:

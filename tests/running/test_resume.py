@@ -297,6 +297,9 @@ def test_a_run_does_not_go_on_with_a_file_whose_examples_changed(
         capfd.readouterr()
         assert launch.main(asked) == 2
         assert "mine.npz holds other examples than when the run began" in capfd.readouterr().err
+    np.savez("mine.npz", x=x[:60], y=y[:60])  # too few for the run's split, too
+    assert launch.main(["--resume", "runs/cut"]) == 2
+    assert "mine.npz holds other examples than when the run began" in capfd.readouterr().err
     np.savez("mine.npz", x=x, y=y)
     assert launch.main(["--resume", "runs/cut"]) == 0
     same_result("runs/whole", "runs/cut")
