@@ -53,6 +53,7 @@ BAD = {
     "more particles than memory": (["svgd", "--particles", "2147483648"], ["svgd with", "memory", "lower --particles"]),
     "option": (["--zetta", "3"], ["--zetta", "--zeta"]),
     "option of another algorithm": (["fedavg", "--zeta", "3"], ["--zeta"]),
+    "algorithm behind options": (["--json", "fedavg"], ["fedavg: an algorithm comes before the options", "fedavg ..."]),
     "value": (["--rounds", "ten"], ["rounds", "ten"]),
     "zeta": (["--zeta", "-1"], ["--zeta -1.0", "not negative", "try 10"]),
     "no rounds": (["--rounds", "0"], ["--rounds 0", "at least one"]),
@@ -103,6 +104,10 @@ def test_a_gpu_that_is_not_there_is_refused(capfd: pytest.CaptureFixture[str], m
     with pytest.raises(FedRayError, match="PyTorch sees no GPU"):
         fedray.run("fedavg", "digits", rounds=1, gpus=1, play=False)
     assert main([*FAST, "--gpus", "0", "--name", "a"]) == 0
+
+
+def test_a_name_like_an_algorithms_is_not_taken_for_one(capfd: pytest.CaptureFixture[str]) -> None:
+    assert "comes before" not in refused(["--name", "fedavg", "--rouns", "3"], capfd)
 
 
 def test_options_that_only_ray_has_a_use_for_are_named_without_it(capfd: pytest.CaptureFixture[str]) -> None:

@@ -88,9 +88,15 @@ def parse(
         raise _shown_help(f"{prog} [ALGORITHM] [OPTIONS]", describe(names, name), helptext.long(name, fields))
     options: type[Any] = dataclasses.make_dataclass("Options", fields, frozen=True)
     usage = f"{prog} {name}" if given else prog
-    parsed = read_options(
-        options, argv, usage, describe(names, name), pairs=base is not None
-    )  # a switch may be repeated
+    try:
+        # A switch may be repeated where a run goes on.
+        parsed = read_options(options, argv, usage, describe(names, name), pairs=base is not None)
+    except SystemExit as stop:
+        words = zip(("", *argv), argv, strict=False)
+        late = [word for before, word in words if word in names and before != "--name"]  # a run may have such a name
+        if late and not given and stop.code != DONE:
+            raise FedRayError(f"{late[0]}: an algorithm comes before the options; {prog} {late[0]} ...") from None
+        raise
     experiment = dataclasses.replace(parsed.experiment, algorithm=parsed.algorithm)
     return Parsed(experiment, parsed.execution, parsed.preset, parsed)
 

@@ -204,6 +204,10 @@ def make_plan(
     if layers is None:
         record = registry.pick(registry.networks(), "`model.name`", cfg.model.name)
         model = network.build(record, cfg.model, dataset.input_shape, dataset.classes, density)
+        remarks += tuple(
+            f"`model.{name}` {getattr(cfg.model, name)} changes nothing: {cfg.model.name} has no such layers"
+            for name in network.unread(record, cfg.model, dataset.input_shape, dataset.classes)
+        )
     else:
         model = network.given(layers, dataset.input_shape, dataset.classes, density)
     members = partition.train[: len(partition.train) - cfg.novel_clients]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -52,6 +53,20 @@ def build(
     ok = record.extra == 0 or density is CATEGORICAL
     require(ok, "model.likelihood", "gaussian", reason, "use categorical, or another `model.name`")
     return Model(record.layers(cfg, input_shape, classes), input_shape, classes, record.extra, density)
+
+
+def unread(record: NetworkRecord, cfg: ModelConfig, input_shape: tuple[int, ...], classes: int) -> list[str]:
+    """The names of the widths that were changed from the usual ones and that change no layer of this network."""
+    usual = type(cfg)()
+    asked = repr(record.layers(cfg, input_shape, classes))
+
+    def changes(name: str) -> bool:
+        without = dataclasses.replace(cfg, **{name: getattr(usual, name)})
+        return repr(record.layers(without, input_shape, classes)) != asked
+
+    return [
+        name for name in ("hidden", "lstm_hidden") if getattr(cfg, name) != getattr(usual, name) and not changes(name)
+    ]
 
 
 def check_images(name: str, input_shape: tuple[int, ...], side: int) -> None:

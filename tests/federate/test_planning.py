@@ -10,6 +10,8 @@ from tests.helpers import small_plan
     ("name", "settings", "words"),
     [
         ("fedper", {"adapt_rounds": 3}, "`adapt_rounds` 3 changes nothing without `novel_clients`"),
+        ("fedavg", {"model.name": "mclr", "model.hidden": (7,)}, "`model.hidden` (7,) changes nothing: mclr has no"),
+        ("fedavg", {"model.lstm_hidden": 7}, "`model.lstm_hidden` 7 changes nothing: mlp has no such layers"),
         ("fedavg", {"selection_epsilon": 0.3}, "`selection_epsilon` 0.3 changes nothing: the uniform policy draws by"),
     ],
 )
@@ -21,7 +23,8 @@ def test_settings_that_the_federation_does_not_read_are_said(name, settings, wor
 def test_settings_that_are_read_are_not_said():
     plan = small_plan("fedper", {"clients_per_round": 3, "novel_clients": 2, "adapt_rounds": 3})
     asked = small_plan("dsvgd", {"selection": "hip", "selection_epsilon": 0.3})
-    assert not any("changes nothing" in remark for each in (plan, asked) for remark in each.remarks)
+    wide = small_plan("fedavg", {"model.hidden": (7, 7)})
+    assert not any("changes nothing" in remark for each in (plan, asked, wide) for remark in each.remarks)
 
 
 PRESETS = [(name, preset) for name, record in registry.algorithms().items() for preset in record.presets]
