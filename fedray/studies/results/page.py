@@ -129,10 +129,10 @@ def _summary(sections: Sequence[Section]) -> Iterator[str]:
     with_sd = [each for each in verdicts if each.paper.sd is not None]
     without = [each for each in verdicts if each.paper.sd is None and each.paper.printed]
     logged = [each for each in verdicts if not each.paper.printed]
-    yield _share(with_sd, "figures that a paper prints with a ±", "within the larger of 1 point and twice the ±")
-    yield _share(without, "figures that a paper prints without a ±", "within 1 point")
+    yield _share(with_sd, "accuracies that a paper prints with a ±", "within the larger of 1 point and twice the ±")
+    yield _share(without, "accuracies that a paper prints without a ±", "within 1 point")
     if logged:
-        yield _share(logged, "figures that are in logs of a paper's code", "within 1 point")
+        yield _share(logged, "accuracies that are in logs of a paper's code", "within 1 point")
     for each in sections:
         if each.table.reading and each.verdicts:
             yield _reread(each, verdicts)
@@ -149,8 +149,8 @@ def _summary(sections: Sequence[Section]) -> Iterator[str]:
     yield _tally([each.said for each in papers], sum(not claim.ours for claim in claims), "claims of papers")
     if inferred := [each.said for each in papers if each.claim.inferred]:
         yield (
-            f"{len(inferred)} of these order figures that have no mark in our copy of the paper (*largest*): "
-            f"{_count(inferred)}."
+            f"{len(inferred)} of these are our reading, of figures that have no mark in our copy of the paper "
+            f"(*largest*) or of what its text says in other words (*inferred*): {_count(inferred)}."
         )
     if alike := sum(each.alike for each in papers):
         yield (

@@ -23,7 +23,7 @@ class Claim(NamedTuple):
     source: str  # where it is claimed, or what we ask
     ours: bool = False
     best: str = ""  # which evaluations it is about: the mean of the last ten, or the best, as the paper prints
-    inferred: bool = False  # whether our copy of the paper shows no mark at the figure that we take for the best
+    inferred: bool = False  # whether it is our reading: of figures without a mark in our copy, or of other words
 
 
 class Table(NamedTuple):
@@ -102,9 +102,10 @@ def _planned(table: Table) -> tuple[Mapping[str, PlannedRun], Mapping[str, Plann
     return first, {fingerprint: run for fingerprint, run in further.items() if fingerprint not in first}
 
 
-def claimed(source: str, metric: str, better: str, *worse: str) -> tuple[Claim, ...]:
-    """A paper's claim that one cell is better than each of the others."""
-    return tuple(Claim(metric, better, each, source) for each in worse)
+def claimed(source: str, metric: str, better: str, *worse: str, inferred: bool = False) -> tuple[Claim, ...]:
+    """A paper's claim that one cell is better than each of the others; inferred: it says so in other words."""
+    said = f"{source}, inferred" if inferred else source
+    return tuple(Claim(metric, better, each, said, inferred=inferred) for each in worse)
 
 
 def asked(question: str, metric: str, better: str, *worse: str) -> tuple[Claim, ...]:

@@ -7,15 +7,16 @@ from fedray.studies.results.table import Table, asked, claimed
 # "Steadier" is a smaller deviation of the last ten evaluations.
 CLAIMS = (
     *claimed("Figure 3, section IV-C", "global/accuracy", "hip", "round_robin", "uniform"),
-    *claimed("Figure 4, section IV-D", "global/accuracy", "hip", "ksd"),
+    *claimed("Figure 4, section IV-D", "global/accuracy", "hip", "ksd", inferred=True),
     *claimed("Figure 2, section IV-B", "global/accuracy", "ksd", "round_robin", "uniform"),
     *claimed("Figure 3, section IV-C", "global/stability", "hip", "round_robin", "uniform"),
     *claimed("Figure 4, section IV-D", "global/stability", "hip", "ksd"),
-    *claimed("Figure 2, section IV-B", "global/stability", "ksd", "round_robin", "uniform"),
+    *claimed("Figure 2, section IV-B", "global/stability", "ksd", "round_robin"),
+    *claimed("Figure 2, section IV-B", "global/stability", "ksd", "uniform", inferred=True),
 )
-NETWORK = (  # "the performance of the random selection scheme is the worst"
+NETWORK = (  # "the model performance of the random selection scheme is the worst"
     *claimed("Figure 2(c), section IV-B", "global/accuracy", "round_robin", "uniform"),
-    *claimed("Figure 2(c), section IV-B", "global/stability", "round_robin", "uniform"),
+    *claimed("Figure 2(c), section IV-B", "global/stability", "round_robin", "uniform", inferred=True),
 )
 HYPOTHESIS = asked("the registered hypothesis", "global/accuracy", "hip", "round_robin")
 SECONDARY = (
@@ -25,12 +26,14 @@ SECONDARY = (
 )
 EXCERPT = "Covertype is an excerpt: 92,962 of 581,012 rows (16 %)."
 PLOTS = (
-    "The paper prints plots without numbers; its claims are those of its text. Not all it says of its method is "
-    "kept: its sites are local particles, which hold few parameters, its steps AdaGrad's, its first particles draws "
-    "from the prior, and its probabilities have no floor. Ours are Gaussian sites, RMSprop, particles around a "
-    "network's start, and a floor of 0.05 ([client selection](../methods/selection.md)). Its learning rates, rounds "
-    "and numbers of particles are open. The studies `selection-printed...` play its text as it is; they are not in "
-    "the data, nor are its Figure 5 and MNIST with 120 clients."
+    "The paper prints plots without numbers; its claims are those of its text. Where it says *performance* or "
+    "*convergence*, we read accuracy and steadiness (*inferred*). Not all it says of its method is kept: its sites are "
+    "local particles, which hold few parameters, its steps AdaGrad's, its first particles draws from the prior, its "
+    "probabilities have no floor, and its network has Gaussian noise of labels, whose precision is learned. Ours are "
+    "Gaussian sites, RMSprop, particles around a network's start, a floor of 0.05, and a categorical likelihood "
+    "([client selection](../methods/selection.md)). Its learning rates, rounds and numbers of particles are open. The "
+    "studies `selection-printed...` play its text as it is, but for the likelihood. Of these only that on "
+    "Covertype with 30 clients is in the data. MNIST with 120 clients is not, nor is Figure 5."
 )
 COVERTYPE = (
     f"{PLOTS} {EXCERPT} With 120 clients, 100 rounds of turns do not reach 20 of them. Ten seeds left 14 of the 20 "
@@ -57,10 +60,34 @@ UNEQUAL = (
     "30 clients hold thousands of examples and others a few. Round robin gives each of them one round. HIP should draw "
     "large clients more often, for their likelihoods move the posterior most. Shares of classes differ too."
 )
+PRINTED = (
+    "*Question*: do the claims of Figures 2 to 4 hold where the text is played as it is? Sites are then local "
+    "particles, steps AdaGrad's, the first particles draws from the prior, and probabilities have no floor. Parallel "
+    "DSVGD, which Figure 5 has for the network, stands beside. *Statistics*: those of the claims, paired over the "
+    "seeds 0 to 9; each *holds* if Student's 95 % interval of the mean difference is above zero, is *refuted* if it is "
+    "below, and stays *open* otherwise. The rate, 0.05, is that of the study, and rounds are those of `selection`: "
+    "nothing is tuned, and no seed is added after a look at results. *Decision*: the answers stand beside those of our "
+    "settings as questions of ours; the claims of the paper are counted once, whatever comes out. One run of HIP and "
+    "one of round robin, of seed 0, were seen before this was written: their global models had 68.2 % both."
+)
 LATER = "The same partition after 100 rounds, as in `selection`. Registered as secondary, with the table above."
 
 TABLES = (
     Table("selection", "Client selection: Covertype 1:9, 30 clients", COVERTYPE, 100, 2, 100, CLAIMS),
+    Table(
+        "selection-printed",
+        "Client selection: Covertype 1:9, 30 clients, as the text has it",
+        EXCERPT,
+        100,
+        2,
+        10,
+        (
+            *(claim._replace(ours=True) for claim in CLAIMS),
+            *asked("Figure 5, for the network", "global/accuracy", "hip", "parallel"),
+            *asked("Figure 5, for the network", "global/stability", "parallel", "hip"),
+        ),
+        registered=PRINTED,
+    ),
     Table("selection-120", "Client selection: Covertype 1:9, 120 clients", COVERTYPE, 100, 2, 40, CLAIMS),
     Table(
         "selection-rare",
