@@ -194,7 +194,7 @@ def test_the_page_shows_a_registered_table_before_its_first_run_and_fails_withou
     assert "## table1-mnist/fedavg-small" in capfd.readouterr().err
     text = (tmp_path / page.PAGE).read_text(encoding="utf-8")
     assert "**Registered.** *Hypothesis*: hip.\n\nNo run is in the data yet." in text
-    assert "Of 1 figures that a paper prints with a ±, 0 (0 %) are within" in text
+    assert "Of 1 accuracies that a paper prints with a ±, 0 (0 %) are within" in text
     assert "8 runs are missing: 0.0 CPU hours, and 4 cells of unknown cost." in text
     assert "| 87.38 ± 0.27 | -19.98 | apart |" in text
     assert "| T | 1 | 1 | 0 of 1 |  |  |  | 0.00 |\n| R | 0 | 8 |  |  |  |  | 0.00 |\n" in text
@@ -229,8 +229,8 @@ def test_logs_of_a_papers_code_are_counted_apart_from_what_it_prints(
     found = {"personal/accuracy": 0.94, f"{BEST}personal/accuracy": 0.945}
     data.add(tmp_path, [played(table, "bpfed-small", **found)])
     text = page.make(tmp_path)
-    assert "Of figures that a paper prints without a ± none is in the data." in text
-    assert "Of 1 figures that are in logs of a paper's code, 1 (100 %) are within 1 point." in text
+    assert "Of accuracies that a paper prints without a ± none is in the data." in text
+    assert "Of 1 accuracies that are in logs of a paper's code, 1 (100 %) are within 1 point." in text
     figure = figures.agreement(page.sections_of(tmp_path))
     assert figure is not None
     assert [ax.get_xlabel() for ax in figure.axes] == ["accuracy in logs of its code (%)"]
@@ -252,7 +252,7 @@ def test_figures_in_another_reading_of_their_paper_are_counted_beside_those_of_t
     nearer = {name: value if name.endswith("personal/accuracy") else 0.9 for name, value in kinds.items()}
     data.add(tmp_path, [played(again, "mnist-small", **nearer)])
     text = page.make(tmp_path)
-    assert "Of 3 figures that a paper prints with a ±, 1 (33 %) are within" in text
+    assert "Of 3 accuracies that a paper prints with a ±, 1 (33 %) are within" in text
     assert (
         "2 of those with a ± were played in another reading, too: with another noise 2 of them are near, and without "
         "it 1. In that reading 2 of all 3 are near (67 %). 2 of the 2 have fewer than the 2 seeds that are planned."
@@ -393,7 +393,7 @@ def test_runs_with_settings_of_the_past_are_shown_but_neither_pooled_nor_compare
     data.add(tmp_path, past)
     text = page.make(tmp_path)
     assert "| fedavg-small † | global | 2 | 60.00 ± 0.00 | 87.38 ± 0.00 |" in text
-    assert "Of figures that a paper prints with a ± none is in the data." in text
+    assert "Of accuracies that a paper prints with a ± none is in the data." in text
     assert "1 cells were played with settings that the study no longer has (†)" in text
     assert page.gaps(tmp_path) == []
     data.add(tmp_path, [played(table, "fedavg-small", 1, **figures)])
