@@ -20,7 +20,7 @@ from fedray.data.shards import relabelled
 from fedray.federate.plan import Plan
 from fedray.nets import network
 from fedray.nets.densities import Density
-from fedray.nets.model import check_memory, own_module
+from fedray.nets.model import Model, check_memory, own_module
 from fedray.types import Algorithm, FedRayError, Selection, require
 
 
@@ -199,17 +199,13 @@ def make_plan(
     partition = _dealt(cfg, dataset, partition)
     density = density or network.density(cfg.model, dataset.real)
     _check_likelihood(cfg, algorithm, density)
-    remarks = (*papers.remarks(cfg.data, dataset, partition), *_unread(asked, algorithm))  # as they were dealt
+    model = _model(cfg, dataset, layers, density)
+    remarks = (
+        *papers.remarks(cfg.data, dataset, partition),  # as they were dealt
+        *_unread(asked, algorithm),
+        *(_unread_widths(cfg, dataset) if layers is None else ()),
+    )
     partition = _validated(cfg, dataset, partition)
-    if layers is None:
-        record = registry.pick(registry.networks(), "`model.name`", cfg.model.name)
-        model = network.build(record, cfg.model, dataset.input_shape, dataset.classes, density)
-        remarks += tuple(
-            f"`model.{name}` {getattr(cfg.model, name)} changes nothing: {cfg.model.name} has no such layers"
-            for name in network.unread(record, cfg.model, dataset.input_shape, dataset.classes)
-        )
-    else:
-        model = network.given(layers, dataset.input_shape, dataset.classes, density)
     members = partition.train[: len(partition.train) - cfg.novel_clients]
     scaling = loading.scaling(cfg.data, dataset, members)
     target = (dataset.target or of_targets(dataset.y[np.concatenate(members)])) if dataset.real else None
@@ -217,14 +213,43 @@ def make_plan(
     users = dataset.names.users
     each = cfg.data.partition == "natural" and len(users) == cfg.clients  # else clients are groups of users
     names = dataset.names._replace(users=users if each else ())
-    texts = dataset.texts
-    plan = Plan(
-        cfg, algorithm, selection, model, partition, scaling, texts, target, remarks, given, names, dataset.notes
-    )
     examples = of_examples(dataset) if loading.of_the_users(cfg.data.name) else ""
     caller = own_module(model)
-    known = digests(examples, owners, layers, caller.kept if caller else "")
-    return _accept(plan._replace(plug_ins=plug_ins_of(cfg), digests=known))
+    return _accept(
+        Plan(
+            cfg,
+            algorithm,
+            selection,
+            model,
+            partition,
+            scaling,
+            texts=dataset.texts,
+            target=target,
+            remarks=remarks,
+            given=given,
+            names=names,
+            notes=dataset.notes,
+            plug_ins=plug_ins_of(cfg),
+            digests=digests(examples, owners, layers, caller.kept if caller else ""),
+        )
+    )
+
+
+def _model(cfg: Experiment, dataset: Dataset, layers: nn.Module | None, density: Density) -> Model:
+    """The network that the experiment names, or the caller's own."""
+    if layers is not None:
+        return network.given(layers, dataset.input_shape, dataset.classes, density)
+    record = registry.pick(registry.networks(), "`model.name`", cfg.model.name)
+    return network.build(record, cfg.model, dataset.input_shape, dataset.classes, density)
+
+
+def _unread_widths(cfg: Experiment, dataset: Dataset) -> list[str]:
+    """What to say of widths that were changed and that the network does not have."""
+    record = registry.networks()[cfg.model.name]
+    return [
+        f"`model.{name}` {getattr(cfg.model, name)} changes nothing: {cfg.model.name} has no such layers"
+        for name in network.unread(record, cfg.model, dataset.input_shape, dataset.classes)
+    ]
 
 
 def _named_as_given(
