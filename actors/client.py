@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from fsspec.implementations.local import LocalFileSystem
 from torch import Tensor
 
 from fedray.arrays import trees
@@ -22,8 +21,7 @@ from fedray.federate.device.memory import limit_to
 from fedray.federate.device.numbers import set_precision
 from fedray.federate.messages import ClassLosses, EvalReply, File, Saved, TrainReply
 from fedray.federate.plan import Plan
-from fedray.federate.storage.checkpoint_files import local_path
-from fedray.federate.storage.places import located
+from fedray.federate.storage.checkpoint_files import sees
 from fedray.federate.storage.states import Piece, rows
 from fedray.federate.uncertainty import answers
 from fedray.federate.uncertainty.reply import Uncertainty
@@ -87,7 +85,7 @@ class ClientActor:
 
     def load(self, saved: Saved) -> tuple[bool, Piece]:
         """(True, committed states) from a checkpoint; False where this machine does not see it."""
-        seen = local_path(saved.folder) is not None or "://" in saved.folder
+        seen = sees(saved.folder)
         if seen:
             self._block.private.load(saved)
             self._reply = None  # of a round that follows from other states
@@ -152,10 +150,7 @@ class ClientActor:
 
     def save(self, folder: str) -> list[File] | None:
         """Write the hosted clients' private states into a folder; None where this machine does not see it."""
-        fs, path = located(folder)
-        if isinstance(fs, LocalFileSystem) and not fs.exists(path):
-            return None
-        return self._block.private.save(folder)
+        return self._block.private.save(folder) if sees(folder) else None
 
     def hand_over(self) -> tuple[list[int], Any]:
         """(clients, states) of those hosted clients that have trained."""

@@ -35,7 +35,7 @@ from fedray.running import predictor
 from fedray.running.predictor import Predictor
 from fedray.running.writer import Writer
 from fedray.terminal import bar, headlines
-from fedray.types import FedRayError, require
+from fedray.types import FedRayError, require, writing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,11 +169,12 @@ def play(options: Options) -> tuple[dict[str, Any], Path]:
     writer = Writer(options.output or Path(f"{str(options.run).rstrip('/')}-newcomers"))
     try:
         plan, snapshot, state = adapt(run, options)
-        writer.run(plan, snapshot, ())
-        writer.table("metrics.csv", state.rows)
         summary = summarize(plan, state, options)
-        writer.json("summary.json", summary)
-        return summary, writer.commit()
+        with writing(writer.destination):
+            writer.run(plan, snapshot, ())
+            writer.table("metrics.csv", state.rows)
+            writer.json("summary.json", summary)
+            return summary, writer.commit()
     finally:
         writer.discard()
 
@@ -194,7 +195,7 @@ def show(options: Options, summary: dict[str, Any], folder: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; 0 done, 2 the request was at fault, 130 interrupted."""
+    """Run the command line; 0 done, 1 it could not end, 2 the request was at fault, 130 interrupted."""
 
     def body() -> int:
         given = sys.argv[1:] if argv is None else argv

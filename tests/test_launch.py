@@ -107,7 +107,8 @@ def test_a_gpu_that_is_not_there_is_refused(capfd: pytest.CaptureFixture[str], m
 
 
 def test_a_name_like_an_algorithms_is_not_taken_for_one(capfd: pytest.CaptureFixture[str]) -> None:
-    assert "comes before" not in refused(["--name", "fedavg", "--rouns", "3"], capfd)
+    for option in ("--name", "--output", "--tracking.experiment"):
+        assert "comes before" not in refused([option, "fedavg", "--rouns", "3"], capfd)
 
 
 def test_options_that_only_ray_has_a_use_for_are_named_without_it(capfd: pytest.CaptureFixture[str]) -> None:

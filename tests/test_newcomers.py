@@ -128,7 +128,7 @@ def test_the_result_reports_them_apart():
     members, novel = ([sum(len(part[i]) for i in some) for part in dealt[:2]] for some in (range(4), (4, 5)))
     assert [summary["protocol"][f"{kind}_examples"] for kind in ("train", "test")] == members
     assert f"with {novel[0]} training and {novel[1]} test examples" in summary["protocol"]["novel"]
-    evaluated = report.with_newcomers(rounds[1], rounds[-1])
+    evaluated = report.with_newcomers(rounds[1], rounds[-1], federation.plan)
     table = list(report.client_rows(evaluated, federation.plan))
     assert [row["personal_accuracy"] != "" for row in table] == [True] * 4 + [False] * 2
     assert [row["novel_accuracy"] != "" for row in table] == [False] * 4 + [True] * 2

@@ -88,14 +88,13 @@ class RunTrial(ray_tune.Trainable):
                 metrics = trees.to_torch(self._server.play())
                 self._tally = stages.account(run, self._tally, metrics)
                 if metrics.evaluated and metrics.round < run.plan.rounds:
-                    return {"round": metrics.round, "rows": self._relay.take(), "done": False}
+                    return {"rows": self._relay.take(), "done": False}
             served = Served(self._server, self._task.layout.device)
             outcome = stages.conclude(run, stages.collect(run, served, self._tally))
         except FedRayError as error:
             # A result, not a fault: if Tune played the trial again, it would end the same way.
             return self._failed(str(error))
-        round_number = self._server.state.round
-        return {"round": round_number, "rows": self._relay.take(), "summary": outcome.summary, "done": True}
+        return {"rows": self._relay.take(), "summary": outcome.summary, "done": True}
 
     def _begin(self) -> stages.Run:
         """Start the clients, from the run's last checkpoint if it has one."""
@@ -126,7 +125,7 @@ class RunTrial(ray_tune.Trainable):
             progress.end(self._run.folder, "failed")
             self._run.writer.discard()
             rows = self._relay.take()
-        return {"round": len(rows), "rows": rows, "failure": reason, "done": True}
+        return {"rows": rows, "failure": reason, "done": True}
 
     def cleanup(self) -> None:
         """Stop the client actors."""

@@ -26,11 +26,10 @@ from actors.machines.placement import Layout, arrange_trials
 from fedray import registry
 from fedray.config import Execution
 from fedray.data.readers import Dataset
-from fedray.federate import loss_deviation
 from fedray.federate.failures import ATTEMPTS
 from fedray.federate.plan import Plan
-from fedray.federate.uncertainty import questions
 from fedray.running import progress, runfolder, session, stages
+from fedray.running.acceptance import accepted, announce
 from fedray.running.published.publish import Finished
 from fedray.running.side_by_side import Ended, Listener
 from fedray.running.writer import Writer
@@ -122,7 +121,7 @@ def _play(
 
 def _enter(request: stages.Request, planner: Planner, locks: contextlib.ExitStack) -> Entered:
     """Everything that can be refused before a run begins; raises FedRayError. Its folder stays locked."""
-    cfg, execution = request.experiment, request.execution
+    execution = request.execution
     asked, reason = execution.tracking.system_metrics, "runs side by side share the machines"
     require(not asked, "tracking.system_metrics", asked, reason, "see Ray's dashboard, or launch a run alone")
     folder = runfolder.place(request.resume, execution.output, str(execution.name))
@@ -130,17 +129,11 @@ def _enter(request: stages.Request, planner: Planner, locks: contextlib.ExitStac
     locks.enter_context(runfolder.place_locked(folder, runfolder.store(folder, execution)))
     note = runfolder.read(request.resume) if request.resume else None
     Writer(folder, note is not None and runfolder.holds(folder, note)).discard()
-    plan = planner.plan(cfg)
-    if note:
-        runfolder.check_examples(request.resume, note, plan)
-    if execution.loss_deviation:
-        loss_deviation.check(plan)
-    questions.check(plan, execution)
-    for remark in plan.remarks:
-        say(f"warning: {execution.name}: {remark}")
+    plan = accepted(request, note, planner.plan)
+    announce(plan, str(execution.name))
     checkpoints = runfolder.absolute(execution, "").checkpoint
     execution = dataclasses.replace(execution, output=folder, checkpoint=checkpoints)
-    return Entered(str(execution.name), plan, execution, folder, planner.dataset(cfg), note)
+    return Entered(str(execution.name), plan, execution, folder, planner.dataset(request.experiment), note)
 
 
 def _layouts(entered: Mapping[str, Entered], at_once: int | None, cluster: Cluster) -> tuple[dict[str, Layout], int]:

@@ -77,7 +77,8 @@ class Trial(ray_tune.Trainable):
                     break
         except RunError as error:
             # A result, not a fault: if Tune played the trial again, it would end the same way.
-            return {"round": server.state.round + 1, "failure": str(error), "done": True}
+            rows = [dict(row) for row in server.state.rows[before:]]
+            return {"round": server.state.round + 1, "rows": rows, "failure": str(error), "done": True}
         rows = server.state.rows
         summary = report.summarize(self._plan, rows, None, 0.0)
         metric = self._common.metric

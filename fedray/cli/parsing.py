@@ -11,7 +11,7 @@ import tyro
 
 from fedray.cli import helptext
 from fedray.cli.exits import DONE
-from fedray.cli.reading import early, read_options
+from fedray.cli.reading import early, read_options, strays
 from fedray.config import Execution, Experiment, override
 from fedray.types import FedRayError
 
@@ -92,8 +92,7 @@ def parse(
         # A switch may be repeated where a run goes on.
         parsed = read_options(options, argv, usage, describe(names, name), pairs=base is not None)
     except SystemExit as stop:
-        words = zip(("", *argv), argv, strict=False)
-        late = [word for before, word in words if word in names and before != "--name"]  # a run may have such a name
+        late = [word for word in strays(options, argv, base is not None) if word in names]
         if late and not given and stop.code != DONE:
             raise FedRayError(f"{late[0]}: an algorithm comes before the options; {prog} {late[0]} ...") from None
         raise

@@ -45,15 +45,27 @@ def read_options(kind: type[T], argv: Sequence[str], prog: str, description: str
 
     A switch is only turned away from its default unless there are ``pairs``: --x beside --no-x.
     """
+    return tyro.cli(kind, prog=prog, description=description, args=list(argv), config=_config(pairs), registry=_tyro)
+
+
+def strays(kind: type[Any], argv: Sequence[str], pairs: bool = False) -> list[str]:
+    """The words of a command line that no option takes; none where it is at fault elsewhere."""
+    try:
+        return tyro.cli(
+            kind,
+            args=list(argv),
+            config=_config(pairs),
+            registry=_tyro,
+            return_unknown_args=True,
+            console_outputs=False,
+        )[1]
+    except SystemExit:
+        return []
+
+
+def _config(pairs: bool) -> tuple[Any, ...]:
     off = () if pairs else (tyro.conf.FlagCreatePairsOff,)
-    return tyro.cli(
-        kind,
-        prog=prog,
-        description=description,
-        args=list(argv),
-        config=(*off, tyro.conf.HelptextFromCommentsOff, tyro.conf.SuppressFixed),
-        registry=_tyro,
-    )
+    return (*off, tyro.conf.HelptextFromCommentsOff, tyro.conf.SuppressFixed)
 
 
 def early(argv: Sequence[str], option: str) -> str:

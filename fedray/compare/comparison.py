@@ -16,7 +16,7 @@ import tyro
 
 from fedray.compare import figures, html, tables
 from fedray.compare.figures import Series
-from fedray.compare.groups import DATA, History, RunGroup, arrange, called, measurable, own_file, with_estimates
+from fedray.compare.groups import DATA, History, RunGroup, arrange, called, measurable, with_estimates
 from fedray.compare.runs import Files, FinishedRun, RunStore
 from fedray.federate.uncertainty import summary as uncertain
 from fedray.running.files import write_whole
@@ -178,7 +178,7 @@ def blocks(groups: Sequence[RunGroup]) -> dict[str, list[RunGroup]]:
         differing = [key for key in data if len({other.get(key) for other in alike}) > 1]
         name = data.get("data.name", "data")
         names = {other.get("data.name", "data") for other in details}
-        words = [called(name, names), "" if own_file(name) else data.get("data.size", "")]
+        words = [called(name, names), data.get("data.size", "")]
         words += [f"{key.removeprefix('data.')}={data[key]}" for key in differing]
         titles[", ".join(filter(None, words))] = block
     return titles

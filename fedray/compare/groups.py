@@ -92,7 +92,8 @@ class RunGroup(NamedTuple):
 def settings(run: FinishedRun) -> Mapping[str, str]:
     """The settings that determine what a run measures, without its seed, and without those that older runs lack."""
     before = _before(run.settings.get("algorithm.name", ""))
-    found = {key: _plain(value) for key, value in run.settings.items() if key not in NOT_SETTINGS}
+    idle = NOT_SETTINGS | ({"data.size"} if own_file(run.settings.get("data.name", "")) else set())
+    found = {key: _plain(value) for key, value in run.settings.items() if key not in idle}
     return {key: value for key, value in found.items() if (key, value) not in SAME_NUMBERS and value != before.get(key)}
 
 

@@ -64,7 +64,8 @@ def fits(value: Any, hint: Any) -> bool:
     if hint is types.NoneType or hint is None:
         return value is None
     if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) != 2**1024
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        return isinstance(value, float) or (whole and abs(value) < 2**1024)  # a float can hold it
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
     return isinstance(value, hint) if hint in (bool, str, list, dict) else True

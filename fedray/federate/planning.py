@@ -17,7 +17,7 @@ from fedray.data.loading import Dataset
 from fedray.data.partition import Partition, check_given, hold_out_validation, pooled
 from fedray.data.scaling import of_targets
 from fedray.data.shards import relabelled
-from fedray.federate.plan import Plan
+from fedray.federate.plan import WIDE, Plan
 from fedray.nets import network
 from fedray.nets.densities import Density
 from fedray.nets.model import Model, check_memory, own_module
@@ -92,6 +92,16 @@ def _unread(asked: Experiment, algorithm: Algorithm) -> list[str]:
     return said
 
 
+def _padded(plan: Plan) -> list[str]:
+    """What to say of minibatches that are much larger than any shard, where the method computes their empty rows."""
+    facts = plan.facts
+    if facts.batch_size <= max(WIDE, 2 * facts.shard):
+        return []
+    return [
+        f"`batch_size` {facts.batch_size}: no client has more than {facts.shard} examples, and every row is computed"
+    ]
+
+
 def _check_memory(plan: Plan) -> None:
     """Raise FedRayError for particles that this machine's memory cannot hold."""
     size = plan.model.size
@@ -126,16 +136,18 @@ def refusal(cfg: Experiment) -> str | None:
     Nothing is read. Instead of the dataset the shape counts that its record states, and instead of the partition
     shards of the protocol's size. What only the files can tell is left to :func:`make_plan`.
     """
-    cfg = resolve(cfg)
-    record = loading.record(cfg.data.name)
-    if record.shape is None or record.classes is None or cfg.clients is None:
-        return None
-    classes = min(record.classes, cfg.data.classes or record.classes)
     try:
+        cfg = resolve(cfg)
+        record = loading.record(cfg.data.name)
+        if record.shape is None or record.classes is None or cfg.clients is None:
+            return None
+        classes = min(record.classes, cfg.data.classes or record.classes)
         algorithm, selection = _methods(cfg)
         _check_clients(cfg, algorithm)
+        density = network.density(cfg.model, real=False)
+        _check_likelihood(cfg, algorithm, density)
         network_record = registry.pick(registry.networks(), "`model.name`", cfg.model.name)
-        model = network.build(network_record, cfg.model, record.shape, classes)
+        model = network.build(network_record, cfg.model, record.shape, classes, density)
         shards = (np.arange(papers.usual_shard(cfg.data)),) * cfg.clients
         _accept(Plan(cfg, algorithm, selection, model, Partition(shards, shards), None))
     except FedRayError as error:
@@ -215,24 +227,23 @@ def make_plan(
     names = dataset.names._replace(users=users if each else ())
     examples = of_examples(dataset) if loading.of_the_users(cfg.data.name) else ""
     caller = own_module(model)
-    return _accept(
-        Plan(
-            cfg,
-            algorithm,
-            selection,
-            model,
-            partition,
-            scaling,
-            texts=dataset.texts,
-            target=target,
-            remarks=remarks,
-            given=given,
-            names=names,
-            notes=dataset.notes,
-            plug_ins=plug_ins_of(cfg),
-            digests=digests(examples, owners, layers, caller.kept if caller else ""),
-        )
+    plan = Plan(
+        cfg,
+        algorithm,
+        selection,
+        model,
+        partition,
+        scaling,
+        texts=dataset.texts,
+        target=target,
+        remarks=remarks,
+        given=given,
+        names=names,
+        notes=dataset.notes,
+        plug_ins=plug_ins_of(cfg),
+        digests=digests(examples, owners, layers, caller.kept if caller else ""),
     )
+    return _accept(plan._replace(remarks=(*remarks, *_padded(plan))))
 
 
 def _model(cfg: Experiment, dataset: Dataset, layers: nn.Module | None, density: Density) -> Model:

@@ -131,14 +131,14 @@ def _validated(played: RoundMetrics) -> tuple[tuple[str, Stats | None], ...]:
     return tuple((f"{VALIDATION}/{kind}", stats) for kind, stats in kinds)
 
 
-def with_newcomers(evaluated: RoundMetrics, adapted: RoundMetrics) -> RoundMetrics:
-    """An evaluation of the federation with that of its newcomers after it."""
+def with_newcomers(evaluated: RoundMetrics, adapted: RoundMetrics, plan: Plan) -> RoundMetrics:
+    """An evaluation of the federation with that of its newcomers after it, in the place of one before."""
     novel = adapted.validation.novel if adapted.validation else None
     held = evaluated.validation
     return evaluated._replace(
         novel=adapted.novel,
         validation=held and held._replace(novel=novel),
-        evaluated=tuple(sorted({*evaluated.evaluated, *adapted.evaluated})),  # newcomers come again in every round
+        evaluated=(*(i for i in evaluated.evaluated if i in plan.members), *adapted.evaluated),
     )
 
 

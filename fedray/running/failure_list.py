@@ -48,6 +48,8 @@ def _read(path: Path) -> list[Failure]:
     found: list[Failure] = []
     with contextlib.suppress(OSError, ValueError, TypeError, csv.Error), path.open(newline="") as file:
         for row in csv.DictReader(file, strict=True):
+            if None in row.values():  # it ends between two fields
+                break
             failure = Failure(**row)  # type: ignore[arg-type]  # all of them texts as yet
             found.append(failure._replace(round=int(failure.round)))
     return found

@@ -14,9 +14,7 @@ import fedray
 from fedray import registry
 from fedray.config import Execution, Experiment, fingerprint, flatten, to_dict
 from fedray.config.decode import decode, refuse_damage
-from fedray.data import loading
-from fedray.data.digests import of_examples
-from fedray.federate import loss_deviation, report
+from fedray.federate import report
 from fedray.federate.compiled.package import Package
 from fedray.federate.federation import Federation
 from fedray.federate.in_process import LocalFederation
@@ -24,8 +22,8 @@ from fedray.federate.plan import Plan
 from fedray.federate.planning import make_plan
 from fedray.federate.storage.checkpoint import CheckpointStore
 from fedray.federate.storage.checkpoint_files import Checkpoint, CheckpointError
-from fedray.federate.uncertainty import questions
 from fedray.running import extension, mlflow_store, progress, runfolder, tracking
+from fedray.running.acceptance import accepted, announce
 from fedray.running.files import read_measures, remove_leftovers
 from fedray.running.log import Log
 from fedray.running.published import page
@@ -47,7 +45,7 @@ from fedray.running.stages import (
 from fedray.running.tracking import Tracker
 from fedray.running.writer import Writer
 from fedray.terminal import bar, check_packages, headlines, heard, same_handlers, say, stop_if_interrupted
-from fedray.types import FedRayError, for_command_line, require
+from fedray.types import for_command_line, require
 
 OF_RAY = (
     "address", "clients_per_actor", "gpus_per_client", "cpus", "start_timeout", "round_timeout"
@@ -77,18 +75,12 @@ def run(
 def _run(request: Request, tags: Mapping[str, str], log: Log, tell: Callable[[int], object] | None) -> RunResult:
     check_packages()
     note = runfolder.read(request.resume) if request.resume else None
-    plan = _planned(request, note)
+    plan = accepted(request, note, make_plan)
     if not (request.resume and runfolder.finished_rounds(Path(request.resume)) >= plan.cfg.rounds):
         check_gpu(request.execution)
-    if request.execution.loss_deviation:
-        loss_deviation.check(plan)
-    questions.check(plan, request.execution)
     if request.preset:
         say(f"warning: {plan.algorithm.presets[request.preset].warning}")
-    for note in plan.notes:
-        say(f"data     {for_command_line(note)}")
-    for remark in plan.remarks:
-        say(f"warning: {for_command_line(remark)}")
+    announce(plan)
     if idle := _idle(request.execution):
         say(f"warning: --runtime local has no use for {for_command_line(', '.join(idle))}")
     longer = note is not None and plan.cfg.rounds > note.experiment.rounds
@@ -108,20 +100,6 @@ def _run(request: Request, tags: Mapping[str, str], log: Log, tell: Callable[[in
             return _guarded(Run(plan, request, name, writer, tracker, store, log, note), tell)
         finally:
             writer.discard()
-
-
-def _planned(request: Request, note: Note | None) -> Plan:
-    """The plan; raises FedRayError where it cannot run, or the run that goes on began with other examples."""
-    cfg = request.experiment
-    try:
-        plan = make_plan(cfg)
-    except FedRayError:
-        if note and note.examples:  # that they changed may be why, and is what the user can mend
-            runfolder.check_examples(request.resume, note, cfg.data.name, of_examples(loading.load(cfg.data)))
-        raise
-    if note:
-        runfolder.check_examples(request.resume, note, cfg.data.name, plan.examples)
-    return plan
 
 
 def _idle(execution: Execution) -> list[str]:

@@ -151,7 +151,7 @@ def account(run: Run, tally: Tally, metrics: RoundMetrics) -> Tally:
     if metrics.personal is not None or metrics.global_ is not None:
         evaluated = metrics
     if evaluated is not None and metrics.novel is not None:
-        evaluated = report.with_newcomers(evaluated, metrics)
+        evaluated = report.with_newcomers(evaluated, metrics, run.plan)
     run.tracker.log(metrics.round, report.stored(values))
     _log(run, metrics, values)
     status = _after(run, tally.status, metrics, values, recent)
@@ -188,9 +188,10 @@ def conclude(run: Run, played: Played) -> RunResult:
     if played.uncertainty:
         summary |= {"uncertainty": uncertain.summarize(run.plan, run.request.execution, played.uncertainty)}
     track(run, summary)
+    package = run.package if played.device == "cpu" else None  # a GPU's clients have no use for it
     summary |= {
-        "backend": "compiled" if run.package else run.request.execution.backend,
-        "package": run.package.key if run.package else "",
+        "backend": "compiled" if package else run.request.execution.backend,
+        "package": package.key if package else "",
         "device": played.device,
     }
     with writing(run.folder):

@@ -27,7 +27,7 @@ from fedray.studies.agenda import Options, PlannedRun, plan_runs
 from fedray.studies.named import COMPARISONS
 from fedray.studies.results import data, record
 from fedray.terminal import bar, headlines, say
-from fedray.types import FedRayError
+from fedray.types import FedRayError, for_command_line
 
 
 def play(study: str, options: Options, command: str, table: bool = True) -> Mapping[str, str]:
@@ -114,7 +114,7 @@ class _Board:
         self._ended += 1
         if ended.summary is None:
             self.failed[ended.name] = ended.failure
-        outcome = f"failed: {ended.failure}" if ended.summary is None else _line(ended.summary)
+        outcome = f"failed: {for_command_line(ended.failure)}" if ended.summary is None else _line(ended.summary)
         say(f"[{self._ended}/{len(self._rounds)}] {ended.name}  {outcome}")
         self.reached(ended.name, self._rounds[ended.name])
         if ended.summary is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import errno
 import functools
 import math
 import numbers
@@ -31,7 +32,9 @@ def writing(what: object) -> Generator[None, None, None]:
         yield
     except OSError as error:
         reason = (error.strerror or first_line(error)).lower()
-        raise RunError(f"{what}: cannot be written ({reason}); free space there and go on with --resume") from None
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "free space there" if full else "make it a folder that you may write to"
+        raise RunError(f"{what}: cannot be written ({reason}); {remedy}") from None
 
 
 def first_line(error: BaseException) -> str:

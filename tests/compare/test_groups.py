@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from fedray.compare import groups
+from fedray.compare import comparison, groups
 from fedray.compare.runs import FinishedRun
 from fedray.federate import report
 from fedray.types import FedRayError
@@ -36,6 +36,15 @@ def test_files_of_ones_own_are_shown_by_name_and_have_no_size():
     assert [row.values[1:] for row in rows] == [
         ("/home/me/a/mine.csv", "–"), ("/home/me/b/mine.npz", "–"), ("other", "–"), ("mnist", "medium")
     ]  # fmt: skip
+
+
+def test_a_size_that_a_file_of_ones_own_does_not_have_parts_no_rows():
+    sizes = [
+        run(size, data__name="/home/me/mine.csv", data__size=size, seed=n) for n, size in enumerate(("small", "large"))
+    ]
+    rows = groups.arrange(sizes, BY)
+    assert ids(rows) == [["small", "large"]]
+    assert list(comparison.blocks(rows)) == ["mine"]
 
 
 def test_seeds_and_what_decides_nothing_share_a_row():

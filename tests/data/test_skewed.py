@@ -9,7 +9,8 @@ from fedray.data.loading import Dataset
 from fedray.data.partition import check_disjoint
 from fedray.data.partitions.ratio import ratio
 from fedray.data.partitions.shards import dealt, shards
-from fedray.federate.planning import resolve
+from fedray.federate.planning import make_plan, resolve
+from fedray.studies.cell import experiment
 from fedray.types import FedRayError
 
 
@@ -75,6 +76,16 @@ def test_too_many_clients_are_refused_with_the_largest_number():
         ratio(labels, 2, 90, 0.2, rng())
     with pytest.raises(FedRayError, match=r"^data.partition ratio: it is for two classes, and the data have 3"):
         ratio(labels_of(9, 9, 9), 2, 9, 0.2, rng())
+
+
+def test_numbers_beyond_all_examples_are_refused_at_once():
+    labels = labels_of(2000, 2000)
+    with pytest.raises(FedRayError, match=r"^clients 1000000000: classes of 2000 and 2000 examples serve 80 clients"):
+        ratio(labels, 10**9, 9, 0.2, rng())
+    with pytest.raises(FedRayError, match=r"^data.majority 1[0]{30}: there are 4000 examples; lower it"):
+        ratio(labels, 4, 10**30, 0.2, rng())
+    with pytest.raises(FedRayError, match=r"^clients 1000000000: there are 1797 examples in all; lower it"):
+        make_plan(experiment("fedavg", {"clients": 10**9}))
 
 
 @pytest.mark.parametrize(("clients", "held", "classes"), [(27, 3, 9), (120, 3, 9), (3, 3, 9), (10, 4, 5), (9, 9, 9),

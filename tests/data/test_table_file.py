@@ -1,10 +1,24 @@
 """Tables in files: what a CSV file writes as a name stays as it is."""
 
+import gzip
+
 import pytest
 
 from fedray.config import DataConfig
 from fedray.data import loading
+from fedray.federate.planning import make_plan
+from fedray.studies.cell import experiment
 from fedray.types import FedRayError
+
+
+def test_a_cut_archive_and_two_columns_of_one_name_are_said(tmp_path):
+    table = "x,y\n" + "".join(f"{i},{i % 2}\n" for i in range(5000))
+    whole = gzip.compress(table.encode())
+    (tmp_path / "cut.csv.gz").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "twice.csv").write_text("x, y,y\n1,0,0\n2,1,1\n")
+    for name, reason in (("cut.csv.gz", "cut short"), ("twice.csv", "it has two columns y; rename one")):
+        with pytest.raises(FedRayError, match=reason):
+            make_plan(experiment("fedavg", {"data.name": str(tmp_path / name)}))
 
 
 @pytest.mark.parametrize(

@@ -69,11 +69,18 @@ def test_blocks_evaluate_their_own_share_of_the_sample():
 
 
 def test_of_newcomers_a_sample_of_their_own_is_drawn():
-    plan = small_plan("pfedbayes", {"clients_per_round": 2, "novel_clients": 3, "eval_clients": 2, "adapt_rounds": 2})
+    plan = small_plan("pfedbayes", {"clients_per_round": 2, "novel_clients": 3, "eval_clients": 2, "adapt_rounds": 6})
     with LocalFederation(plan) as federation:
-        *_, last, _, adapted = list(federation)
+        played = list(federation)
+    *_, last = (each for each in played if each.novel is None)
+    rounds = [each for each in played if each.novel is not None]
+    adapted = rounds[-1]
+    assert len({each.evaluated for each in rounds}) > 1
     assert set(adapted.evaluated) < {3, 4, 5}
-    rows = list(report.client_rows(report.with_newcomers(last, adapted), plan))
+    both = last
+    for each in rounds:  # as a run takes them up: those of another sample give way
+        both = report.with_newcomers(both, each, plan)
+    rows = list(report.client_rows(both, plan))
     assert [row["client"] for row in rows if row["novel_accuracy"] != ""] == list(adapted.evaluated)
     assert [row["client"] for row in rows if row["personal_accuracy"] != ""] == list(last.evaluated)
 

@@ -3,6 +3,8 @@
 import pytest
 
 from fedray import registry
+from fedray.federate.planning import refusal
+from fedray.studies.cell import experiment
 from tests.helpers import small_plan
 
 
@@ -25,6 +27,28 @@ def test_settings_that_are_read_are_not_said():
     asked = small_plan("dsvgd", {"selection": "hip", "selection_epsilon": 0.3})
     wide = small_plan("fedavg", {"model.hidden": (7, 7)})
     assert not any("changes nothing" in remark for each in (plan, asked, wide) for remark in each.remarks)
+
+
+def test_minibatches_that_are_mostly_empty_are_said_where_they_are_computed():
+    """pFedGP has noise for every row, so its minibatches are not narrowed."""
+    said = [
+        [remark for remark in small_plan(name, {"batch_size": 5000}).remarks if "every row is computed" in remark]
+        for name in ("pfedgp", "fedavg")
+    ]
+    assert [len(each) for each in said] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "reason"),
+    [
+        ("bnfed", {"data.name": "mnist", "model.likelihood": "gaussian"}, "bnfed learns no noise precision"),
+        ("fedavg", {"data.name": "mnits"}, "mnits"),
+        ("fedavg", {"data.name": "mnist", "clients": 3, "clients_per_round": 4}, "clients_per_round 4"),
+    ],
+)
+def test_what_the_settings_alone_refuse_is_known_without_the_data(name, settings, reason):
+    assert reason in refusal(experiment(name, settings))
+    assert refusal(experiment(name, {"data.name": "mnist"})) is None
 
 
 PRESETS = [(name, preset) for name, record in registry.algorithms().items() for preset in record.presets]

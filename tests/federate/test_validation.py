@@ -121,7 +121,7 @@ def test_newcomers_are_measured_on_theirs():
     last, adapted = found[1], found[-1]
     assert adapted.validation.novel.examples.tolist() == [len(part) for part in plan.partition.validation[4:]]
     assert (adapted.validation.personal, last.validation.novel) == (None, None)
-    both = report.with_newcomers(last, adapted)
+    both = report.with_newcomers(last, adapted, plan)
     table = report.client_rows(both, plan)
     assert [row[f"validation_{kind}_accuracy"] != "" for row in table for kind in ("personal", "novel")] == (
         [True, False] * 4 + [False, True] * 2

@@ -58,7 +58,7 @@ def test_a_full_disk_ends_a_run_that_can_go_on(
         patched.setattr(place, name, full)
         assert launch.main([*ARGV, *options, "--name", "x"]) == 1
     said = capfd.readouterr().err
-    reason = "cannot be written (no space left on device); free space there and go on with --resume"
+    reason = "cannot be written (no space left on device); free space there"
     assert f"error: {Path(folder).absolute()}: {reason}" in said
     assert "Traceback" not in said
     if Path("runs/x/run.json").exists():
@@ -84,7 +84,7 @@ def test_actors_that_cannot_write_their_states_say_so(cluster: Callable[..., obj
     (tmp_path / "file").touch()
     store = CheckpointStore(str(tmp_path / "kept"), states=str(tmp_path / "file"))
     with (
-        pytest.raises(RunError, match=r"file/000.*: cannot be written \(file exists\); free space"),
+        pytest.raises(RunError, match=r"file/000.*: cannot be written \(file exists\); make it a folder"),
         RayFederation(small_plan("pfedbayes"), Execution(clients_per_actor=3), store) as federation,
     ):
         next(iter(federation))

@@ -22,8 +22,9 @@ from fedray.federate import local_rounds
 from fedray.federate.compiled import choice
 from fedray.federate.compiled.package import Package
 from fedray.federate.compiled.unit import unit
+from fedray.federate.messages import Failure
 from fedray.federate.storage import checkpoint
-from fedray.running import progress, runfolder
+from fedray.running import failure_list, progress, runfolder
 from fedray.types import FedRayError
 from tests.helpers import eager, small_plan
 
@@ -337,6 +338,14 @@ def test_the_failures_before_an_interruption_stay_in_the_table(
     assert progress.read(Path("runs/cut")).failures == 2
     assert launch.main(["--resume", "runs/cut", "--rounds", "7"]) == 0
     assert failures("runs/cut") == found
+
+
+def test_a_line_of_a_failure_that_was_cut_between_two_fields_is_left_out(tmp_path: Path) -> None:
+    failure = Failure(1, "client 4", "exception", "no luck")
+    failure_list.add(tmp_path, [failure])
+    with (tmp_path / "failures.csv").open("a") as file:
+        file.write("2,client 5,excep")
+    assert failure_list.begin(tmp_path, 3) == (failure,)
 
 
 def failures(folder: str) -> list[dict[str, str]]:

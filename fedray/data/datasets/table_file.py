@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import re
 import warnings
+import zlib
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,6 +52,8 @@ def _read_csv(path: Path) -> DataFrame:
             frame = pandas.read_csv(path, index_col=False, low_memory=False).rename(columns=str.strip)
         except pandas.errors.ParserWarning:
             raise ValueError("its rows have more values than its header has columns; name every column") from None
+    if twice := [name for name, n in Counter(frame.columns).items() if n > 1]:
+        raise ValueError(f"it has two columns {twice[0]}; rename one")
     named = [name for name in (tables.target_of(frame.columns), own.CLIENT) if name in frame.columns]
     read = pandas.read_csv(path, usecols=lambda name: name.strip() in named, dtype=str, keep_default_na=False)
     written = read.rename(columns=str.strip)
@@ -88,7 +92,7 @@ def owned(cfg: DataConfig) -> bool:
         if path.suffix == ".parquet":
             return own.CLIENT in pyarrow.parquet.read_schema(path).names
         return own.CLIENT in pandas.read_csv(path, nrows=0).rename(columns=str.strip).columns
-    except (OSError, RuntimeError, ValueError):
+    except (OSError, EOFError, zlib.error, RuntimeError, ValueError):
         return False
 
 

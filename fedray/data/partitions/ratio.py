@@ -6,6 +6,8 @@ a client, and how many examples it has, is left open there and decided here.
 
 from __future__ import annotations
 
+import bisect
+
 import numpy as np
 
 from fedray.config import DataConfig
@@ -42,9 +44,13 @@ def ratio(
     train = [rng.permutation(order[cut:]) for order, cut in zip(orders, cuts, strict=True)]
     test = [rng.permutation(order[:cut]) for order, cut in zip(orders, cuts, strict=True)]
     supply = [min(len(train[label]), len(test[label])) for label in (0, 1)]
-    most = next(
-        (n for n in range(clients, 0, -1) if (np.array(supply) >= _units(n, majority, alternate).sum(0)).all()), 0
-    )
+    reason = f"there are {len(labels)} examples"
+    require(majority < len(labels), "data.majority", majority, reason, "lower it")
+
+    def too_many(n: int) -> bool:
+        return bool((np.array(supply) < _units(n, majority, alternate).sum(0)).any())
+
+    most = bisect.bisect_left(range(1, clients + 1), True, key=too_many)  # more clients need more examples
     reason = f"classes of {len(orders[0])} and {len(orders[1])} examples serve {most} clients at 1:{majority}"
     require(clients == most, "clients", clients, reason, f"lower it to {most}" if most else "lower `data.majority`")
     units = _units(clients, majority, alternate)

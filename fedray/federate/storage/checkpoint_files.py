@@ -97,6 +97,12 @@ def read_clients(saved: Saved, wanted: Collection[int], initial: Any) -> Iterato
                 yield i, trees.row(states, k)
 
 
+def sees(folder: str) -> bool:
+    """Whether a process here reads and writes a folder: one of this machine, or of a remote store."""
+    fs, path = located(folder)
+    return not isinstance(fs, LocalFileSystem) or bool(fs.exists(path))
+
+
 def local_path(folder: str) -> Path | None:
     """The path of a folder in a file system of this machine; None for a remote store, or one not seen from here."""
     fs, path = located(folder)

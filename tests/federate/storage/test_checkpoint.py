@@ -224,6 +224,12 @@ def test_an_old_checkpoint_that_cannot_be_removed_costs_no_new_one(stop, tmp_pat
     assert checkpoint.newest(store, plan, pytest.fail).state.round == 3
 
 
+def test_a_folder_that_is_not_here_is_not_seen_however_it_is_written(tmp_path):
+    here, gone = str(tmp_path), str(tmp_path / "gone")
+    assert [checkpoint_files.sees(place) for place in (here, f"file://{here}", "memory://kept")] == [True] * 3
+    assert [checkpoint_files.sees(place) for place in (gone, f"file://{gone}")] == [False] * 2
+
+
 def test_a_url_of_a_remote_store_will_do():
     plan, store = small_plan("fedavg", SETTINGS), CheckpointStore("memory://runs/x")
     state, cohort = start(plan), LocalCohort(plan, "loop")
