@@ -4,6 +4,7 @@ import ast
 import functools
 import inspect
 import textwrap
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -107,6 +108,22 @@ def block(plan, ids=None, backend="loop", gather=True):
     ids = range(plan.clients) if ids is None else ids
     plan = gathering(plan) if gather else plan
     return Block(plan, ids, Shards(loading.load(plan.cfg.data), plan.partition, ids), backend)
+
+
+class Own(NamedTuple):
+    """The examples of one client."""
+
+    train_x: torch.Tensor
+    train_y: torch.Tensor
+    test_x: torch.Tensor
+    test_y: torch.Tensor
+    validation: tuple[torch.Tensor, torch.Tensor] | None
+
+
+def each_of(shards):
+    """The examples of every client of some shards."""
+    batches = (trees.row(shards.padded([k], n), 0) for k, n in enumerate(shards.sizes.tolist()))
+    return [Own(each.x, each.y, *shards.test(k), shards.validation(k)) for k, each in enumerate(batches)]
 
 
 def shard(host, k):

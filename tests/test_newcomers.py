@@ -22,7 +22,7 @@ from fedray.federate.planning import make_plan
 from fedray.federate.storage import checkpoint
 from fedray.federate.storage.checkpoint import CheckpointStore
 from fedray.types import FedRayError, Selection
-from tests.helpers import block, differing, small_plan
+from tests.helpers import block, differing, each_of, small_plan
 
 pytestmark = pytest.mark.usefixtures("unpainted")
 ABLE = [name for name, record in registry.algorithms().items() if record.adapt is not None]
@@ -268,7 +268,7 @@ def test_grey_images_need_no_channel(finished, tmp_path):
                ((finished, "theirs.npz"), (tmp_path, "grey.npz"))]  # fmt: skip
     (plan, shards), (other, others) = (newcomers.make_plan(run.plan, each) for each in options)
     assert plan.partition.train[0].tolist() == other.partition.train[0].tolist()
-    assert torch.equal(shards[0].train_x, others[0].train_x)
+    assert torch.equal(each_of(shards)[0].train_x, each_of(others)[0].train_x)
 
 
 UNFIT = [
@@ -326,13 +326,13 @@ def test_newcomers_may_bring_texts_whose_words_have_the_vectors_of_the_run(tmp_p
     run = make_plan(Experiment(algorithm=PFedBayes(), data=data, clients=2))
     options = newcomers.Options(run=tmp_path, data=str(tmp_path / "theirs.npz"))
     plan, shards = newcomers.make_plan(run, options)
-    assert shards[0].train_x.shape[1:] == (25, 2)
+    assert each_of(shards)[0].train_x.shape[1:] == (25, 2)
     texts = TEXTS[plan.partition.train[0]]
     first = {"good film": [1, 2], "bad film": [5, 6], "a film": [0, 0]}
-    assert shards[0].train_x[:, 0].tolist() == [first[str(each)] for each in texts]
+    assert each_of(shards)[0].train_x[:, 0].tolist() == [first[str(each)] for each in texts]
     np.savez(tmp_path / "vectors.npz", x=np.ones((20, 25, 2), np.float32), y=y[:20])  # what predict takes, too
     as_vectors = newcomers.Options(run=tmp_path, data=str(tmp_path / "vectors.npz"))
-    assert newcomers.make_plan(run, as_vectors)[1][0].train_x.shape[1:] == (25, 2)
+    assert each_of(newcomers.make_plan(run, as_vectors)[1])[0].train_x.shape[1:] == (25, 2)
 
 
 @pytest.mark.parametrize(

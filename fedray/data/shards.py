@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,16 +25,6 @@ GATHERED = 2**20  # numbers of minibatches that are gathered at a time
 Examples = tuple[Tensor, Tensor]  # x [B, ...], y [B]
 
 
-class Shard(NamedTuple):
-    """The private examples of one client; x is float32 and normalised, y int64, or float32 and standardised."""
-
-    train_x: Tensor  # [n, ...]
-    train_y: Tensor  # [n]
-    test_x: Tensor  # [m, ...]
-    test_y: Tensor  # [m]
-    validation: Examples | None = None  # x [v, ...], y [v]; None: nothing is held out of the training data
-
-
 class Kept(NamedTuple):
     """The training examples of some clients on one device, one shard after the other."""
 
@@ -49,10 +39,11 @@ class Kept(NamedTuple):
         return Batch(self.x[at], self.y[at], weight, place, self.total[index])
 
 
-class Shards(Sequence[Shard]):
+class Shards:
     """The shards of the clients ``ids``, in a network's units; the k-th is that of the k-th client.
 
-    Labels are the dataset's, but where the partition says otherwise. Words are replaced by their vectors.
+    x is float32 and normalised, words replaced by their vectors; y is int64, or float32 and standardised. Labels are
+    the dataset's, but where the partition says otherwise.
     """
 
     def __init__(self, dataset: Dataset, partition: Partition, ids: Sequence[int]):
@@ -75,26 +66,15 @@ class Shards(Sequence[Shard]):
         self._ready = x.to(device), y.to(device)
         self._raw = self._raw._replace(x=self._raw.x[:0].copy(), y=self._raw.y[:0].copy())
 
-    def __len__(self) -> int:
-        return self._ends.shape[1]
-
-    @overload
-    def __getitem__(self, k: int) -> Shard: ...
-
-    @overload
-    def __getitem__(self, k: slice) -> Sequence[Shard]: ...
-
-    def __getitem__(self, k: int | slice) -> Shard | Sequence[Shard]:
-        if isinstance(k, slice):
-            return [self[i] for i in range(*k.indices(len(self)))]
-        if not -len(self) <= k < len(self):
-            raise IndexError(k)
-        return Shard(*self._part(0, k), *self.test(k), self.validation(k))
-
     @property
     def sizes(self) -> np.ndarray:
         """n_i [K], the numbers of training examples."""
         return self._ends[0] - self._starts[0]
+
+    def labels(self, k: int) -> Tensor:
+        """y [n] of the k-th client's training examples, whose inputs are not converted for it."""
+        some = slice(int(self._starts[0, k]), int(self._ends[0, k]))
+        return _targets(self._raw, self._raw.y[some]) if self._ready is None else self._ready[1][some]
 
     def test(self, k: int) -> Examples:
         """The k-th client's test examples."""
@@ -182,5 +162,9 @@ def examples(dataset: Dataset, indices: np.ndarray) -> Examples:
     raw = dataset.x[indices]  # advanced indexing copies: the dataset stays as it is
     x = torch.from_numpy(raw if dataset.vectors is None else dataset.vectors[raw]).float()
     x = x if dataset.scaling is None else dataset.scaling.apply(x)
-    y = torch.from_numpy(dataset.y[indices])
-    return x, y if dataset.target is None else dataset.target.apply(y).float()
+    return x, _targets(dataset, dataset.y[indices])
+
+
+def _targets(dataset: Dataset, raw: np.ndarray) -> Tensor:
+    y = torch.from_numpy(raw)
+    return y if dataset.target is None else dataset.target.apply(y).float()

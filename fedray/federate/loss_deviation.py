@@ -62,7 +62,7 @@ def class_losses(block: Block, round_number: int, view: Any, dataset: Dataset) -
     dataset = shards.relabelled(dataset, plan.partition)
     for k in range(len(block.ids)):
         own = block.shards.test(k)
-        labels = block.shards[k].train_y.to(block.device)
+        labels = block.shards.labels(k).to(block.device)
         model = personal_model(block, k, round_number, view)
         predict = personal_predictor(block, k, round_number, model, plan.cfg.predict_samples)
         everyone = (shards.examples(dataset, union[i : i + ROWS]) for i in range(0, len(union), ROWS))

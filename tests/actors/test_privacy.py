@@ -25,7 +25,7 @@ from fedray.federate.in_process import LocalFederation
 from fedray.federate.messages import Saved
 from fedray.federate.plan import Plan
 from fedray.types import Stage
-from tests.helpers import ALGORITHMS, federated_plan, gathering, small_plan
+from tests.helpers import ALGORITHMS, each_of, federated_plan, gathering, small_plan
 
 IDS = (1, 2, 4)
 ALIKE = 0.9999  # correlation from which on an array holds an example, be it scaled, shifted or rounded
@@ -36,7 +36,7 @@ LABELS_MIN = 50  # a shorter vector of labels may look like a row of counts
 
 def secrets(plan: Plan) -> list[np.ndarray]:
     """All private examples [n, D] of all clients, and their label vectors [1, n_i]."""
-    shards = Shards(loading.load(plan.cfg.data), plan.partition, range(plan.clients))
+    shards = each_of(Shards(loading.load(plan.cfg.data), plan.partition, range(plan.clients)))
     x = np.concatenate([part.flatten(1).numpy() for shard in shards for part in (shard.train_x, shard.test_x)])
     labels = [part.numpy()[None] for shard in shards for part in (shard.train_y, shard.test_y)]
     return [x, *(y for y in labels if y.size >= LABELS_MIN)]
@@ -256,7 +256,7 @@ def test_no_message_of_the_server_actor_holds_a_private_example(tmp_path: Path) 
 @pytest.mark.parametrize("field", ["up", "info", "client"])
 def test_an_algorithm_that_gives_an_example_away_is_caught(part: str, field: str) -> None:
     plan = small_plan("pfedbayes")
-    stolen = getattr(Shards(loading.load(plan.cfg.data), plan.partition, [2])[0], f"{part}_x")[3].flatten()
+    stolen = getattr(each_of(Shards(loading.load(plan.cfg.data), plan.partition, [2]))[0], f"{part}_x")[3].flatten()
 
     def hide(leaf: torch.Tensor) -> torch.Tensor:
         return torch.cat([leaf[:101], 0.5 * stolen + 0.1, leaf[101 + len(stolen) :]])

@@ -18,6 +18,7 @@ from fedray.federate.in_process import LocalFederation
 from fedray.federate.measures import metrics
 from fedray.federate.planning import make_plan
 from fedray.types import FedRayError
+from tests.helpers import each_of
 
 
 def leaf(users):
@@ -106,7 +107,7 @@ def test_femnist_is_images_of_62_classes(tmp_path):
     assert np.allclose(dataset.x.reshape(5, 784), np.concatenate([a, b]))
     assert dataset.users.tolist() == [0, 0, 0, 1, 1]
     partition = Partition((np.array([0]),), (np.array([4]),))
-    (shard,) = Shards(dataset, partition, [0])
+    (shard,) = each_of(Shards(dataset, partition, [0]))
     assert np.allclose(shard.train_x.flatten().numpy(), 2 * a[0] - 1, atol=1e-6)
 
 
@@ -240,7 +241,7 @@ def test_a_client_sees_its_own_texts_as_vectors(tmp_path):
     assert (plan.clients, plan.cfg.clients_per_round, plan.cfg.model.name) == (4, 4, "lstm")
     assert plan.cfg.data.partition == "natural"
     dataset = loading.load(plan.cfg.data)
-    for client, shard in enumerate(Shards(dataset, plan.partition, range(4))):
+    for client, shard in enumerate(each_of(Shards(dataset, plan.partition, range(4)))):
         own = [t for u, t, _ in rows if u == client]
         x, words = text.numbered(own)
         vectors = text.vectors(words, None)[x]

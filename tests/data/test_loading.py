@@ -14,6 +14,7 @@ from fedray.data import loading, papers
 from fedray.data.scaling import within
 from fedray.data.shards import Shards
 from fedray.types import FedRayError
+from tests.helpers import each_of
 
 ROOT = os.environ.get("FEDRAY_DATA_ROOT")
 real = pytest.mark.skipif(not ROOT, reason="FEDRAY_DATA_ROOT names no folder with the real datasets")
@@ -365,7 +366,7 @@ def test_real_datasets_carry_the_papers_largest_split(name, counts, shape, mean)
         cfg = Experiment(clients=protocol.clients, data=DataConfig(name=name, size="large", layout=layout))
         partition = papers.deal(cfg, dataset, rng())
         assert {len(part) for part in partition.train} == {5 * protocol.sizes["large"][0]}
-    shard = Shards(dataset, partition, [protocol.clients - 1])[0]
+    (shard,) = each_of(Shards(dataset, partition, [protocol.clients - 1]))
     assert (shard.train_x.min(), shard.train_x.max()) == (-1, 1)
     assert len(shard.train_y.unique()) == 5
 

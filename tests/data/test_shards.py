@@ -11,7 +11,7 @@ from fedray.data.partition import hold_out_validation
 from fedray.data.partitions.iid import iid
 from fedray.data.scaling import moments, standard, within
 from fedray.data.shards import Shards
-from tests.helpers import differing, schema
+from tests.helpers import differing, each_of, schema
 
 
 def rng(seed=0):
@@ -24,8 +24,7 @@ def test_shards_are_the_clients_own_examples_normalised():
     dataset = loading.Dataset(x, np.arange(40) % 4, 4, within(255))
     partition = iid(dataset.y, 4, 0.25, rng())
     got = Shards(dataset, partition, [2, 0])
-    assert len(got) == 2
-    for client, shard in zip([2, 0], got, strict=True):
+    for client, shard in zip([2, 0], each_of(got), strict=True):
         for part, images, labels in (
             (partition.train[client], shard.train_x, shard.train_y),
             (partition.test[client], shard.test_x, shard.test_y),
@@ -37,7 +36,7 @@ def test_shards_are_the_clients_own_examples_normalised():
 
 def test_normalisation_spans_minus_one_to_one():
     dataset = loading.Dataset(np.array([[0], [8], [16], [4]], np.uint8), np.zeros(4, np.int64), 1, within(16))
-    shard = Shards(dataset, parts.Partition((np.array([0, 1]),), (np.array([2, 3]),)), [0])[0]
+    (shard,) = each_of(Shards(dataset, parts.Partition((np.array([0, 1]),), (np.array([2, 3]),)), [0]))
     assert shard.train_x.flatten().tolist() == [-1, 0]
     assert shard.test_x.flatten().tolist() == [1, -0.5]
 
@@ -45,7 +44,7 @@ def test_normalisation_spans_minus_one_to_one():
 def test_labels_are_the_datasets_but_where_the_partition_says_otherwise():
     dataset = loading.Dataset(np.zeros((6, 2), np.float32), np.arange(6) % 3, 3, None)
     wrong = parts.Partition((np.array([0, 1, 5]),), (np.array([2, 4]),), np.array([[1, 2], [2, 0], [3, 1]]))
-    (shard,) = Shards(dataset, wrong, [0])
+    (shard,) = each_of(Shards(dataset, wrong, [0]))
     assert (shard.train_y.tolist(), shard.test_y.tolist()) == ([0, 2, 2], [0, 1])
     assert dataset.y.tolist() == [0, 1, 2] * 2
 
@@ -53,7 +52,7 @@ def test_labels_are_the_datasets_but_where_the_partition_says_otherwise():
 def test_features_are_used_as_they_are_and_the_dataset_is_not_touched():
     x = rng().normal(size=(8, 3)).astype(np.float32)
     dataset = loading.Dataset(x.copy(), np.arange(8) % 2, 2, None)
-    shard = Shards(dataset, iid(dataset.y, 1, 0.25, rng()), [0])[0]
+    (shard,) = each_of(Shards(dataset, iid(dataset.y, 1, 0.25, rng()), [0]))
     assert np.array_equal(np.sort(torch.cat([shard.train_x, shard.test_x]).numpy(), 0), np.sort(x, 0))
     shard.train_x.zero_()
     shard.train_y.zero_()
@@ -79,7 +78,7 @@ def test_examples_converted_when_used_are_those_converted_at_once(kind, monkeypa
     when_used = Shards(dataset, partition, [2, 0])
     place, weight = np.array([[[1, 0, 3], [2, 2, 0]], [[0, 0, 1], [3, 2, 1]]]), np.ones((2, 2, 3), np.float32)
     for one, other in (
-        (list(at_once), list(when_used)),
+        (each_of(at_once), each_of(when_used)),
         (at_once.padded([1, 0], 20), when_used.padded([1, 0], 20)),
         (at_once.padded([1], 0), when_used.padded([1], 0)),
         (list(at_once.minibatches([1, 0], place, weight)), list(when_used.minibatches([1, 0], place, weight))),
@@ -104,7 +103,7 @@ def test_a_padded_shard_and_a_minibatch_are_rows_of_the_shard():
     assert (other.place.tolist(), other.weight.tolist()) == ([[0, 0], [0, 2]], [[1, 0], [1, 1]])
     assert found.padded([0], 0).total.tolist() == [3]
     small.x.zero_()
-    assert found[0].train_x.flatten().tolist() == [1, 2, 3]
+    assert each_of(found)[0].train_x.flatten().tolist() == [1, 2, 3]
 
 
 def test_minibatches_do_not_depend_on_how_many_are_gathered_at_a_time(monkeypatch):

@@ -13,7 +13,7 @@ from fedray.data.partitions.iid import iid
 from fedray.data.shards import Shards
 from fedray.federate.planning import make_plan
 from fedray.types import FedRayError
-from tests.helpers import experiment, small_plan
+from tests.helpers import each_of, experiment, small_plan
 
 LABELS = np.random.default_rng(1).permutation(np.repeat(np.arange(10), 60))
 
@@ -103,10 +103,10 @@ def test_the_share_comes_out_of_the_training_examples_of_a_plan():
 def test_shards_hold_the_validation_examples():
     dataset = loading.Dataset(np.arange(6, dtype=np.float32)[:, None], np.arange(6) % 3, 3, None)
     lists = [np.array([0, 1]), np.array([2, 3])], [np.array([4]), np.array([5])]
-    (plain,) = Shards(dataset, parts.checked(*lists), [0])
+    (plain,) = each_of(Shards(dataset, parts.checked(*lists), [0]))
     assert plain.validation is None
     split = Partition((np.array([0]), np.array([3])), lists[1], validation=(np.array([1]), np.array([2])))
-    (shard,) = Shards(dataset, split, [1])
+    (shard,) = each_of(Shards(dataset, split, [1]))
     assert shard.train_x.tolist() == [[3]]
     x, y = shard.validation
     assert (x.dtype, x.tolist(), y.dtype, y.tolist()) == (torch.float32, [[2]], torch.int64, [2])

@@ -15,7 +15,7 @@ from fedray.federate.device.cpu import numerics
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.measures import metrics
 from fedray.federate.planning import make_plan
-from tests.helpers import block, differing, experiment, play, small_plan
+from tests.helpers import block, differing, each_of, experiment, play, small_plan
 
 BACKENDS = pytest.mark.parametrize("backend", ["loop", "vmap"])
 
@@ -98,7 +98,7 @@ def test_a_client_works_through_its_shard_across_rounds():
     host, server = block(recorder(plan, seen), (4,)), plan.initial_server()
     for number in range(1, 5):
         host.train(number, (4,), server)
-    (shard,) = Shards(loading.load(plan.cfg.data), plan.partition, (4,))
+    (shard,) = each_of(Shards(loading.load(plan.cfg.data), plan.partition, (4,)))
     n, size = len(shard.train_y), plan.cfg.batch_size
     per_pass, places, passes = -(-n // size), [], Passes(plan.cfg.seed, 4, n, size)
     for position, (batch, _) in enumerate(seen):
@@ -183,7 +183,7 @@ def test_evaluation_covers_every_test_example_however_it_is_cut(name, monkeypatc
     if name == "pfedbayes":
         assert look.probs.shape == (6, evaluation.SPOTLIGHT_DRAWS, 10)
         assert_close(look.probs.sum(-1), torch.ones(6, evaluation.SPOTLIGHT_DRAWS))
-        assert look.label.tolist() == [int(shard.test_y[0]) for shard in host.shards]
+        assert look.label.tolist() == [int(host.shards.test(k)[1][0]) for k in range(6)]
     else:
         assert look is None
 

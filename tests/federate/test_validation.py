@@ -20,7 +20,7 @@ from fedray.federate.in_process import LocalFederation
 from fedray.federate.measures import metrics
 from fedray.running import progress
 from fedray.types import FedRayError
-from tests.helpers import block, differing, experiment, small_plan
+from tests.helpers import block, differing, each_of, experiment, small_plan
 
 HELD = {"data.validation": 0.3}
 
@@ -66,7 +66,7 @@ def test_the_sums_are_those_of_the_models_on_the_validation_examples(name):
     federation, (found,) = played(plan)
     server = plan.view(federation.snapshot().server)
     theta = server.theta if name == "fedavg" else server.mu
-    for k, shard in enumerate(Shards(loading.load(plan.cfg.data), plan.partition, range(6))):
+    for k, shard in enumerate(each_of(Shards(loading.load(plan.cfg.data), plan.partition, range(6)))):
         x, y = shard.validation
         at_mean = torch.log_softmax(plan.model.apply(theta, x), -1)[None]
         assert_close(trees.row(found.validation.global_, k), metrics.evaluate(at_mean, y))

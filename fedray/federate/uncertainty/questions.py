@@ -108,7 +108,7 @@ def questions(block: Block, k: int, pool: Pool) -> Questions:
         calibration = (x[order[:held]], y[order[:held]])
     scored = (x[order[held:]], y[order[held:]])
     trained = np.zeros(plan.model.classes, dtype=bool)
-    trained[block.shards[k].train_y.cpu().numpy()] = True
+    trained[block.shards.labels(k).cpu().numpy()] = True
     if plan.algorithm.pools:
         trained[:] = True  # its one model has seen them all
     end = pool.ends[client]

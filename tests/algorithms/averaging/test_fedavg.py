@@ -15,7 +15,7 @@ from fedray.data import loading
 from fedray.data.shards import Shards
 from fedray.federate import report
 from fedray.federate.in_process import LocalFederation
-from tests.helpers import NETS, aggregated, block, context, differing, examples, play, small_plan
+from tests.helpers import NETS, aggregated, block, context, differing, each_of, examples, play, small_plan
 
 
 def test_one_full_batch_step_is_a_gradient_step_on_the_pooled_loss():
@@ -40,7 +40,7 @@ def test_a_federation_of_one_is_stochastic_gradient_descent():
     plan = small_plan("fedavg", {"clients": 1, "clients_per_round": 1, "batch_size": 1000, "algorithm.lr": 0.3})
     federation = LocalFederation(plan, "loop")
     rounds = list(federation)
-    (shard,) = Shards(loading.load(plan.cfg.data), plan.partition, [0])
+    (shard,) = each_of(Shards(loading.load(plan.cfg.data), plan.partition, [0]))
     theta = plan.initial_server().theta.clone().requires_grad_()
     optimizer, losses = torch.optim.SGD([theta], lr=0.3), []
     passes = Passes(plan.cfg.seed, 0, len(shard.train_y), 1000)
@@ -105,7 +105,7 @@ def test_fine_tuned_the_global_model_is_personal():
     assert differing(running.snapshot(), plain.snapshot()) == []  # what it learns is the same
     assert differing(found.global_, without.global_) == []
     shards = Shards(loading.load(plan.cfg.data), plan.partition, range(6))
-    for k, shard in enumerate(shards):
+    for k, shard in enumerate(each_of(shards)):
         eps = plan.stream("personalize", k, 1).normal(tuning_noise(2, plan.facts))
         theta = running.snapshot().server.theta.clone().requires_grad_()
         for own in eps:

@@ -18,7 +18,7 @@ from fedray.federate.measures import metrics
 from fedray.federate.planning import make_plan, resolve
 from fedray.federate.storage.checkpoint import CheckpointStore
 from fedray.types import FedRayError
-from tests.helpers import block, differing, experiment, small_plan, whole_and_resumed
+from tests.helpers import block, differing, each_of, experiment, small_plan, whole_and_resumed
 
 POSTERIORS = ("point", "gaussian")
 every_posterior = pytest.mark.parametrize("posterior", POSTERIORS)
@@ -41,7 +41,7 @@ def test_the_first_client_has_all_training_examples_and_everyone_its_own_test_ex
     assert all(np.array_equal(a, b) for a, b in zip(plan.partition.test, before.test, strict=True))
     host = block(plan)
     assert host.shards.sizes.tolist() == [len(plan.partition.train[0]), 0, 0, 0, 0, 0]
-    assert [len(shard.test_y) for shard in host.shards] == [len(part) for part in before.test]
+    assert [len(host.shards.test(k)[1]) for k in range(6)] == [len(part) for part in before.test]
     federation = LocalFederation(plan)
     floats = plan.model.size * (2 if posterior == "gaussian" else 1)
     for found in federation:
@@ -84,7 +84,7 @@ def test_every_client_tests_the_one_model_on_its_own_examples(posterior):
     *_, last = federation
     view, ctx = plan.view(federation.snapshot().server), plan.context
     zero = plan.prediction_noise(ctx, 0, "predict", 0, 0)
-    for i, shard in enumerate(Shards(plan.dataset(), plan.partition, range(6))):
+    for i, shard in enumerate(each_of(Shards(plan.dataset(), plan.partition, range(6)))):
         expected = metrics.evaluate(plan.algorithm.predict_global(ctx, view, shard.test_x, zero), shard.test_y)
         assert torch.equal(expected.nll, last.global_.nll[i])
 

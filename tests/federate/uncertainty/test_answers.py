@@ -105,7 +105,7 @@ def test_unknown_examples_are_of_other_clients():
     """Also where a client tests on classes that it does not train on, as it may where all hold few examples."""
     plan = small_plan("fedavg", {"data.partition": "iid", "clients": 60, "clients_per_round": 60})
     host, found = asked(plan)
-    own = [int((~np.isin(host.shards.test(k)[1].numpy(), host.shards[k].train_y.numpy())).sum()) for k in range(60)]
+    own = [int((~np.isin(host.shards.test(k)[1].numpy(), host.shards.labels(k).numpy())).sum()) for k in range(60)]
     assert sum(own) > 20
     for k, each in enumerate(found):
         assert rows_in(each.unknown, host.shards.test(k)[0]) == 0
