@@ -34,7 +34,7 @@ from fedray.federate.rounds import Snapshot, State, play_round
 from fedray.running import predictor
 from fedray.running.predictor import Predictor
 from fedray.running.writer import Writer
-from fedray.terminal import bar, headlines
+from fedray.terminal import bar, headlines, say
 from fedray.types import FedRayError, require, writing
 
 
@@ -74,6 +74,8 @@ def make_plan(run: Plan, options: Options) -> tuple[Plan, Shards]:
     remedy = f"give a file that ends in {', '.join(formats)}"
     require(options.data.endswith(formats), "data", options.data, "is no file of examples", remedy)
     dataset = _fitting(run, options)
+    if run.examples and of_examples(dataset) == run.examples:
+        say(f"warning: --data {options.data}: holds the run's own examples, and its clients are no newcomers")
     dealt = _dealt(dataset, run, options)
     clients = len(dealt.train)
     settings = {

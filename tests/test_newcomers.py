@@ -260,6 +260,18 @@ def test_what_newcomers_are_tested_on_is_checked_in_the_words_of_their_own_optio
     )
 
 
+def test_the_runs_own_examples_are_said_to_be_no_newcomers(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    np.savez("mine.npz", x=rng.normal(size=(80, 4)), y=np.arange(80) % 2)
+    fast = ["fedper", "--runtime", "local", "--rounds", "1", "--local-steps", "1", "--tracking.uri", "none"]
+    fast += ["--clients", "4", "--data.labels-per-client", "2", "--figures", "none"]
+    assert launch.main([*fast, "--data.name", "mine.npz", "--output", "run"]) == 0
+    capsys.readouterr()
+    assert newcomers.main(["run", "--data", "mine.npz", "--rounds", "1", "--clients", "2"]) == 0
+    assert "warning: --data mine.npz: holds the run's own examples, and its clients are no" in capsys.readouterr().err
+
+
 def test_grey_images_need_no_channel(finished, tmp_path):
     run = fedray.load(finished / "bpfed")
     with np.load(finished / "theirs.npz") as archive:

@@ -39,6 +39,13 @@ def test_settings_add_to_a_record_and_take_from_it():
         assert tuned.step is plain.step is record.step
 
 
+def test_an_unknown_name_that_is_a_file_here_may_be_a_plug_in(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").touch()
+    with pytest.raises(FedRayError, match=r"^algorithm 'mine' is not known; give --plugin mine, or choose from"):
+        registry.pick(registry.algorithms(), "algorithm", "mine")
+
+
 def test_an_unknown_name_lists_the_known_ones():
     assert isinstance(registry.pick(registry.selections(), "--selection", "uniform"), Selection)
     with pytest.raises(FedRayError, match=r"--selection 'best'.*uniform"):

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -47,6 +47,8 @@ class Options:
     """Metrics, separated by commas, under their MLflow names; of the default only those that some run has."""
     format: str = "md,latex,csv,html"
     """Formats to write, separated by commas: md, latex, csv, html; the first one other than html is also printed."""
+    figures: Literal["png", "pdf", "svg"] = "png"
+    """Format of the figures: png; pdf or svg, which stay sharp in print, are written beside it."""
     baseline: str = ""
     """Row that the others are compared with, seed by seed, by its name or method; by default the first."""
     markdown: bool = False
@@ -97,7 +99,7 @@ def compare(options: Options) -> str:
         for name in formats:
             if name in texts:
                 write_whole(options.output / FORMATS[name], texts[name])
-        pictures = _draw(options.output, store, groups, histories, by)
+        pictures = _draw(options.output, store, groups, histories, by, options.figures)
         if "html" in formats:
             write_whole(options.output / FORMATS["html"], html.page(written, groups, pictures, facts))
     printed = next((name for name in formats if name != "html"), "md")
@@ -148,7 +150,7 @@ def _written(output: Path) -> Iterator[None]:
 
 
 def _draw(
-    folder: Path, store: Files, groups: Sequence[RunGroup], histories: Histories, by: Sequence[str]
+    folder: Path, store: Files, groups: Sequence[RunGroup], histories: Histories, by: Sequence[str], also: str
 ) -> dict[str, list[Path]]:
     """The figures of each block of groups, by the block's title."""
     pictures: dict[str, list[Path]] = {}
@@ -160,7 +162,7 @@ def _draw(
         rows = [series(store, group, histories, group.name(by)) for group in block]
         if len(block) > figures.ROWS_MAX:
             say(f"{title}: the figures show the first {figures.ROWS_MAX} of {len(block)} rows")
-        pictures[title] = figures.draw(folder, suffix, rows)
+        pictures[title] = figures.draw(folder, suffix, rows, also)
     return pictures
 
 

@@ -82,9 +82,12 @@ class Curve(NamedTuple):
     sd: np.ndarray  # [evaluations] sample standard deviation; 0 for a single run
 
 
-def draw(folder: Path, suffix: str, series: Sequence[Series]) -> list[Path]:
-    """Write every figure that has data to figures/<kind>-<suffix>.png below a folder; at most ROWS_MAX rows."""
-    return save_all(folder, {f"{name}-{suffix}": build for name, build in builders(series).items()})
+def draw(folder: Path, suffix: str, series: Sequence[Series], also: str) -> list[Path]:
+    """Write every figure that has data to figures/<kind>-<suffix>.png below a folder; at most ROWS_MAX rows.
+
+    ``also`` is a second format: pdf or svg.
+    """
+    return save_all(folder, {f"{name}-{suffix}": build for name, build in builders(series).items()}, also)
 
 
 def builders(series: Sequence[Series]) -> Builders:

@@ -26,7 +26,13 @@ PER_ROUND = "clients_per_round"
 EXACT = 2**53  # whole numbers below it are exact in a double
 # The seed is averaged over. The others say where a run was executed, which does not change its results.
 NOT_SETTINGS = {"seed", "runtime", "data.root", "data.download"}
-SAME_NUMBERS = {("on_failure", "retry"), ("on_failure", "abort")}  # older runs do not name them
+# Not named by older runs, or with the name of what it came to by a run that was lengthened.
+SAME_NUMBERS = {
+    ("on_failure", "retry"),
+    ("on_failure", "abort"),
+    ("noise_generator", "auto"),
+    ("noise_generator", "sfc64"),
+}
 
 MISSING = "–"
 

@@ -18,6 +18,7 @@ from fedray.federate.plan import Plan
 from fedray.types import FedRayError, Predict, Stats, first_line
 
 ROWS = 1000  # test examples predicted at a time
+AGREEMENT = 1e-3  # of a sum of probabilities with 1
 SPOTLIGHT_DRAWS = 100  # posterior draws of the uncertainty figure
 
 Examples = tuple[Tensor, Tensor]  # x [B, ...], y [B]
@@ -92,7 +93,7 @@ def personal_predictor(block: Block, k: int, round_number: int, model: Any, samp
     noise = block.plan.prediction_noise(block.context, samples, "predict", block.ids[k], round_number, block.device)
     shares = block.plan.algorithm.shares
     weights = None if shares is None else shares(block.context, model)
-    return Predictive(_predictor(block, function, model, noise), weights)
+    return Predictive(_predictor(block, "predict_personal", function, model, noise), weights)
 
 
 def global_predictor(block: Block, round_number: int, view: Any) -> Predictive | None:
@@ -104,12 +105,22 @@ def global_predictor(block: Block, round_number: int, view: Any) -> Predictive |
     # One stream for all clients: the global model is one predictor.
     samples = plan.cfg.predict_samples
     noise = plan.prediction_noise(block.context, samples, "predict-global", 0, round_number, block.device)
-    return Predictive(_predictor(block, function, view, noise))
+    return Predictive(_predictor(block, "predict_global", function, view, noise))
 
 
-def _predictor(block: Block, function: Predict, model: Any, noise: Tensor) -> Callable[[Tensor], Tensor]:
+def _predictor(block: Block, name: str, function: Predict, model: Any, noise: Tensor) -> Callable[[Tensor], Tensor]:
+    """The function of a model and its draws; it raises FedRayError for what is no log p of labels."""
     ctx = block.context
-    return lambda x: function(ctx, model, x, noise)
+    labels = block.plan.target is None
+
+    def rows(x: Tensor) -> Tensor:
+        found = function(ctx, model, x, noise)
+        total = float(found[:, :1].exp().sum(-1).mean()) if labels and found.ndim == 3 else 1.0  # of one example
+        if abs(total - 1) > AGREEMENT:  # of NaN nothing is said
+            raise FedRayError(f"{name}: its probabilities add up to {total:.3g}, not 1; return log p [M, B, C]")
+        return found
+
+    return rows
 
 
 def pieces(examples: Examples) -> Iterator[Examples]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from fedray import registry
@@ -21,7 +22,7 @@ from fedray.federate.plan import WIDE, Plan
 from fedray.nets import network
 from fedray.nets.densities import Density
 from fedray.nets.model import Model, check_memory, own_module
-from fedray.types import Algorithm, FedRayError, Selection, require
+from fedray.types import Algorithm, FedRayError, Selection, Sums, require
 
 
 def resolve(cfg: Experiment) -> Experiment:
@@ -109,6 +110,21 @@ def _check_memory(plan: Plan) -> None:
     check_memory(size * plan.algorithm.particles(plan.cfg.algorithm), what, "lower `particles` or `model.hidden`")
 
 
+def _check_weights(plan: Plan) -> None:
+    """Raise FedRayError for weights of clients that are no whole numbers, or depend on who else is in a process."""
+    how = plan.algorithm.aggregate
+    if not isinstance(how, Sums):
+        return
+    n = torch.tensor([3.0, 5.0], dtype=torch.float64)
+    found, alone = how.weigh(plan.context, n), torch.cat([how.weigh(plan.context, each) for each in n.split(1)])
+    if not torch.equal(found, alone.round()):
+        name = registry.algorithm_name(plan.cfg.algorithm)
+        raise FedRayError(
+            f"algorithm {name}: weigh gives clients of 3 and 5 examples {found.tolist()}, and each by itself "
+            f"{alone.tolist()}; return whole numbers that depend on a client's own n, and divide in absorb"
+        )
+
+
 def _pooled(cfg: Experiment, algorithm: Algorithm, partition: Partition, owned: bool) -> Partition:
     """All training examples at one place; raises FedRayError where they have owners, unless that was asked for."""
     name = registry.algorithm_name(cfg.algorithm)
@@ -174,6 +190,7 @@ def _methods(cfg: Experiment) -> tuple[Algorithm, Selection]:
 def _accept(plan: Plan) -> Plan:
     """The plan itself; raises FedRayError where memory or the algorithm refuses it."""
     _check_memory(plan)
+    _check_weights(plan)
     plan.initial_server()  # the algorithm refuses here what it cannot run
     return plan
 

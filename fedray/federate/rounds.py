@@ -111,9 +111,7 @@ def _federate(plan: Plan, state: State, cohort: Cohort, policy: FailurePolicy) -
     clock = _Clock()
     spotlights = _gather_spotlights(cohort.evaluate(0, plan.view(state.server), True)) if round_number == 1 else ()
     scores, score_bytes_down, score_bytes_up = _scores(plan, state.server, cohort, round_number)
-    ids, selection = plan.selection.select(
-        state.selection, scores, len(plan.trainers), plan.facts.per_round, plan.stream("select", 0, round_number)
-    )
+    ids, selection = _selected(plan, state.selection, scores, round_number)
     asked = tuple(plan.trainers) if cfg.train_all else ids
     trained = _train(plan, state.server, cohort, policy, round_number, asked)
     clock.end("train")
@@ -240,6 +238,20 @@ def _why(failures: Sequence[Failure], skip: bool) -> str:
         )
     text = f"{described(first)}, {then}"
     return f"{text}\n{first.traceback}" if first.traceback else text
+
+
+def _selected(plan: Plan, state: Any, scores: Tensor | None, round_number: int) -> tuple[tuple[int, ...], Any]:
+    """The clients of a round and the policy's new state; raises TrainingError for a choice that no round can have."""
+    clients, m = len(plan.trainers), plan.facts.per_round
+    with stage("select", f"policy {plan.cfg.selection}", round_number):
+        ids, after = plan.selection.select(state, scores, clients, m, plan.stream("select", 0, round_number))
+        ids = tuple(map(int, ids))
+    if len(ids) != m or sorted(set(ids)) != list(ids) or not set(ids) <= set(range(clients)):
+        raise TrainingError(
+            f"policy {plan.cfg.selection}, round {round_number}: it chose {list(ids)}; return {m} different clients "
+            f"of 0 to {clients - 1}, in ascending order"
+        )
+    return ids, after
 
 
 def _scores(plan: Plan, server: Any, cohort: Cohort, round_number: int) -> tuple[Tensor | None, int, int]:

@@ -248,6 +248,8 @@ def run(
         questions.check(wanted.plan, wanted.execution)
         session.check_gpu(wanted.execution)
         started = Run(wanted.plan, wanted.execution, _callable(callbacks))
+    for note in wanted.plan.notes:
+        say(f"data     {translated(note)}")
     for remark in wanted.plan.remarks:
         say(f"warning: {translated(remark)}")
     return started.play() if play else started

@@ -85,6 +85,11 @@ def given(layers: nn.Module, input_shape: tuple[int, ...], classes: int, density
     """
     if not isinstance(layers, nn.Module):
         raise FedRayError(f"layers={type(layers).__name__}: is not a network; give a torch.nn.Module")
+    last = next(reversed(list(layers.modules())))
+    if isinstance(layers, nn.Sequential) and isinstance(last, nn.Softmax | nn.LogSoftmax):
+        raise FedRayError(
+            f"layers: the network ends in {type(last).__name__}, and its outputs are logits; leave it out"
+        )
     if not is_chain(layers):
         return Model(nn.Sequential(OwnModule(layers)), input_shape, classes, density=density)
     assert isinstance(layers, nn.Sequential)

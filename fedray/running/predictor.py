@@ -329,6 +329,7 @@ def thresholds(folder: Path) -> dict[int | None, float]:
         with (folder / uncertain.CLIENTS).open(newline="") as file:
             rows = [row for row in csv.DictReader(file) if row["model"] == "personal"]
         found: dict[int | None, float] = {int(row["client"]): float(row["thr_threshold"]) for row in rows}
+    with refuse_damage(f"{folder / 'summary.json'} cannot be read", "run it again with --uncertainty"):
         measured = decode((folder / "summary.json").read_bytes())["uncertainty"]["global"]
         if measured is not None:
             found[None] = float(measured.get("thr_threshold_federated", math.inf))

@@ -20,7 +20,7 @@ from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot, State
 from fedray.federate.storage import checkpoint
 from fedray.federate.storage.checkpoint import CheckpointStore
-from fedray.federate.storage.checkpoint_files import Checkpoint
+from fedray.federate.storage.checkpoint_files import Checkpoint, CheckpointError
 from fedray.federate.uncertainty import questions
 from fedray.federate.uncertainty import summary as uncertain
 from fedray.federate.uncertainty.reply import Uncertainty
@@ -231,8 +231,18 @@ def _checkpoint(run: Run) -> Checkpoint | None:
     if begun is None and runfolder.finished_rounds(run.folder):
         return extension.from_result(run.folder, run.plan)
     if begun is None:
+        _check_lost(run)
         say("no checkpoint was written to its end before the run stopped: it starts again at round 0")
     return begun
+
+
+def _check_lost(run: Run) -> None:
+    """Raise CheckpointError where the run had written a checkpoint that is not there any more."""
+    status = progress.read(run.folder) if (run.folder / progress.FILE).exists() else None
+    if status and status.checkpoint:
+        raise CheckpointError(
+            f"{run.store.url}: the checkpoint of round {status.checkpoint} is gone; bring it back, or start a new run"
+        )
 
 
 def _newest(run: Run, store: CheckpointStore) -> Checkpoint | None:

@@ -182,11 +182,11 @@ def test_loss_deviations_are_compared_on_the_same_test_examples():
 
 
 def test_every_figure_is_written_and_none_from_nothing(tmp_path):
-    paths = figures.draw(tmp_path, "mnist", [ONE, TWO])
+    paths = figures.draw(tmp_path, "mnist", [ONE, TWO], "png")
     names = ["accuracy-mnist.png", "clients-mnist.png", "reliability-global-mnist.png"]
     assert [path.name for path in paths] == names
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
-    assert figures.draw(tmp_path, "none", [Series("a", [[]], [[]], [[]])]) == []
+    assert figures.draw(tmp_path, "none", [Series("a", [[]], [[]], [[]])], "png") == []
 
 
 def test_of_real_targets_the_rmse_is_drawn_in_their_units():

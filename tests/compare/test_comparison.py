@@ -75,6 +75,13 @@ def table(folder):
         return {(row["algorithm"], row["settings"]): row for row in csv.DictReader(file)}
 
 
+def test_figures_come_in_a_format_for_print_too(store, tmp_path):
+    assert run(store, tmp_path, "--metrics", "global/accuracy", "--figures", "pdf") == 0
+    found = {path.stem: path.read_bytes()[:4] for path in (tmp_path / "figures").glob("*.pdf")}
+    assert set(found.values()) == {b"%PDF"}
+    assert found.keys() == {path.stem for path in (tmp_path / "figures").glob("*.png")}
+
+
 def test_seeds_are_averaged_and_other_settings_are_not(store, tmp_path, capsys):
     assert run(store, tmp_path, "--metrics", "global/accuracy") == 0
     rows = table(tmp_path)

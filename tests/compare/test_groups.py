@@ -60,10 +60,11 @@ def test_seeds_and_what_decides_nothing_share_a_row():
     assert rows[0].label == ""
 
 
-def test_runs_that_stop_or_retry_share_a_row_and_those_that_leave_clients_out_do_not():
+def test_settings_that_older_or_longer_runs_name_otherwise_part_no_rows():
     kinds = {"old": {}, "a": {"on_failure": "retry"}, "b": {"on_failure": "abort"}, "c": {"on_failure": "skip"}}
+    kinds |= {"d": {"noise_generator": "auto"}, "e": {"noise_generator": "sfc64"}, "f": {"noise_generator": "philox"}}
     rows = groups.arrange([run(id, seed=n, **more) for n, (id, more) in enumerate(kinds.items())], BY)
-    assert sorted(ids(rows)) == [["c"], ["old", "a", "b"]]
+    assert sorted(ids(rows)) == [["c"], ["f"], ["old", "a", "b", "d", "e"]]
 
 
 def test_older_runs_held_nothing_out_for_validation():

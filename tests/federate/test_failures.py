@@ -9,6 +9,7 @@ from fedray.config import fingerprint, override
 from fedray.federate.failures import ATTEMPTS, FailurePolicy, StageError, failure_policy
 from fedray.federate.in_process import LocalCohort, LocalFederation
 from fedray.federate.rounds import TrainingError, play_round, start
+from fedray.types import RunError
 from tests.chaos.faults import always, fails_in
 from tests.helpers import differing, small_plan
 
@@ -68,7 +69,7 @@ def test_a_client_that_diverges_and_sends_nothing_is_noticed(backend):
 
 def test_a_client_is_left_out_exactly_as_if_it_had_not_been_selected():
     _, plan = ill("nan")
-    without = small_plan("pfedbayes", SETTINGS)
+    without = small_plan("pfedbayes", SETTINGS | {"clients_per_round": 5})
     chosen = tuple(i for i in range(6) if i != VICTIM)
     policy = without.selection._replace(select=lambda state, scores, clients, m, rng: (chosen, state))
     running, expected = LocalFederation(skipping(plan), "loop"), LocalFederation(without._replace(selection=policy))
@@ -159,3 +160,31 @@ def test_the_start_of_the_clients_is_measured_apart_from_the_first_round():
     parts = sum(first.seconds[name] for name in ("train", "aggregate", "evaluate"))
     assert first.seconds["round"] == pytest.approx(parts)
     assert state.rows[0]["time/start_seconds"] == first.seconds["start"]
+
+
+def test_what_is_no_log_p_is_refused_with_the_name_of_the_function():
+    def logits(ctx, view, x, noise):
+        return ctx.model.apply(view.theta, x)[None]
+
+    plan = small_plan("fedavg")
+    record = plan.algorithm._replace(predict_global=logits)
+    with pytest.raises(RunError, match=r"predict_global: its probabilities add up to .*, not 1; return log p"):
+        list(LocalFederation(plan._replace(algorithm=record)))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "reason"),
+    [
+        ((0, 1, 2, 3), r"it chose \[0, 1, 2, 3\]; return 3 different clients of 0 to 5, in ascending order"),
+        ((0, 1), r"it chose \[0, 1\]"),
+        ((2, 1, 0), r"it chose \[2, 1, 0\]"),
+        ((0, 0, 1), r"it chose \[0, 0, 1\]"),
+        ((4, 5, 6), r"it chose \[4, 5, 6\]"),
+        (None, "select: TypeError"),
+    ],
+)
+def test_a_choice_of_clients_that_no_round_can_have_names_the_policy(chosen, reason):
+    plan = small_plan("fedavg", {"clients_per_round": 3})
+    policy = plan.selection._replace(select=lambda state, scores, clients, m, rng: (chosen, state))
+    with pytest.raises(RunError, match=rf"policy uniform, round 1.*{reason}"):
+        list(LocalFederation(plan._replace(selection=policy)))

@@ -5,6 +5,7 @@ import pytest
 from fedray import registry
 from fedray.federate.planning import refusal
 from fedray.studies.cell import experiment
+from fedray.types import FedRayError
 from tests.helpers import small_plan
 
 
@@ -49,6 +50,15 @@ def test_minibatches_that_are_mostly_empty_are_said_where_they_are_computed():
 def test_what_the_settings_alone_refuse_is_known_without_the_data(name, settings, reason):
     assert reason in refusal(experiment(name, settings))
     assert refusal(experiment(name, {"data.name": "mnist"})) is None
+
+
+def test_weights_that_depend_on_who_else_is_in_a_process_are_refused(monkeypatch):
+    record = registry.algorithms()["fedavg"]
+    for weigh in (lambda ctx, n: n / n.sum(), lambda ctx, n: 0.5 * n):
+        wrong = record._replace(aggregate=record.aggregate._replace(weigh=weigh))
+        monkeypatch.setattr(registry, "algorithm_of", lambda cfg, wrong=wrong: wrong)
+        with pytest.raises(FedRayError, match=r"^algorithm fedavg: weigh gives clients of 3 and 5 examples .*; return"):
+            small_plan("fedavg")
 
 
 PRESETS = [(name, preset) for name, record in registry.algorithms().items() for preset in record.presets]

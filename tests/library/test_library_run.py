@@ -329,7 +329,8 @@ def test_a_client_is_a_whole_number_or_a_name(finished, client):
 def test_what_one_must_know_of_the_data_is_said(capfd):
     fedray.run("fedavg", (X.astype(np.uint8), Y), **QUICK)
     warned = capfd.readouterr().err
-    assert warned.startswith("warning: the largest pixel is 16")
+    assert warned.startswith("data     x: images 8 x 8 are grey")
+    assert "warning: the largest pixel is 16" in warned
     assert 'scaling="standard"' in warned
 
 

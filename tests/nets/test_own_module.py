@@ -150,6 +150,7 @@ REFUSED = {
     "double": (Net().double(), "is torch.float64"),
     "empty": (nn.Identity(), "no parameters to learn"),
     "dropout": (nn.Sequential(nn.Flatten(), nn.LayerNorm(6), nn.Dropout(), nn.Linear(6, 4)), "Dropout"),
+    "softmax": (nn.Sequential(nn.Flatten(), nn.Linear(6, 4), nn.Softmax(-1)), "ends in Softmax.*are logits"),
     "branches": (Branches(6, 4), "cannot be stacked"),
     "draws": (Draws(6, 4), "cannot be stacked"),
     "mixes": (Mixes(6, 4), "Mixes: the output for one example changes with the others"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -132,6 +133,18 @@ def test_a_run_may_be_cut_off_again_and_again_and_lose_its_last_checkpoint(cut: 
     assert launch.main(["--resume", "runs/cut"]) == 0
     same_result("runs/whole", "runs/cut")
     assert history("cut") == ("FINISHED", [1, 2, 3, 4, 5, 6])
+
+
+def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew(
+    cut: Callable[..., int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert cut([*FAST, "--tracking.uri", "none", "--name", "cut"], 5) == 130
+    away = Path("runs/cut/checkpoints").rename("away")
+    assert launch.main(["--resume", "runs/cut"]) == 1
+    assert "runs/cut/checkpoints: the checkpoint of round 5 is gone; bring it back" in capfd.readouterr().err
+    shutil.rmtree("runs/cut/checkpoints", ignore_errors=True)
+    away.rename("runs/cut/checkpoints")
+    assert launch.main(["--resume", "runs/cut"]) == 0
 
 
 def test_a_finished_run_that_is_resumed_keeps_its_end_time(

@@ -101,6 +101,10 @@ def test_a_damaged_table_of_thresholds_is_refused(folder, tmp_path):
     (tmp_path / "run" / "client_uncertainty.csv").write_text("model,client\npersonal,0\n")
     with pytest.raises(FedRayError, match=r"client_uncertainty\.csv cannot be read"):
         fedray.load(tmp_path / "run")
+    shutil.copy(folder / "with" / "client_uncertainty.csv", tmp_path / "run")
+    (tmp_path / "run" / "summary.json").write_text("")
+    with pytest.raises(FedRayError, match=r"run/summary\.json cannot be read"):
+        fedray.load(tmp_path / "run")
 
 
 def test_figures_show_what_the_files_hold(folder):

@@ -60,9 +60,10 @@ def unit(plan: Plan) -> Unit:
         step = partial(_step, plan, ctx)
         with _Count() as count:
             result = step(trees.tree_map(Tensor.clone, example[0]), *example[1:])
+        found = schema(result[0])
     except Exception as error:  # of many kinds: an author's
         raise FedRayError(f"backend=compiled: a step on zeros failed ({first_line(error)}); use backend=vmap") from None
-    if schema(result[0]) != schema(example[0]):
+    if found != schema(example[0]):
         raise FedRayError("backend=compiled: a step changes the shapes of the client's state; use backend=vmap")
     return Unit(step, example, result, count.operations, _key(plan, read.known, example))
 
