@@ -276,9 +276,11 @@ def networks() -> Mapping[str, NetworkRecord]:
 def pick(table: Mapping[str, Entry], kind: str, name: str) -> Entry:
     """An entry of a registry; an unknown name raises FedRayError with the known ones."""
     if name not in table:
-        here = name.isidentifier() and Path(f"{name}.py").exists()
-        known = f"{suggestion(name, table)}choose from {', '.join(table)}"
-        raise FedRayError(f"{kind} {name!r} is not known; {f'give --plugin {name}, or ' if here else ''}{known}")
+        there = name.isidentifier() and Path(f"{name}.py").exists()
+        here = f"{name}.py here is not loaded (`plugin`); " if there else ""
+        raise FedRayError(
+            f"{kind} {name!r} is not known; {here}{suggestion(name, table)}choose from {', '.join(table)}"
+        )
     return table[name]
 
 

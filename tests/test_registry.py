@@ -42,7 +42,7 @@ def test_settings_add_to_a_record_and_take_from_it():
 def test_an_unknown_name_that_is_a_file_here_may_be_a_plug_in(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").touch()
-    with pytest.raises(FedRayError, match=r"^algorithm 'mine' is not known; give --plugin mine, or choose from"):
+    with pytest.raises(FedRayError, match=r"^algorithm 'mine' is not known; mine\.py here is not loaded \(`plugin`\);"):
         registry.pick(registry.algorithms(), "algorithm", "mine")
 
 

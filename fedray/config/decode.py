@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -65,7 +66,7 @@ def fits(value: Any, hint: Any) -> bool:
         return value is None
     if hint is float:
         whole = isinstance(value, int) and not isinstance(value, bool)
-        return isinstance(value, float) or (whole and abs(value) < 2**1024)  # a float can hold it
+        return isinstance(value, float) or (whole and abs(value) <= sys.float_info.max)
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
     return isinstance(value, hint) if hint in (bool, str, list, dict) else True

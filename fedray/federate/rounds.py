@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -245,8 +246,8 @@ def _selected(plan: Plan, state: Any, scores: Tensor | None, round_number: int) 
     clients, m = len(plan.trainers), plan.facts.per_round
     with stage("select", f"policy {plan.cfg.selection}", round_number):
         ids, after = plan.selection.select(state, scores, clients, m, plan.stream("select", 0, round_number))
-        ids = tuple(map(int, ids))
-    if len(ids) != m or sorted(set(ids)) != list(ids) or not set(ids) <= set(range(clients)):
+        ids = tuple(map(operator.index, ids))
+    if len(ids) != m or sorted(set(ids)) != list(ids) or ids[0] < 0 or ids[-1] >= clients:
         raise TrainingError(
             f"policy {plan.cfg.selection}, round {round_number}: it chose {list(ids)}; return {m} different clients "
             f"of 0 to {clients - 1}, in ascending order"

@@ -62,7 +62,10 @@ def unread(record: NetworkRecord, cfg: ModelConfig, input_shape: tuple[int, ...]
 
     def changes(name: str) -> bool:
         without = dataclasses.replace(cfg, **{name: getattr(usual, name)})
-        return repr(record.layers(without, input_shape, classes)) != asked
+        try:
+            return repr(record.layers(without, input_shape, classes)) != asked
+        except Exception:  # an author's: it reads the usual width, which does not suit it
+            return True
 
     return [
         name for name in ("hidden", "lstm_hidden") if getattr(cfg, name) != getattr(usual, name) and not changes(name)
@@ -85,8 +88,10 @@ def given(layers: nn.Module, input_shape: tuple[int, ...], classes: int, density
     """
     if not isinstance(layers, nn.Module):
         raise FedRayError(f"layers={type(layers).__name__}: is not a network; give a torch.nn.Module")
-    last = next(reversed(list(layers.modules())))
-    if isinstance(layers, nn.Sequential) and isinstance(last, nn.Softmax | nn.LogSoftmax):
+    last = layers
+    while type(last) is nn.Sequential and len(last):
+        last = last[-1]
+    if isinstance(last, nn.Softmax | nn.LogSoftmax):
         raise FedRayError(
             f"layers: the network ends in {type(last).__name__}, and its outputs are logits; leave it out"
         )

@@ -138,7 +138,8 @@ def begin(run: Run, begun: Checkpoint | None) -> Tally:
         run.log.write(f"goes on after round {done}")
     failures = failure_list.begin(run.folder, done)
     go_on = runfolder.command(run.folder)
-    status = Status(run.name, "running", done, run.plan.rounds, {}, 0.0, len(failures), done or None, go_on)
+    saved = None if runfolder.finished_rounds(run.folder) else done or None  # a result is no checkpoint
+    status = Status(run.name, "running", done, run.plan.rounds, {}, 0.0, len(failures), saved, go_on)
     progress.write(run.folder, status)
     return Tally(status, time.perf_counter(), before, failures=failures)
 
@@ -238,10 +239,13 @@ def _checkpoint(run: Run) -> Checkpoint | None:
 
 def _check_lost(run: Run) -> None:
     """Raise CheckpointError where the run had written a checkpoint that is not there any more."""
-    status = progress.read(run.folder) if (run.folder / progress.FILE).exists() else None
-    if status and status.checkpoint:
+    saved = None
+    with contextlib.suppress(FedRayError):  # without a status nobody knows
+        saved = progress.read(run.folder).checkpoint
+    if saved:
         raise CheckpointError(
-            f"{run.store.url}: the checkpoint of round {status.checkpoint} is gone; bring it back, or start a new run"
+            f"{run.store.url}: the checkpoint of round {saved} is gone; bring it back, or remove {run.folder} and "
+            "start the run again"
         )
 
 

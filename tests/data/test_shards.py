@@ -54,8 +54,8 @@ def test_features_are_used_as_they_are_and_the_dataset_is_not_touched():
     dataset = loading.Dataset(x.copy(), np.arange(8) % 2, 2, None)
     (shard,) = each_of(Shards(dataset, iid(dataset.y, 1, 0.25, rng()), [0]))
     assert np.array_equal(np.sort(torch.cat([shard.train_x, shard.test_x]).numpy(), 0), np.sort(x, 0))
-    shard.train_x.zero_()
-    shard.train_y.zero_()
+    for part in (shard.train_x, shard.train_y, shard.test_x, shard.test_y):
+        part.zero_()
     assert np.array_equal(dataset.x, x)
     assert dataset.y.tolist() == [0, 1] * 4
 

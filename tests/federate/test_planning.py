@@ -1,9 +1,13 @@
 """What a plan says of an experiment's settings."""
 
 import pytest
+from torch import nn
 
 from fedray import registry
+from fedray.config import ModelConfig
 from fedray.federate.planning import refusal
+from fedray.nets import network
+from fedray.nets.network import NetworkRecord
 from fedray.studies.cell import experiment
 from fedray.types import FedRayError
 from tests.helpers import small_plan
@@ -21,6 +25,16 @@ from tests.helpers import small_plan
 def test_settings_that_the_federation_does_not_read_are_said(name, settings, words):
     assert any(remark.startswith(words) for remark in small_plan(name, settings).remarks)
     assert not any("changes nothing" in remark for remark in small_plan(name).remarks)
+
+
+def test_a_network_that_cannot_have_the_usual_width_reads_it():
+    def layers(cfg, input_shape, classes):
+        first, second = cfg.hidden
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, first), nn.Linear(first, second), nn.Linear(second, classes))
+
+    record = NetworkRecord("two hidden layers", layers)
+    assert network.unread(record, ModelConfig(hidden=(7, 8)), (1, 8, 8), 10) == []
+    assert network.unread(record, ModelConfig(hidden=(7, 8), lstm_hidden=3), (1, 8, 8), 10) == ["lstm_hidden"]
 
 
 def test_settings_that_are_read_are_not_said():

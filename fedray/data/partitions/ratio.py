@@ -50,7 +50,8 @@ def ratio(
     def too_many(n: int) -> bool:
         return bool((np.array(supply) < _units(n, majority, alternate).sum(0)).any())
 
-    most = bisect.bisect_left(range(1, clients + 1), True, key=too_many)  # more clients need more examples
+    # More clients need more examples, and each of them one at least.
+    most = bisect.bisect_left(range(1, min(clients, len(labels)) + 1), True, key=too_many)
     reason = f"classes of {len(orders[0])} and {len(orders[1])} examples serve {most} clients at 1:{majority}"
     require(clients == most, "clients", clients, reason, f"lower it to {most}" if most else "lower `data.majority`")
     units = _units(clients, majority, alternate)
