@@ -29,7 +29,6 @@ from fedray.data.readers import Dataset
 from fedray.federate.failures import ATTEMPTS
 from fedray.federate.plan import Plan
 from fedray.running import progress, runfolder, session, stages
-from fedray.running.acceptance import accepted, announce
 from fedray.running.published.publish import Finished
 from fedray.running.side_by_side import Ended, Listener
 from fedray.running.writer import Writer
@@ -129,8 +128,8 @@ def _enter(request: stages.Request, planner: Planner, locks: contextlib.ExitStac
     locks.enter_context(runfolder.place_locked(folder, runfolder.store(folder, execution)))
     note = runfolder.read(request.resume) if request.resume else None
     Writer(folder, note is not None and runfolder.holds(folder, note)).discard()
-    plan = accepted(request, note, planner.plan)
-    announce(plan, str(execution.name))
+    plan = stages.accepted(request, note, planner.plan)
+    stages.announce(plan, str(execution.name))
     checkpoints = runfolder.absolute(execution, "").checkpoint
     execution = dataclasses.replace(execution, output=folder, checkpoint=checkpoints)
     return Entered(str(execution.name), plan, execution, folder, planner.dataset(request.experiment), note)

@@ -23,7 +23,6 @@ from fedray.federate.planning import make_plan
 from fedray.federate.storage.checkpoint import CheckpointStore
 from fedray.federate.storage.checkpoint_files import Checkpoint, CheckpointError
 from fedray.running import extension, mlflow_store, progress, runfolder, tracking
-from fedray.running.acceptance import accepted, announce
 from fedray.running.files import read_measures, remove_leftovers
 from fedray.running.log import Log
 from fedray.running.published import page
@@ -34,7 +33,9 @@ from fedray.running.stages import (
     Request,
     Run,
     RunResult,
+    accepted,
     account,
+    announce,
     begin,
     collect,
     conclude,

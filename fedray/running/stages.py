@@ -1,15 +1,17 @@
-"""The stages of a run, whoever plays its rounds: ready, begun, accounted for round by round, collected, concluded."""
+"""The stages of a run, whoever plays its rounds: accepted, ready, begun, accounted for, collected, concluded."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedray.config import Execution, Experiment
+from fedray.data import loading
+from fedray.data.digests import of_examples
 from fedray.federate import loss_deviation, report
 from fedray.federate.compiled.choice import choose
 from fedray.federate.compiled.package import Package
@@ -33,7 +35,7 @@ from fedray.running.runfolder import Note
 from fedray.running.tracking import Tracker
 from fedray.running.writer import PERSONAL, Writer
 from fedray.terminal import headlines, say
-from fedray.types import FedRayError, writing
+from fedray.types import FedRayError, for_command_line, writing
 
 RECENT_ROUNDS = 10  # whose mean time tells how long the rest will take
 
@@ -98,6 +100,35 @@ class Played(NamedTuple):
     seconds: float  # of all rounds, those before an interruption included
     device: str  # what the clients computed on
     uncertainty: Uncertainty | None = None  # of the last round's models, where it was asked for
+
+
+def accepted(request: Request, note: Note | None, plan_of: Callable[[Experiment], Plan]) -> Plan:
+    """The plan of a request, by ``plan_of``; ``note`` is that of the run that it goes on with.
+
+    Raises FedRayError where it cannot run, cannot answer what is asked of its models, or began with other examples.
+    """
+    cfg = request.experiment
+    try:
+        plan = plan_of(cfg)
+    except FedRayError:
+        if note and note.examples:  # that they changed may be why, and is what the user can mend
+            runfolder.check_examples(request.resume, note, cfg.data.name, of_examples(loading.load(cfg.data)))
+        raise
+    if note:
+        runfolder.check_examples(request.resume, note, cfg.data.name, plan.examples)
+    if request.execution.loss_deviation:
+        loss_deviation.check(plan)
+    questions.check(plan, request.execution)
+    return plan
+
+
+def announce(plan: Plan, name: str = "") -> None:
+    """Say how the data of a run, perhaps of one among others, were read, and what one must know to quote a number."""
+    who = f"{name}: " if name else ""
+    for note in plan.notes:
+        say(f"data     {who}{for_command_line(note)}")
+    for remark in plan.remarks:
+        say(f"warning: {who}{for_command_line(remark)}")
 
 
 @contextlib.contextmanager
