@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from fedray.compare import figures, html, tables
+from fedray.compare import figures, html, latex, tables
 from fedray.compare.figures import Series
 from fedray.compare.groups import DATA, History, RunGroup, arrange, called, measurable, with_estimates
 from fedray.compare.runs import Files, FinishedRun, RunStore
@@ -88,7 +88,7 @@ def compare(options: Options) -> str:
     facts = {"experiment": options.experiment, "study": options.study or "any", "store": store.where}
     texts = {
         "md": "\n".join(map(tables.markdown, written)),
-        "latex": "\n".join(map(tables.latex, written)),
+        "latex": "\n".join(map(latex.latex, written)),
         "csv": tables.plain(groups, by, metrics),
     }
     with _written(options.output):

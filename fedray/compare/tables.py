@@ -1,4 +1,4 @@
-"""A comparison as a table in Markdown, LaTeX (booktabs) and CSV; html.py puts the same entries on a page."""
+"""A comparison as a table in Markdown, on a terminal and in CSV; latex.py and html.py show the same entries."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
-import jinja2
 from rich.text import Text
 
 from fedray.compare import paired, published
@@ -21,6 +19,7 @@ from fedray.compare.published import Published
 from fedray.federate.uncertainty.summary import TRACKED
 
 LONG = 1e5  # larger numbers are shown in scientific notation
+TIE = "\N{NO-BREAK SPACE}"
 TITLE_WIDTH = 16  # characters of a line of a title in a terminal
 CELLS = (
     "Mean ± half its 95 % interval (Student's t) over n seeds; one seed has none. Each run counts with its mean over "
@@ -93,6 +92,7 @@ class Entry(NamedTuple):
 class Table(NamedTuple):
     """A comparison, ready to be written in any format."""
 
+    name: str  # by which a paper refers to it
     header: list[str]
     blocks: list[list[list[Entry]]]  # one block of rows per dataset
     left: int  # number of columns that hold words; they come first and are left-aligned
@@ -116,7 +116,7 @@ def build(groups: Sequence[RunGroup], by: Sequence[str], metrics: Sequence[str])
     for (_, controls), members in itertools.groupby(groups, key=lambda group: (group.block, group.control)):
         title = [[Entry(CONTROLS), *[Entry("")] * (len(header) - 1)]] if controls else []
         blocks.append(title + _block(list(members), metrics, labelled))
-    return Table(header, blocks, len(by) + labelled, _caption(blocks, metrics))
+    return Table("comparison", header, blocks, len(by) + labelled, _caption(blocks, metrics))
 
 
 def differences(
@@ -127,25 +127,36 @@ def differences(
     name: str,
 ) -> Table | None:
     """What every row has more than the baseline of its data, over the seeds of both; None if nothing can be paired."""
-    bases = paired.baseline(groups, by, name)
-    header = ["row", "minus", "n", *(style(metric).label for metric in metrics)]
-    blocks: list[list[list[Entry]]] = []
-    for base in bases.values():
+    blocks: list[list[Pair]] = []
+    for base in paired.baseline(groups, by, name).values():
         alike = [group for group in groups if group is not base and paired.dealt(group) == paired.dealt(base)]
-        rows = []
-        for group in alike:
-            found = [paired.difference(group, base, histories, metric) for metric in metrics]
-            most = max((each.estimate.n for each in found if each), default=0)
-            cells = [_gap(each, style(metric), most) for each, metric in zip(found, metrics, strict=True)]
-            names = [" ".join(filter(None, [*each.values, each.label])) for each in (group, base)]
-            rows += [[*map(Entry, [*names, str(most)]), *cells]] if most else []
-        blocks += [rows] if rows else []
+        found = [{each: paired.difference(group, base, histories, each) for each in metrics} for group in alike]
+        pairs = [Pair(group, base, gaps) for group, gaps in zip(alike, found, strict=True) if any(gaps.values())]
+        blocks += [pairs] if pairs else []
+    # A measure that no two rows share would be a column of dashes.
+    shared = [metric for metric in metrics if any(pair.gaps[metric] for block in blocks for pair in block)]
+    header = ["row", "minus", "n", *(style(metric).label for metric in shared)]
     caption = (
         "Differences to the baseline by seed: mean ± half its 95 % interval (Student's t) over the n seeds of both "
         "rows, and the p-value of the paired t test, not corrected for the number of tests. The runs of a seed have "
         "the same examples on the same clients."
     )
-    return Table(header, blocks, 2, caption) if blocks else None
+    rows = [[_gaps(pair, shared) for pair in block] for block in blocks]
+    return Table("differences", header, rows, 2, caption) if blocks else None
+
+
+class Pair(NamedTuple):
+    """A row, the baseline of its data, and by how much the row has more of every metric."""
+
+    group: RunGroup
+    base: RunGroup
+    gaps: Mapping[str, paired.Difference | None]
+
+
+def _gaps(pair: Pair, metrics: Sequence[str]) -> list[Entry]:
+    most = max(gap.estimate.n for gap in pair.gaps.values() if gap)
+    names = [" ".join(filter(None, [*each.values, each.label])) for each in (pair.group, pair.base)]
+    return [*map(Entry, [*names, str(most)]), *(_gap(pair.gaps[metric], style(metric), most) for metric in metrics)]
 
 
 def _gap(found: paired.Difference | None, shown: Style, most: int) -> Entry:
@@ -254,34 +265,47 @@ def markdown(table: Table) -> str:
     return "\n".join([*lines, "", table.caption, ""])
 
 
+def titled(table: Table) -> list[list[str]]:
+    """The lines of every title, for a narrow column; an arrow stays with its word."""
+    tied = [re.sub(r" (?=[↑↓])", TIE, title) for title in table.header]
+    wrapped = [textwrap.wrap(title, TITLE_WIDTH, break_long_words=False, break_on_hyphens=False) for title in tied]
+    return [[line.replace(TIE, " ") for line in lines] for lines in wrapped]
+
+
+def parts(words: Sequence[int], numbers: Sequence[int], widths: Sequence[int], most: int) -> list[list[int]]:
+    """The columns of each part of a table, none wider than ``most`` if there is room for one; each has the words."""
+    found: list[list[int]] = [[*words]]
+    for at in numbers:
+        if len(found[-1]) > len(words) and sum(widths[k] for k in [*found[-1], at]) > most:
+            found.append([*words])
+        found[-1].append(at)
+    return found
+
+
 def terminal(table: Table, width: int) -> str:
     """The table for a terminal of so many characters: a wide one in parts, each with the words of the rows."""
     from rich.box import SIMPLE_HEAD
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table as View
 
     rows = [[_plain(entry) for entry in row] for block in table.blocks for row in block]
-    titles = [textwrap.fill(title, TITLE_WIDTH, break_long_words=False) for title in table.header]
-    wide = [
-        max(*(len(line) for line in title.split("\n")), *(row[at].cell_len for row in rows)) + 2
-        for at, title in enumerate(titles)
+    titles = ["\n".join(lines) for lines in titled(table)]
+    widths = [
+        max([cell_len(line) for line in lines] + [row[at].cell_len for row in rows]) + 2
+        for at, lines in enumerate(titled(table))
     ]
-    words = list(range(table.left + 1))  # and n
-    parts: list[list[int]] = [[]]
-    for at in range(table.left + 1, len(table.header)):
-        if parts[-1] and sum(wide[k] for k in [*words, *parts[-1], at]) > width:
-            parts.append([])
-        parts[-1].append(at)
     out = io.StringIO()
     console = Console(file=out, width=width, force_terminal=True, highlight=False)
-    for part in parts:
+    words = range(table.left + 1)  # and n
+    for part in parts(words, range(len(words), len(table.header)), widths, width):
         view = View(box=SIMPLE_HEAD, header_style="bold")
-        for at in [*words, *part]:
+        for at in part:
             view.add_column(titles[at], justify="left" if at < table.left else "right", no_wrap=at >= table.left)
         start = 0
         for block in table.blocks:
             for row in rows[start : start + len(block)]:
-                view.add_row(*(row[at] for at in [*words, *part]))
+                view.add_row(*(row[at] for at in part))
             view.add_section()
             start += len(block)
         console.print(view)
@@ -292,48 +316,6 @@ def terminal(table: Table, width: int) -> str:
 def _plain(entry: Entry) -> Text:
     """An entry as rich shows it; its note is left to the files."""
     return Text(entry.text, style="bold green" if entry.bold else "")
-
-
-_LATEX = {
-    **{letter: f"\\{letter}" for letter in "&%$#_{}"},
-    "[": "{[}",  # a line that begins with it would be the length of the line break before it
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "\\": r"\textbackslash{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "±": r"$\pm$",
-    "–": "--",
-    "−": "$-$",
-    "↑": r"$\uparrow$",
-    "↓": r"$\downarrow$",
-    "\n": " ",
-}
-
-
-def _escape_latex(value: object) -> str:
-    text = re.sub(r"(?<![\w.-])-(?=\d)", "−", str(value))  # a hyphen before a number is its sign
-    return "".join(_LATEX.get(letter, letter) for letter in text)
-
-
-def latex(table: Table) -> str:
-    """A table environment for the package booktabs, from table.tex.jinja; every value is escaped."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        finalize=_escape_latex,
-        undefined=jinja2.StrictUndefined,
-        # LaTeX itself uses braces and percent signs.
-        block_start_string="<%",
-        block_end_string="%>",
-        variable_start_string="<<",
-        variable_end_string=">>",
-        comment_start_string="<#",
-        comment_end_string="#>",
-        trim_blocks=True,
-        keep_trailing_newline=True,
-    )
-    return environment.get_template("table.tex.jinja").render(table=table)
 
 
 def plain(groups: Sequence[RunGroup], by: Sequence[str], metrics: Sequence[str]) -> str:

@@ -84,7 +84,6 @@ def test_controls_stand_apart_and_do_not_compete():
     assert "local trains every client alone, from below" in table.caption
     assert "Controls" not in build(A, B).caption
     assert "| Controls, not federated |  |  |  |" in tables.markdown(table)
-    assert tables.latex(table).count(r"\midrule") == 2
     assert bold(build(local, pooled)) == [[], [], []]
 
 
@@ -107,37 +106,7 @@ def test_markdown_has_the_published_figure_beside_the_cell():
     assert "700" not in tables.markdown(build(row("fedavg", Estimate(0.9, None, 1), data="digits")))
 
 
-def test_latex_is_escaped_and_ruled_between_datasets():
-    text = tables.latex(
-        build(row("fed_avg", Estimate(0.9, 0.01, 2)), row("fedprox", Estimate(0.8, None, 1), size="small"))
-    )
-    assert r"\begin{tabular}{lrrr}" in text
-    assert r"algorithm & n & global accuracy (\%) $\uparrow$ & global NLL (nats) $\downarrow$ \\" in text
-    assert r"fed\_avg & 2 & 90.00 $\pm$ 8.98" in text
-    assert [text.count(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule")] == [1, 2, 1]
-    assert text.count("{") == text.count("}")
-    assert text.isascii()
-
-
-def test_latex_takes_a_cell_that_begins_with_a_bracket_for_no_length_of_a_line_break():
-    text = tables.latex(build(row("[100]", Estimate(0.9, None, 1)), row("[200]", Estimate(0.8, None, 1))))
-    assert "{[}100]" in text
-    assert not re.search(r"\\\\\s*\[", text)
-
-
-def test_latex_shows_the_signs_of_numbers_and_leaves_hyphens():
-    text = tables.latex(build(row("fed-2", Estimate(0.9, None, 1), label="rho=-2.5, lr=1e-05")))
-    assert r"fed-2 & rho=$-$2.5, lr=1e-05 & 1 & 90.00" in text
-
-
 HOSTILE = r"<script>&|#%$_^~{\end{table}"
-
-
-def test_latex_shows_a_hostile_name_as_text():
-    text = tables.latex(build(row(HOSTILE, Estimate(0.9, None, 1)), B))
-    assert r"\textless{}script\textgreater{}\&\textbar{}\#\%\$\_\textasciicircum{}" in text
-    assert r"\textasciitilde{}\{\textbackslash{}end\{table\}" in text
-    assert text.count(r"\end{table}") == 1
 
 
 def test_html_shows_hostile_names_as_text():
@@ -223,6 +192,8 @@ def test_differences_are_taken_seed_by_seed_and_tested_as_scipy_does():
     interval = test.confidence_interval(0.95)
     half = 50 * (interval.high - interval.low)
     assert texts(found) == [["b", "a", "3", f"+2.00 ± {half:.2f} (p {test.pvalue:.2g})"]]
+    unmeasured = tables.differences([a, b], ["algorithm"], [NLL, ACC], first | second, "")
+    assert unmeasured.header == ["row", "minus", "n", "global accuracy (%)"]  # no column of dashes
     swapped = tables.differences([a, b], ["algorithm"], [ACC], first | second, "b")
     assert texts(swapped) == [["a", "b", "3", f"-2.00 ± {half:.2f} (p {test.pvalue:.2g})"]]
     assert tables.differences([a, c], ["algorithm"], [ACC], first | third, "") is None
