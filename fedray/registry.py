@@ -238,6 +238,14 @@ def plug_in_again(modules: Iterable[object], run: str) -> None:
             raise FedRayError(f"{run}: used the plug-in {module}, which is not here; {error}") from error
 
 
+def program_of(module: str) -> str:
+    """The source of a plug-in's own file; empty for one that is compiled."""
+    try:
+        return inspect.getsource(importlib.import_module(module))
+    except (OSError, TypeError):
+        return ""
+
+
 def sources(modules: Sequence[str]) -> list[Path]:
     """The file or, of a module in a package, the folder of the outermost package of each plug-in."""
     found: list[Path] = []

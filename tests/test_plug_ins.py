@@ -58,6 +58,26 @@ def test_five_plug_ins_outside_of_the_checkout_play_and_are_found_again(folder):
 
 
 @pytest.mark.slow
+def test_a_run_that_goes_on_with_a_changed_plug_in_says_so_and_has_a_row_of_its_own(folder):
+    words = ["my_prox", "--plugin", "my_prox", "--runtime", "local", "--rounds", "1", "--json"]
+    launch(folder, *words, "--output", "first", "--seed", "0")
+    launch(folder, *words, "--output", "second", "--seed", "1")
+    file = folder / "my_prox.py"
+    file.write_text(f"# a comment\n{PROX}", encoding="utf-8")
+    assert "has changed" not in call(folder, "-m", "fedray.launch", "--resume", "second", "--rounds", "2").stderr
+    file.write_text(f"{PROX}\nMORE = 1\n", encoding="utf-8")
+    changed = call(folder, "-m", "fedray.launch", "--resume", "first", "--rounds", "2")
+    assert "the plug-in my_prox has changed since this run began" in changed.stderr
+    digests = [json.loads((folder / name / "config.json").read_text())["digests"] for name in ("first", "second")]
+    old, new = digests[0]["plug_in.my_prox"].split("+")
+    assert digests[1]["plug_in.my_prox"] == old
+    assert new != old
+    assert json.loads((folder / "first/run.json").read_text())["digests"] == digests[0]
+    table = call(folder, "-m", "fedray.compare", "--metrics", "personal/accuracy").stdout
+    assert f"plug_in.my_prox={old}+{new}" in table
+
+
+@pytest.mark.slow
 @pytest.mark.ray
 def test_plug_ins_reach_the_actors(folder):
     launch(folder, "my_prox", *USE.split(), "--runtime", "local", "--output", "local", "--json")

@@ -163,7 +163,7 @@ class _TrackedRun:
         self._tracker = session.open_tracker(plan, execution, self._name, tags, note)
         noted = runfolder.absolute(execution, self._tracker.uri)
         package = note.package if note else ""
-        own = runfolder.Note(self._name, plan.cfg, noted, self._tracker.run_id, package, plan.examples)
+        own = runfolder.Note(self._name, plan.cfg, noted, self._tracker.run_id, package, plan.digests)
         runfolder.write(self._folder, own)
 
     def add(self, row: Mapping[str, float]) -> None:

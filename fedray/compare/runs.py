@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from fedray.federate import report
 from fedray.federate.measures.tasks import TASKS
+from fedray.federate.plan import PLUG_IN
 from fedray.running import mlflow_store
 from fedray.types import FedRayError
 
@@ -187,12 +188,13 @@ def _existing(uri: str) -> str:
 
 def _finished_run(run: Run) -> FinishedRun:
     tags = run.data.tags
-    shorter = {"rounds": tags[report.PLAYED]} if report.PLAYED in tags else {}  # parameters cannot change
+    changed = {name: tag for name, tag in tags.items() if name.startswith(PLUG_IN)}  # parameters cannot change
+    changed |= {"rounds": tags[report.PLAYED]} if report.PLAYED in tags else {}
     return FinishedRun(
         id=run.info.run_id,
         name=run.info.run_name or run.info.run_id,
         started=run.info.start_time,
-        settings=run.data.params | shorter,
+        settings=run.data.params | changed,
         tags={name: value for name, value in tags.items() if not name.startswith("mlflow.")},
         measured=frozenset(run.data.metrics),
     )

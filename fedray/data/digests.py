@@ -1,8 +1,10 @@
-"""What a caller gave in the place of a name: two runs may both say "given", and have been given different things."""
+"""What stands behind a name: two runs may both say "given", or name one plug-in, and mean different things."""
 
 from __future__ import annotations
 
 import hashlib
+import io
+import tokenize
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -13,6 +15,7 @@ from fedray.data.readers import Dataset
 
 EXAMPLES, OWNERS, LAYERS = "data.examples", "data.owners", "model.layers"
 DIGITS = 12
+UNSEEN = (tokenize.COMMENT, tokenize.NL)
 
 
 def digests(examples: str, partition: Partition | None, layers: nn.Module | None, kept: str = "") -> Mapping[str, str]:
@@ -31,6 +34,13 @@ def of_layers(layers: nn.Module, kept: str) -> str:
     """The digest of a network: how it prints itself, with the shapes of its parameters, and how these are kept."""
     shapes = [(name, tuple(each.shape)) for name, each in layers.named_parameters()]
     return hashlib.sha256(f"{layers}{shapes}{kept}".encode()).hexdigest()[:DIGITS]
+
+
+def of_program(source: str) -> str:
+    """The digest of a program in Python, without its comments and blank lines."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    words = [token.string for token in tokens if token.type not in UNSEEN]
+    return hashlib.sha256(" ".join(words).encode()).hexdigest()[:DIGITS]
 
 
 def of_examples(dataset: Dataset) -> str:

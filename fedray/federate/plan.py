@@ -30,6 +30,9 @@ WIDE = 1000  # rows of a minibatch up to which its padding is computed, whatever
 Device = torch.device | str
 
 
+PLUG_IN = "plug_in."  # and the name of a module: what its digest is called
+
+
 class Plan(NamedTuple):
     """A validated experiment with its algorithm, network and partition; small enough to send to every process."""
 
@@ -48,7 +51,9 @@ class Plan(NamedTuple):
     plug_ins: tuple[str, ...] = ()  # modules that a process must import to know the names in cfg
     # By name, of probabilities [n, C] and labels [n] of a client's test examples; they are averaged over clients.
     own_metrics: Mapping[str, Callable[[np.ndarray, np.ndarray], float]] = {}
-    digests: Mapping[str, str] = {}  # of examples, owners and layers of the user's own: two runs may differ in them
+    digests: Mapping[
+        str, str
+    ] = {}  # of examples, owners, layers and plug-ins of the user's own: two runs may differ in them
 
     @property
     def examples(self) -> str:

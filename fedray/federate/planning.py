@@ -12,13 +12,13 @@ from fedray import registry
 from fedray.arrays.rng import Stream
 from fedray.config import Experiment, override
 from fedray.data import loading, own, papers
-from fedray.data.digests import digests, of_examples
+from fedray.data.digests import digests, of_examples, of_program
 from fedray.data.given import given as from_caller
 from fedray.data.loading import Dataset
 from fedray.data.partition import Partition, check_given, hold_out_validation, pooled
 from fedray.data.scaling import of_targets
 from fedray.data.shards import relabelled
-from fedray.federate.plan import WIDE, Plan
+from fedray.federate.plan import PLUG_IN, WIDE, Plan
 from fedray.nets import network
 from fedray.nets.densities import Density
 from fedray.nets.model import Model, check_memory, own_module
@@ -243,7 +243,8 @@ def make_plan(
     each = cfg.data.partition == "natural" and len(users) == cfg.clients  # else clients are groups of users
     names = dataset.names._replace(users=users if each else ())
     examples = of_examples(dataset) if loading.of_the_users(cfg.data.name) else ""
-    caller = own_module(model)
+    caller, plug_ins = own_module(model), plug_ins_of(cfg)
+    programs = {f"{PLUG_IN}{module}": of_program(registry.program_of(module)) for module in plug_ins}
     plan = Plan(
         cfg,
         algorithm,
@@ -257,8 +258,8 @@ def make_plan(
         given=given,
         names=names,
         notes=dataset.notes,
-        plug_ins=plug_ins_of(cfg),
-        digests=digests(examples, owners, layers, caller.kept if caller else ""),
+        plug_ins=plug_ins,
+        digests={**digests(examples, owners, layers, caller.kept if caller else ""), **programs},
     )
     return _accept(plan._replace(remarks=(*remarks, *_padded(plan))))
 

@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 from fedray import registry
 from fedray.config import Execution, Experiment, decisive, differences, flatten, from_dict, to_dict
 from fedray.config.decode import decode, fits, refuse_damage
-from fedray.federate.plan import Plan
+from fedray.data.digests import EXAMPLES
+from fedray.federate.plan import PLUG_IN, Plan
 from fedray.federate.planning import plug_ins_of
 from fedray.federate.storage import checkpoint
 from fedray.federate.storage.checkpoint import STATES, CheckpointStore, rounds
@@ -49,7 +50,7 @@ class Note(NamedTuple):
     execution: Execution
     run_id: str | None  # in the tracking store
     package: str = ""  # key of the compiled step that it trains with; empty: none
-    examples: str = ""  # the digest of the user's own; empty: of no other data, nor in older versions
+    digests: Mapping[str, str] = {}  # of what is the user's own; older versions noted none
 
 
 def write(folder: Path, note: Note) -> None:
@@ -167,16 +168,16 @@ def read(place: str) -> Note:
             execution = replace(execution, checkpoint=replace(execution.checkpoint, url=place))
         name = found["name"]
         run_id = found["run_id"]
-        package, examples = found.get("package", ""), found.get("examples", "")  # older versions had none
+        package, digests = found.get("package", ""), found.get("digests", {})  # older versions had none
         if (
             not isinstance(name, str)
             or Path(name).name != name
             or not fits(run_id, str | None)
             or not fits(package, str)
-            or not fits(examples, str)
+            or not fits(digests, dict[str, str])
         ):
-            raise ValueError("its name, its run_id, its package or its digest is not one")
-        return Note(name, experiment, execution, run_id, package, examples)
+            raise ValueError("its name, its run_id, its package or its digests are not one")
+        return Note(name, experiment, execution, run_id, package, digests)
 
 
 def _content(note: Note) -> dict[str, Any]:
@@ -189,7 +190,7 @@ def _content(note: Note) -> dict[str, Any]:
         "execution": to_dict(note.execution),
         "run_id": note.run_id,
         "package": note.package,
-        "examples": note.examples,
+        "digests": dict(note.digests),
     }
 
 
@@ -255,11 +256,24 @@ def check_same(place: str, note: Note, asked: Experiment, execution: Execution) 
 
 def check_examples(place: str, note: Note, data: str, examples: str) -> None:
     """Raise FedRayError where the user's own examples, by their digest, are not those with which the run began."""
-    if note.examples and examples != note.examples:
+    if note.digests.get(EXAMPLES, examples) != examples:
         raise FedRayError(
             f"--resume {place}: {data} holds other examples than when the run began, and a test example "
             "may be one of training by now; bring the data of then back, or start a new run without --resume"
         )
+
+
+def since(note: Note, plan: Plan) -> Plan:
+    """The plan of a run that goes on; a plug-in that has changed since it began has both digests, and a remark."""
+    before = {name: kept for name, kept in note.digests.items() if name.startswith(PLUG_IN) and name in plan.digests}
+    changed = {name: kept for name, kept in before.items() if kept.rpartition("+")[2] != plan.digests[name]}
+    remarks = [
+        f"the plug-in {name.removeprefix(PLUG_IN)} has changed since this run began: its rounds are of two programs. "
+        "So nobody can repeat it, and it averages with no other run; start a new one for a result to publish"
+        for name in changed
+    ]
+    joined = before | {name: f"{kept}+{plan.digests[name]}" for name, kept in changed.items()}
+    return plan._replace(digests={**plan.digests, **joined}, remarks=(*plan.remarks, *remarks))
 
 
 def _check_place(resume: str, note: Note, execution: Execution) -> None:

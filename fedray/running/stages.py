@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from fedray.config import Execution, Experiment
 from fedray.data import loading
-from fedray.data.digests import of_examples
+from fedray.data.digests import EXAMPLES, of_examples
 from fedray.federate import loss_deviation, report
 from fedray.federate.compiled.choice import choose
 from fedray.federate.compiled.package import Package
@@ -111,11 +111,12 @@ def accepted(request: Request, note: Note | None, plan_of: Callable[[Experiment]
     try:
         plan = plan_of(cfg)
     except FedRayError:
-        if note and note.examples:  # that they changed may be why, and is what the user can mend
+        if note and EXAMPLES in note.digests:  # that they changed may be why, and is what the user can mend
             runfolder.check_examples(request.resume, note, cfg.data.name, of_examples(loading.load(cfg.data)))
         raise
     if note:
         runfolder.check_examples(request.resume, note, cfg.data.name, plan.examples)
+        plan = runfolder.since(note, plan)
     if request.execution.loss_deviation:
         loss_deviation.check(plan)
     questions.check(plan, request.execution)
@@ -250,7 +251,7 @@ def track(run: Run, summary: Mapping[str, Any]) -> None:
 def _note(run: Run) -> Note:
     execution = runfolder.absolute(run.request.execution, run.tracker.uri)
     package = run.package.key if run.package else ""
-    return Note(run.name, run.plan.cfg, execution, run.tracker.run_id, package, run.plan.examples)
+    return Note(run.name, run.plan.cfg, execution, run.tracker.run_id, package, run.plan.digests)
 
 
 def _checkpoint(run: Run) -> Checkpoint | None:

@@ -11,6 +11,7 @@ from torch import nn
 from fedray.algorithms.averaging.fedavg import FedAvg
 from fedray.config import DataConfig, Execution, Experiment
 from fedray.data import given, loading, tables
+from fedray.data.digests import of_program
 from fedray.data.partition import Partition
 from fedray.data.readers import Dataset
 from fedray.federate.in_process import LocalFederation
@@ -128,6 +129,14 @@ def test_settings_of_files_are_refused_with_examples_of_ones_own(setting, value)
         make_plan(Experiment(algorithm=FedAvg(), data=data), noise())
     plan = make_plan(Experiment(algorithm=FedAvg(), data=DataConfig(name="given", partition="iid")), noise())
     assert make_plan(plan.cfg, noise()).cfg == plan.cfg  # which has its root
+
+
+def test_a_program_is_the_same_with_other_comments_and_another_with_other_words():
+    program = of_program("x = 1  # one\n\n\ndef f():\n    return x\n")
+    assert of_program("# first\nx = 1\ndef f():\n\n    return x  # it\n") == program
+    assert of_program("x = 2\ndef f():\n    return x\n") != program
+    assert of_program("x = 1\ndef f():\n    return 'x'\n") != program
+    assert of_program("") != program
 
 
 def test_owners_that_differ_in_validation_or_wrong_labels_have_other_digests():

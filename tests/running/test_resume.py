@@ -323,7 +323,7 @@ def test_a_note_of_an_older_version_without_a_digest_goes_on(cut: Callable[..., 
     np.savez("mine.npz", x=np.eye(80), y=np.arange(80) % 4)
     assert cut([*FAST, "--tracking.uri", "none", "--data.name", "mine.npz", "--name", "cut"], 3) == 130
     note = json.loads(Path("runs/cut/run.json").read_text())
-    assert note.pop("examples")
+    assert note.pop("digests")
     Path("runs/cut/run.json").write_text(json.dumps(note))
     assert launch.main(["--resume", "runs/cut"]) == 0
 
