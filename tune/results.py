@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -151,7 +152,10 @@ def read_table(path: Path, space: Mapping[str, Domain], metric: str) -> list[Tri
 
 
 def show(table: Sequence[TrialResult], metric: str, best: Sequence[TrialResult], note: str) -> Any:
-    """The table for the terminal, with a note below; the best configuration in bold."""
+    """The table for the terminal, with a note below; the best configuration in bold.
+
+    With several seeds a configuration that has a rank has its mean and sample standard deviation below its trials.
+    """
     from rich.table import Table
 
     title = f"{len(table)} trials by {metric}"
@@ -163,12 +167,21 @@ def show(table: Sequence[TrialResult], metric: str, best: Sequence[TrialResult],
     for column in ("rounds", metric):
         shown.add_column(column, justify="right")
     shown.add_column("outcome")
-    for row in table:
-        settings = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.settings.values()]
-        score = "" if row.score is None else f"{row.score:.4f}"
-        seed = [str(row.seed)] if several else []
-        style = "bold" if row in best else None
-        shown.add_row(row.trial[-5:], *settings, *seed, str(row.rounds), score, shorten(row.outcome), style=style)
+    groups = {_chosen(group[0]): group for group in ranked(table, "max")}
+    for chosen, rows in itertools.groupby(table, key=_chosen):
+        for row in rows:
+            settings = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.settings.values()]
+            score = "" if row.score is None else f"{row.score:.4f}"
+            seed = [str(row.seed)] if several else []
+            style = "bold" if row in best else None
+            shown.add_row(row.trial[-5:], *settings, *seed, str(row.rounds), score, shorten(row.outcome), style=style)
+        group = groups.get(chosen, ())
+        if len(group) > 1:
+            sd = statistics.stdev(row.score for row in group if row.score is not None)
+            score = f"{mean(group):.4f} ± {sd:.4f}"
+            style = "bold" if group[0] in best else None
+            shown.add_row("", *[""] * len(names), "mean", "", score, f"{len(group)} seeds, ± their sd", style=style)
+            shown.add_section()
     return shown
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import re
 import shlex
 from types import SimpleNamespace
 
@@ -60,6 +61,24 @@ def test_of_a_configuration_that_was_drawn_twice_the_longer_trial_counts():
     assert results.ranked([*twice, other], "max") == [[twice[1]], [other]]
     assert results.by_rank([other, *twice], "max") == [*twice, other]
     assert results.repetition([twice[1]], 12, "asha") == "plays it again, bit for bit"
+
+
+def shown(table, best=()):
+    from rich.console import Console
+
+    console = Console(width=150, record=True)
+    console.print(results.show(results.by_rank(table, "max"), "m", best, "a note"))
+    return [[cell for cell in re.split(r"\s*│\s*|\s{2,}", line) if cell] for line in console.export_text().splitlines()]
+
+
+def test_with_several_seeds_the_table_has_the_mean_and_deviation_of_what_has_a_rank():
+    two = [row(2.0, 0, 0.8), row(2.0, 1, 0.6)]
+    failed = [row(1.0, 0, 0.9), row(1.0, 1, None, text="failed: it")]
+    lines = shown([*failed, *two], two)
+    assert [line for line in lines if "mean" in line] == [["mean", "0.7000 ± 0.1414", "2 seeds, ± their sd"]]
+    at = lines.index(["mean", "0.7000 ± 0.1414", "2 seeds, ± their sd"])
+    assert [line[1:3] for line in lines[at - 2 : at]] == [["2", "0"], ["2", "1"]]
+    assert not any("mean" in line for line in shown([row(1.0, 0, 0.9), row(2.0, 0, 0.8)]))
 
 
 def test_a_resumed_sweep_ranks_configurations_with_several_values_in_one_setting():
