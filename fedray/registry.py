@@ -6,6 +6,7 @@ from a module that the user names (``--plugin``).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -48,6 +49,7 @@ KINDS = (ALGORITHM, SELECTION, DATASET, PARTITION, NETWORK)
 Record = TypeVar("Record", bound=tuple[Any, ...])
 Entry = TypeVar("Entry")
 _named: dict[str, dict[Kind, Any]] = {}  # module -> its records, of the plug-ins that the user named
+programs: dict[str, str] = {}  # module -> its source as it was imported; none of a compiled one
 
 
 def _discover(package: ModuleType, attribute: str, record_type: type[Record]) -> dict[str, Record]:
@@ -189,6 +191,8 @@ def plug_in(module: str) -> None:
         names = ", ".join(kind.attribute for kind in KINDS)
         raise FedRayError(f"{where}: defines none of {names}; see docs/add-a-dataset.md")
     _named[module] = records
+    with contextlib.suppress(OSError, TypeError):
+        programs[module] = inspect.getsource(imported)  # now: the file may change while this process goes on
 
 
 def _check_free(kind: Kind, name: str, record: Any, where: str, table: Mapping[str, Any]) -> None:
@@ -236,14 +240,6 @@ def plug_in_again(modules: Iterable[object], run: str) -> None:
             plug_in(module)
         except FedRayError as error:
             raise FedRayError(f"{run}: used the plug-in {module}, which is not here; {error}") from error
-
-
-def program_of(module: str) -> str:
-    """The source of a plug-in's own file; empty for one that is compiled."""
-    try:
-        return inspect.getsource(importlib.import_module(module))
-    except (OSError, TypeError):
-        return ""
 
 
 def sources(modules: Sequence[str]) -> list[Path]:

@@ -16,6 +16,7 @@ from fedray import registry
 from fedray.compare.runs import FinishedRun
 from fedray.config import Experiment, origins
 from fedray.federate import report
+from fedray.federate.plan import PLUG_IN
 from fedray.types import Algorithm, FedRayError
 
 ALIASES = {"algorithm": "algorithm.name", "dataset": "data.name"}
@@ -186,7 +187,10 @@ def _similar(group: RunGroup, groups: Sequence[RunGroup], key: str) -> list[RunG
         return same_values
     if key.startswith("algorithm."):
         return [each for each in same_values if _agree(each, group, ["algorithm.name"])]
-    return [each for each in groups if each.chose(key) and _agree(each, group, DATA)]
+    same_data = [each for each in groups if each.chose(key) and _agree(each, group, DATA)]
+    if key.startswith(PLUG_IN):  # a file that others do not use does not tell them apart
+        return [each for each in same_data if (key in each.settings) == (key in group.settings)]
+    return same_data
 
 
 def _agree(a: RunGroup, b: RunGroup, keys: Sequence[str]) -> bool:

@@ -245,8 +245,8 @@ def _caption(blocks: Sequence[Sequence[Sequence[Entry]]], metrics: Sequence[str]
         text += " Selection scores are means over all rounds."
     if any(entry.note for entry in entries):
         text += (
-            " In brackets: published results ± sd; of accuracies papers report the best evaluation on test data, of "
-            "all rounds or, for pFedBayes, of rounds 700 to 800."
+            " With a source in brackets: published results ± sd; of accuracies papers report the best evaluation on "
+            "test data, of all rounds or, for pFedBayes, of rounds 700 to 800."
         )
     return text
 

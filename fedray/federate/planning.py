@@ -244,7 +244,8 @@ def make_plan(
     names = dataset.names._replace(users=users if each else ())
     examples = of_examples(dataset) if loading.of_the_users(cfg.data.name) else ""
     caller, plug_ins = own_module(model), plug_ins_of(cfg)
-    programs = {f"{PLUG_IN}{module}": of_program(registry.program_of(module)) for module in plug_ins}
+    sources = {module: registry.programs[module] for module in plug_ins if module in registry.programs}
+    programs = {f"{PLUG_IN}{module}": of_program(source) for module, source in sources.items()}
     plan = Plan(
         cfg,
         algorithm,

@@ -263,17 +263,14 @@ def check_examples(place: str, note: Note, data: str, examples: str) -> None:
         )
 
 
-def since(note: Note, plan: Plan) -> Plan:
-    """The plan of a run that goes on; a plug-in that has changed since it began has both digests, and a remark."""
-    before = {name: kept for name, kept in note.digests.items() if name.startswith(PLUG_IN) and name in plan.digests}
-    changed = {name: kept for name, kept in before.items() if kept.rpartition("+")[2] != plan.digests[name]}
-    remarks = [
-        f"the plug-in {name.removeprefix(PLUG_IN)} has changed since this run began: its rounds are of two programs. "
-        "So nobody can repeat it, and it averages with no other run; start a new one for a result to publish"
-        for name in changed
-    ]
-    joined = before | {name: f"{kept}+{plan.digests[name]}" for name, kept in changed.items()}
-    return plan._replace(digests={**plan.digests, **joined}, remarks=(*plan.remarks, *remarks))
+def mended(note: Note, plan: Plan) -> dict[str, str]:
+    """The digests, joined by +, of plug-ins that have changed since a run began."""
+    kept = {name: digest for name, digest in note.digests.items() if name.startswith(PLUG_IN)}
+    return {
+        name: f"{kept[name]}+{now}"
+        for name, now in plan.digests.items()
+        if name in kept and kept[name].rpartition("+")[2] != now
+    }
 
 
 def _check_place(resume: str, note: Note, execution: Execution) -> None:

@@ -18,7 +18,7 @@ from fedray.federate import report
 from fedray.federate.compiled.package import Package
 from fedray.federate.federation import Federation
 from fedray.federate.in_process import LocalFederation
-from fedray.federate.plan import PLUG_IN, Plan
+from fedray.federate.plan import Plan
 from fedray.federate.planning import make_plan
 from fedray.federate.storage.checkpoint import CheckpointStore
 from fedray.federate.storage.checkpoint_files import Checkpoint, CheckpointError
@@ -228,8 +228,6 @@ def open_tracker(
             "config": fingerprint(plan.cfg),
             "git_commit": tracking.git_commit() or "unknown",
         }
-        # Parameters of the store cannot change, as a plug-in may before a run goes on.
-        | {name: digest for name, digest in plan.digests.items() if name.startswith(PLUG_IN)}
     )
     where = execution.tracking
     address = mlflow_store.shown(mlflow_store.locate(where.uri).uri)

@@ -18,7 +18,7 @@ from fedray.federate.compiled.package import Package
 from fedray.federate.failures import described
 from fedray.federate.federation import Source
 from fedray.federate.messages import Failure, RoundMetrics, Saved
-from fedray.federate.plan import Plan
+from fedray.federate.plan import PLUG_IN, Plan
 from fedray.federate.rounds import Snapshot, State
 from fedray.federate.storage import checkpoint
 from fedray.federate.storage.checkpoint import CheckpointStore
@@ -116,7 +116,6 @@ def accepted(request: Request, note: Note | None, plan_of: Callable[[Experiment]
         raise
     if note:
         runfolder.check_examples(request.resume, note, cfg.data.name, plan.examples)
-        plan = runfolder.since(note, plan)
     if request.execution.loss_deviation:
         loss_deviation.check(plan)
     questions.check(plan, request.execution)
@@ -154,7 +153,21 @@ def ready(run: Run, on_gpus: bool) -> tuple[Run, Checkpoint | None]:
     if runfolder.elsewhere(run.folder, run.store):
         before = runfolder.store(run.folder, run.begun.execution).url if run.begun else ""
         runfolder.claim(run.store, _note(run), run.plan, before)
-    return run, _checkpoint(run)
+    begun = _checkpoint(run)
+    return (_mended(run, run.begun) if begun and run.begun else run), begun
+
+
+def _mended(run: Run, begun: Note) -> Run:
+    """A run that goes on, perhaps with plug-ins that have changed: these have both digests, also in the store."""
+    kept = {name: digest for name, digest in begun.digests.items() if name.startswith(PLUG_IN)}
+    changed = runfolder.mended(begun, run.plan)
+    for name, digests in changed.items():
+        say(
+            f"warning: the plug-in {name.removeprefix(PLUG_IN)} has changed since this run began: its rounds are of "
+            "two programs. So nobody can repeat it, and it averages with no other; start a new one to publish a result"
+        )
+        run.tracker.tag(name, digests)
+    return run._replace(plan=run.plan._replace(digests={**run.plan.digests, **kept, **changed}))
 
 
 def begin(run: Run, begun: Checkpoint | None) -> Tally:

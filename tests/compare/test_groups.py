@@ -104,6 +104,17 @@ def test_hyperparameters_are_compared_within_a_method_and_the_protocol_on_a_data
     assert {row.runs[0].id: row.label for row in rows} == {"a": "rounds=20", "b": "rounds=100", "c": ""}
 
 
+def test_the_file_of_a_plug_in_parts_its_own_rows_only():
+    def mine(name, digest, seed=0):
+        return run(name, algorithm__name="mine", **{"plug_in.mine": digest}, seed=seed)
+
+    rows = groups.arrange([run("a"), mine("b", "f00"), mine("c", "f00", seed=1)], BY)
+    assert {tuple(ids([row])[0]): row.label for row in rows} == {("a",): "", ("b", "c"): ""}
+    rows = groups.arrange([run("a"), mine("b", "f00"), mine("c", "bad", seed=1)], BY)
+    labels = {row.runs[0].id: row.label for row in rows}
+    assert labels == {"a": "", "b": "plug_in.mine=f00", "c": "plug_in.mine=bad"}
+
+
 def test_what_by_leaves_out_is_in_the_label():
     rows = groups.arrange([run("a"), run("b", algorithm__name="fedavg", algorithm__lr=0.1)], ["data.name"])
     assert [(row.values, row.label) for row in rows] == [

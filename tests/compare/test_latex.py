@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from fedray.compare.latex import LINE, LINES, latex
+from fedray.compare.latex import LINE, LINES, NOTES, latex
 from fedray.compare.tables import CONTROLS, Entry, Table
 
 LONG = "personal ECE (%) ↓"  # without its arrow it would fill a line
@@ -89,6 +89,34 @@ def test_parts_that_fill_a_page_go_on_in_another_table_that_refers_to_the_first(
     assert [page.count(r"\label") for page in pages] == [1, *[0] * (len(pages) - 1)]
     assert all(r"\caption{Table~\ref{tab:comparison}, continued.}" in page for page in pages[1:])
     assert text.count(r"\begin{table}") == text.count(r"\end{table}")
+
+
+def test_a_long_table_with_notes_is_set_on_pages_that_hold_its_rows_and_the_notes_of_these():
+    rows = [[f"method {i}", f"lr={i}", str(i), Entry("0.5", note=f"{'x' * 70} {i}")] for i in range(90)]
+    pages = latex(table(*rows)).split(r"\begin{table}")[1:]
+    assert re.findall(r"method \d+", "".join(pages)) == [f"method {i}" for i in range(90)]
+    for page in pages:
+        letters = re.findall(r"0\.5\$\^{(\w+)}\$", page)
+        assert re.findall(r"\$\^{(\w+)}\$~", page) == letters
+        assert len(lines(page)) + 80 * len(letters) // NOTES <= LINES
+
+
+def test_letters_are_in_the_order_in_which_a_reader_meets_them():
+    header = ["algorithm", "settings", "n", *(f"metric number {k}" for k in range(8))]
+    rows = [[f"r{i}", f"lr={i}", str(i), *(Entry("1", note=f"{i} {k}") for k in range(8))] for i in range(2)]
+    text = latex(table(*rows, header=header))
+    assert text.count(r"\toprule") > 1
+    assert re.findall(r"1\$\^{(\w)}\$", text) == list("abcdefghijklmnop")
+
+
+def test_long_words_stand_on_several_lines():
+    words = "pfedbayes fashion_mnist small rounds=100"
+    text = latex(table([words, "", "1", "0.5"], ["b", words, "2", "0.6"]))
+    assert r"\shortstack[l]{pfedbayes fashion\_mnist \\ small rounds=100} &" in text
+
+
+def test_what_is_missing_in_all_rows_is_nothing_that_they_have_in_common():
+    assert "All rows: n 1." in latex(table(["a", "–", "1", "0.5"], ["b", "–", "1", "0.6"]))
 
 
 def test_a_row_that_begins_with_a_bracket_is_no_length_of_a_line_break():

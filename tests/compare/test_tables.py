@@ -102,6 +102,7 @@ def test_markdown_has_the_published_figure_beside_the_cell():
         "| fedavg |  | 3 | **90.12 ± 0.84** (90.60 ± 0.19 [pFedBayes, Table 1]) | 0.310 ± 0.050 |",
         r"| fedprox | mu=0.1\|x | 1 | 80.00 (90.66 ± 0.17 [pFedBayes, Table 1]) | **0.250** |",
     ]
+    assert "With a source in brackets: published results" in lines[-1]
     assert "of all rounds or, for pFedBayes, of rounds 700 to 800" in lines[-1]
     assert "700" not in tables.markdown(build(row("fedavg", Estimate(0.9, None, 1), data="digits")))
 
