@@ -19,6 +19,7 @@ import pytest
 
 import fedray
 from fedray import launch
+from fedray.config import Execution
 from fedray.federate import local_rounds
 from fedray.federate.compiled import choice
 from fedray.federate.compiled.package import Package
@@ -326,6 +327,19 @@ def test_a_note_of_an_older_version_without_a_digest_goes_on(cut: Callable[..., 
     assert note.pop("digests")
     Path("runs/cut/run.json").write_text(json.dumps(note))
     assert launch.main(["--resume", "runs/cut"]) == 0
+
+
+def test_a_plug_in_that_changed_has_both_digests_and_one_that_came_back_as_many_as_it_had() -> None:
+    plan = small_plan()
+
+    def mended(before: dict[str, str], now: dict[str, str]) -> dict[str, str]:
+        note = runfolder.Note("it", plan.cfg, Execution(), None, digests=before)
+        return runfolder.mended(note, plan._replace(digests=now))
+
+    assert mended({"plug_in.a": "1", "plug_in.b": "2"}, {"plug_in.a": "1", "plug_in.b": "3"}) == {"plug_in.b": "2+3"}
+    assert mended({"plug_in.b": "2+3"}, {"plug_in.b": "3"}) == {}
+    assert mended({"plug_in.b": "2+3"}, {"plug_in.b": "2"}) == {"plug_in.b": "2+3+2"}
+    assert mended({"data.examples": "1"}, {"data.examples": "2", "plug_in.b": "3"}) == {}  # refused, and unknown
 
 
 def test_the_failures_before_an_interruption_stay_in_the_table(
