@@ -65,7 +65,7 @@ def latex(table: Table) -> str:
     """The environments of a table, one for each page that it needs, from table.tex.jinja; every value is escaped.
 
     What all rows have in common is in the caption. A table that is too wide or too long is set in parts, one below the
-    other, each with the words of its rows. The published results of a cell stand below its page, under a letter.
+    other, each with the words of its rows. Published results stand at the end of the page, under letters.
     """
     common = _common(table)
     shared = ", ".join(f"{table.header[at]} {value}" for at, value in common.items())
@@ -142,10 +142,10 @@ def _split(blocks: Sequence[Sequence[list[Cell]]], room: int) -> list[list[list[
     return [[block for block in turn if block] for turn in found]
 
 
-def _pages(parts: Sequence[Part], room: int) -> list[Page]:
+def _pages(pieces: Sequence[Part], room: int) -> list[Page]:
     """The parts on pages that have room for so many lines, or for one part."""
     found = [Page([])]
-    for part in parts:
+    for part in pieces:
         if found[-1].parts and Page([*found[-1].parts, part]).height > room:
             found.append(Page([]))
         found[-1].parts.append(part)
