@@ -190,7 +190,7 @@ def test_an_entry_point_with_wrong_parameters_is_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("fresh")
-def test_a_loaded_run_knows_its_plug_ins_and_passes_them_on(folder, monkeypatch):
+def test_a_loaded_run_knows_its_plug_ins_and_passes_them_on(folder, monkeypatch, capsys):
     monkeypatch.syspath_prepend(folder)
     registry.plug_in("rings")
     plan = make_plan(Experiment(algorithm=FedAvg(), data=DataConfig(name="rings"), rounds=1))
@@ -201,6 +201,10 @@ def test_a_loaded_run_knows_its_plug_ins_and_passes_them_on(folder, monkeypatch)
         writer.commit()
     loaded = load(folder / "out").plan
     assert describe(loaded)["plug_ins"] == ["rings"]  # what newcomers write of it
+    assert capsys.readouterr().err == ""
+    monkeypatch.setitem(registry.programs, "rings", f"{RINGS}\nMORE = 1\n")
+    load(folder / "out")
+    assert "the plug-in rings has changed since" in capsys.readouterr().err
 
 
 def rings_that(folder, monkeypatch, code):

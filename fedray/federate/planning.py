@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -146,6 +147,12 @@ def plug_ins_of(cfg: Experiment) -> tuple[str, ...]:
     return registry.plug_ins_of(names)
 
 
+def programs(plug_ins: Sequence[str]) -> dict[str, str]:
+    """The digests of plug-ins, under the names that a plan has for them; a compiled module has none."""
+    sources = {module: registry.programs[module] for module in plug_ins if module in registry.programs}
+    return {f"{PLUG_IN}{module}": of_program(source) for module, source in sources.items()}
+
+
 def refusal(cfg: Experiment) -> str | None:
     """Why an experiment cannot run, as far as the settings alone tell; None: nothing speaks against it.
 
@@ -244,8 +251,6 @@ def make_plan(
     names = dataset.names._replace(users=users if each else ())
     examples = of_examples(dataset) if loading.of_the_users(cfg.data.name) else ""
     caller, plug_ins = own_module(model), plug_ins_of(cfg)
-    sources = {module: registry.programs[module] for module in plug_ins if module in registry.programs}
-    programs = {f"{PLUG_IN}{module}": of_program(source) for module, source in sources.items()}
     plan = Plan(
         cfg,
         algorithm,
@@ -260,7 +265,7 @@ def make_plan(
         names=names,
         notes=dataset.notes,
         plug_ins=plug_ins,
-        digests={**digests(examples, owners, layers, caller.kept if caller else ""), **programs},
+        digests={**digests(examples, owners, layers, caller.kept if caller else ""), **programs(plug_ins)},
     )
     return _accept(plan._replace(remarks=(*remarks, *_padded(plan))))
 

@@ -29,7 +29,8 @@ from fedray.data.shards import Shards
 from fedray.data.text import Vectors
 from fedray.federate.measures import metrics, regression
 from fedray.federate.messages import Saved
-from fedray.federate.plan import Plan
+from fedray.federate.plan import PLUG_IN, Plan
+from fedray.federate.planning import programs
 from fedray.federate.rounds import Snapshot
 from fedray.federate.storage.checkpoint_files import as_file, read_clients
 from fedray.federate.uncertainty import conformal
@@ -38,6 +39,7 @@ from fedray.nets import network
 from fedray.nets.model import FLOAT_BYTES, check_memory, own_module
 from fedray.running.runfolder import experiment_of
 from fedray.running.writer import PERSONAL
+from fedray.terminal import say
 from fedray.types import Batch, FedRayError, client_itself, require, suggestion
 
 MAX_CLASSES = 2**20
@@ -372,6 +374,10 @@ def _plan(folder: Path, described: Any, own_model: nn.Module | None) -> Plan:
     names = record(Names, shape.get("names", {}))  # older runs have none
     names = Names(*map(tuple, names))
     digests = dict(described.get("digests", {}))  # older runs have none of a file
+    for name, now in programs(plug_ins).items():
+        if digests.get(name, now).rpartition("+")[2] != now:
+            reason = f"the plug-in {name.removeprefix(PLUG_IN)} has changed since, so answers may differ"
+            say(f"warning: {folder}: {reason}; bring its file back")
     texts = shape.get("texts") is True  # older runs do not say
     known = {"names": names, "plug_ins": plug_ins, "digests": digests}
     return Plan(cfg, algorithm, selection, model, dealt, units, texts, target, **known)

@@ -132,8 +132,8 @@ def test_settings_of_files_are_refused_with_examples_of_ones_own(setting, value)
 
 
 def test_a_program_is_the_same_with_other_comments_and_another_with_other_words():
-    program = of_program("x = 1  # one\n\n\ndef f():\n    return x\n")
-    assert of_program("# first\nx = 1\ndef f():\n\n    return x  # it\n") == program
+    program = of_program("x = 1\n\n\ndef f():\n    # it\n    return x\n")
+    assert of_program("# first\nx = 1\ndef f():\n\n    return x  ") == program
     assert of_program("x = 2\ndef f():\n    return x\n") != program
     assert of_program("x = 1\ndef f():\n    return 'x'\n") != program
     assert of_program("") != program
