@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -151,6 +151,12 @@ def programs(plug_ins: Sequence[str]) -> dict[str, str]:
     """The digests of plug-ins, under the names that a plan has for them; a compiled module has none."""
     sources = {module: registry.programs[module] for module in plug_ins if module in registry.programs}
     return {f"{PLUG_IN}{module}": of_program(source) for module, source in sources.items()}
+
+
+def changed(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """The plug-ins whose digest was another one the last time; one that had none is not known to have changed."""
+    names = [name for name in now if name.startswith(PLUG_IN) and name in before]
+    return [name.removeprefix(PLUG_IN) for name in names if before[name].rpartition("+")[2] != now[name]]
 
 
 def refusal(cfg: Experiment) -> str | None:

@@ -29,8 +29,8 @@ from fedray.data.shards import Shards
 from fedray.data.text import Vectors
 from fedray.federate.measures import metrics, regression
 from fedray.federate.messages import Saved
-from fedray.federate.plan import PLUG_IN, Plan
-from fedray.federate.planning import programs
+from fedray.federate.plan import Plan
+from fedray.federate.planning import changed, programs
 from fedray.federate.rounds import Snapshot
 from fedray.federate.storage.checkpoint_files import as_file, read_clients
 from fedray.federate.uncertainty import conformal
@@ -374,10 +374,8 @@ def _plan(folder: Path, described: Any, own_model: nn.Module | None) -> Plan:
     names = record(Names, shape.get("names", {}))  # older runs have none
     names = Names(*map(tuple, names))
     digests = dict(described.get("digests", {}))  # older runs have none of a file
-    for name, now in programs(plug_ins).items():
-        if digests.get(name, now).rpartition("+")[2] != now:
-            reason = f"the plug-in {name.removeprefix(PLUG_IN)} has changed since, so answers may differ"
-            say(f"warning: {folder}: {reason}; bring its file back")
+    for module in changed(digests, programs(plug_ins)):
+        say(f"warning: {folder}: the plug-in {module} has changed since, so answers may differ; bring its file back")
     texts = shape.get("texts") is True  # older runs do not say
     known = {"names": names, "plug_ins": plug_ins, "digests": digests}
     return Plan(cfg, algorithm, selection, model, dealt, units, texts, target, **known)

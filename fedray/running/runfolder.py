@@ -27,7 +27,7 @@ from fedray.config import Execution, Experiment, decisive, differences, flatten,
 from fedray.config.decode import decode, fits, refuse_damage
 from fedray.data.digests import EXAMPLES
 from fedray.federate.plan import PLUG_IN, Plan
-from fedray.federate.planning import plug_ins_of
+from fedray.federate.planning import changed, plug_ins_of
 from fedray.federate.storage import checkpoint
 from fedray.federate.storage.checkpoint import STATES, CheckpointStore, rounds
 from fedray.federate.storage.checkpoint_files import CheckpointError
@@ -265,12 +265,8 @@ def check_examples(place: str, note: Note, data: str, examples: str) -> None:
 
 def mended(note: Note, plan: Plan) -> dict[str, str]:
     """The digests, joined by +, of plug-ins that have changed since a run began."""
-    kept = {name: digest for name, digest in note.digests.items() if name.startswith(PLUG_IN)}
-    return {
-        name: f"{kept[name]}+{now}"
-        for name, now in plan.digests.items()
-        if name in kept and kept[name].rpartition("+")[2] != now
-    }
+    names = [f"{PLUG_IN}{module}" for module in changed(note.digests, plan.digests)]
+    return {name: f"{note.digests[name]}+{plan.digests[name]}" for name in names}
 
 
 def _check_place(resume: str, note: Note, execution: Execution) -> None:
