@@ -121,7 +121,8 @@ def langevin(
     """One Langevin step of every chain at the client, from standard normals [M/S, P]; 1/f_k is ``clients``."""
     x, t, _ = visit
     nll, s = likelihood(x)
-    eps = cfg.a0 * (SHIFT + t) ** -cfg.decay
+    # A power differs in its last bit where it stands elsewhere in a vector; exp and log do not (design.md, 4).
+    eps = cfg.a0 * (-cfg.decay * (SHIFT + t).log()).exp()
     noise = torch.where(torch.arange(x.shape[-1], device=x.device) < d, noise, 0)  # the padding stays zero
     drift = cfg.p0(d).score(x) + clients * s
     x = x + (eps / 2)[:, None] * drift + eps.sqrt()[:, None] * noise

@@ -158,6 +158,19 @@ def test_chains_do_not_know_of_each_other_nor_of_their_order():
     assert_close(mixed, trees.rows(first, order))
 
 
+def test_a_chain_takes_the_same_steps_to_the_bit_whatever_is_stacked_beside_it():
+    """Of so many that every CPU works on some as vectors and on the rest one by one."""
+    toy, t = Toy(2, 1, 0.1, decay=0.55), torch.arange(150.0).view(3, 50)
+    visit = Visit(torch.zeros(3, 50, 2), t, torch.arange(50.0).expand(3, 50))
+    noise = Stream(0, "noise").normal([3, 50, 2])
+
+    def move(visit, noise):
+        return dsgld.langevin(toy.cfg, 2, 3, visit, toy.likelihood(0), noise)
+
+    alone = trees.stack([move(trees.row(visit, k), noise[k]) for k in range(3)])
+    assert differing(torch.vmap(move)(visit, noise), alone) == []
+
+
 def test_the_chains_of_a_client_that_failed_stay_where_they_are():
     plan = small_plan("dsgld", {"algorithm.particles": 8})
     model, server = plan.model, plan.initial_server()
