@@ -127,7 +127,11 @@ def test_finished_runs_that_are_not_here_are_named(
     monkeypatch.setattr("fedray.running.tracking.git_commit", lambda: "abc")
     command = ["quick", *FAST, "--seeds", "1", "--only", "fedavg", "--record", "data"]
     assert main(command) == 0
-    assert "data     data/quick.csv" in capfd.readouterr().err
+    first = capfd.readouterr().err
+    assert "data     data/quick.csv" in first
+    assert "again" not in first
+    assert main([*command, "--tracking.experiment", "another", "--output", "second"]) == 0
+    assert "1 of them again, for data has them" in capfd.readouterr().err
     Path("data/quick.csv").unlink()
     Path("runs/quick").rename("moved")
     assert main(command) == 0
