@@ -19,11 +19,12 @@ class Experiment:
     rounds: int = 20
     """Communication rounds."""
     clients: int | None = None
-    """Number of clients; by default the paper's for the dataset (10; 20 for cifar10; 198 for femnist; with lognormal
-    sizes 100 and 20), or every user of a LEAF file."""
+    """Number of clients; by default the paper's for the dataset (10; 20 for cifar10; 198 for femnist; 30 for covertype;
+    5 for uci; with lognormal sizes 100 and 20; with shards 27), or every user of a LEAF file."""
     clients_per_round: int | None = None
     """Clients that train in a round and are averaged; by default the paper's for the dataset (all; 10 of 20 for
-    cifar10; 4 of 10 for sent140; 20 of 198 for femnist; with lognormal sizes 20 of 100 and 4 of 20)."""
+    cifar10; 4 of 10 for sent140; 20 of 198 for femnist; 1 of 30 for covertype; with lognormal sizes 20 of 100 and 4 of
+    20; with shards 1 of 27)."""
     train_all: bool = False
     """Train every client in every round; only the uploads of those selected are averaged. For methods that keep
     something on the client (pFedBreD's tables); for others it changes nothing but the time, and those whose server sums

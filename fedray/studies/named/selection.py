@@ -36,7 +36,7 @@ NETWORK = {"algorithm.lr": 0.003, "algorithm.sites": "particle", "algorithm.scor
 
 
 def selection() -> list[Cell]:
-    """Serial DSVGD with four selection policies: logistic regression, Covertype 1:9, 30 clients (10 CPU minutes)."""
+    """Serial DSVGD with four selection policies: logistic regression, Covertype 1:9, 30 clients (5 CPU minutes)."""
     return _policies(COVERTYPE | LOGISTIC, clients=30)
 
 
