@@ -52,7 +52,7 @@ def play(study: str, options: Options, command: str, table: bool = True) -> Mapp
         data.prepare(options.record)
         known = {line.config for line in data.read(options.record, study)}
         if again := sum(each.fingerprint in known for each in chosen):
-            say(f"{again} of them again, for {options.record} has them; `studies all` plays only what is missing there")
+            say(f"in {options.record} already, but played again: {again}; `studies all` plays only what is missing")
     _record(study, options, [each for each in agenda.runs if each.fingerprint in done])
     parent = _parent(study, options) if chosen else NullTracker()
     try:

@@ -3,9 +3,11 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
 BITWISE = "tests/federate/storage/test_checkpoint.py::test_a_federation_goes_on_bitwise_from_a_checkpoint"
 
 
@@ -15,5 +17,5 @@ def test_every_algorithm_is_the_same_in_a_loop_and_stacked_with_other_vectors(in
     """PyTorch reads its choice of instructions once, hence a process of its own."""
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", BITWISE]
     own = os.environ | {"ATEN_CPU_CAPABILITY": instructions}
-    ran = subprocess.run(command, env=own, capture_output=True, text=True, timeout=600)
+    ran = subprocess.run(command, env=own, capture_output=True, text=True, timeout=600, cwd=ROOT)
     assert ran.returncode == 0, ran.stdout

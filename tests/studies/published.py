@@ -1,8 +1,11 @@
-"""Data of runs that nobody played, and a page with tables of one's own."""
+"""Data of runs that nobody played, a page with tables of one's own, and what a figure shows."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
 
 from fedray.config import override
 from fedray.studies.cell import Cell
@@ -32,3 +35,17 @@ def publish(monkeypatch: pytest.MonkeyPatch, *published: Table) -> None:
     """Let the page have these tables alone."""
     monkeypatch.setattr(sections, "TABLES", published)
     monkeypatch.setattr(missing, "TABLES", published)
+
+
+def points(figure: Figure | None) -> set[tuple[float, float]]:
+    """Every point of a figure with one panel, with the half length of its error bar."""
+    assert figure is not None
+    (ax,) = figure.axes
+    bars = {}
+    for collection in ax.collections:
+        assert isinstance(collection, LineCollection)
+        ((low, _), (high, _)) = collection.get_segments()[0]
+        bars[round((low + high) / 2, 2)] = round((high - low) / 2, 2)
+    single = [drawn for drawn in ax.lines if drawn.get_marker() not in ("|", "None")]
+    found = {round(float(x), 2) for drawn in single for x in np.atleast_1d(np.asarray(drawn.get_xdata()))}
+    return {(x, bars.get(x, 0)) for x in found}

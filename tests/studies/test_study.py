@@ -131,7 +131,7 @@ def test_finished_runs_that_are_not_here_are_named(
     assert "data     data/quick.csv" in first
     assert "again" not in first
     assert main([*command, "--tracking.experiment", "another", "--output", "second"]) == 0
-    assert "1 of them again, for data has them" in capfd.readouterr().err
+    assert "in data already, but played again: 1;" in capfd.readouterr().err
     Path("data/quick.csv").unlink()
     Path("runs/quick").rename("moved")
     assert main(command) == 0
