@@ -304,3 +304,13 @@ def test_the_command_that_runs_it_again_says_every_switch(name: str) -> None:
             continue
         words = shlex.split(cli.command(wanted))[3:]
         assert parse(words).request.experiment == wanted
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")  # as one of NumPy while drawing
+def test_a_model_that_predicts_nan_is_told_of_once(capfd: pytest.CaptureFixture[str]) -> None:
+    huge = ["fedavg", *FAST, "--lr", "1e25", "--local-steps", "1", "--rounds", "1"]  # weights are finite, products not
+    assert main([*huge, "--name", "x"]) == 0
+    told = " ".join(capfd.readouterr().err.split())
+    assert told.count("round 1: NaN among the predictions of the global model: training has diverged") == 1
+    assert "could not be drawn" not in told
+    assert "NaN among the predictions" in Path("runs/x/log.txt").read_text()

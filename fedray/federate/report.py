@@ -51,6 +51,11 @@ def is_measured(name: str) -> bool:
     return name.startswith(tuple(f"{kind}/" for kind in (*KINDS, NOVEL, VALIDATION)))
 
 
+def diverged(values: Mapping[str, float]) -> list[str]:
+    """The models with a NaN among their predictions on test examples, by the measures of a round."""
+    return [name for kind, name in NAMES.items() if math.isnan(values.get(f"{kind}/nll", 0.0))]
+
+
 def client_rows(played: RoundMetrics, plan: Plan) -> Iterator[dict[str, Any]]:
     """One row per client of an evaluated round: shard sizes and the metrics of its models, empty where it has none."""
     parts = {"train": plan.partition.train, "test": plan.partition.test, VALIDATION: plan.partition.validation}

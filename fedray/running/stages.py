@@ -88,6 +88,7 @@ class Tally(NamedTuple):
     failures: tuple[Failure, ...] = ()
     recent: tuple[float, ...] = ()  # seconds of the last rounds
     unsaved: bool = False  # whether a checkpoint could not be written, which is said once
+    diverged: bool = False  # whether a model predicted NaN, which is said once
 
 
 class Played(NamedTuple):
@@ -207,8 +208,20 @@ def account(run: Run, tally: Tally, metrics: RoundMetrics) -> Tally:
     unsaved = next((failure for failure in metrics.failures if failure.kind == checkpoint.KIND), None)
     if unsaved and not tally.unsaved:  # it may be the same in every round
         say(f"warning: round {metrics.round}: no checkpoint ({unsaved.reason}); later ones are listed at the end")
-    said = tally.unsaved or unsaved is not None
-    return tally._replace(status=status, evaluated=evaluated, failures=failures, recent=recent, unsaved=said)
+    diverged = report.diverged(values)
+    if diverged and not tally.diverged:
+        say(
+            f"warning: round {metrics.round}: NaN among the predictions of the {' and the '.join(diverged)}: training "
+            "has diverged, and accuracies mean nothing from here on; lower the learning rates, check the data"
+        )
+    return tally._replace(
+        status=status,
+        evaluated=evaluated,
+        failures=failures,
+        recent=recent,
+        unsaved=tally.unsaved or unsaved is not None,
+        diverged=tally.diverged or bool(diverged),
+    )
 
 
 def collect(run: Run, federation: Source, tally: Tally) -> Played:

@@ -227,7 +227,7 @@ def uncertainty_figure(rows: Rows) -> Figure | None:
     panels = []
     for name, label in UNCERTAINTIES:
         values = [column(rows, f"{model}_{name}") for model in models]
-        if values and max(np.nanmax(each) for each in values) > AGREEMENT:
+        if any((each > AGREEMENT).any() for each in values):  # NaN is not
             panels.append((values, label))
     if not panels:
         return None
