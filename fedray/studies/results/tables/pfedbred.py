@@ -87,7 +87,14 @@ TABLES = (
         ),
         (APPENDIX,),
         only=("fmnist-mclr", "fmnist-dnn"),
-        more=("fmnist-mclr-10", "fmnist-mclr-50", "fmnist-mclr-100", "fmnist-dnn-10", "fmnist-dnn-50"),
+        more=(
+            "fmnist-mclr-10",
+            "fmnist-mclr-50",
+            "fmnist-mclr-100",
+            "fmnist-dnn-10",
+            "fmnist-dnn-50",
+            "fmnist-dnn-100",
+        ),
         more_seeds=7,
     ),
 )
