@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from fedray.arrays import trees
-from fedray.arrays.optim import adam_, zero_moments
+from fedray.arrays.optim import _plain, adam_, zero_moments
 from fedray.arrays.rng import Stream
 from tests.helpers import differing
 
@@ -54,3 +54,16 @@ def test_a_client_is_bitwise_the_same_alone_and_stacked(axis, shared_time):
         moved = a.movedim(0, axis), b.movedim(0, axis)
         stacked = vmapped(*stacked[:2], moved, times[0] if shared_time else times)
         assert differing(stacked, trees.stack(alone)) == []
+
+
+def test_the_steps_that_compile_are_the_fused_ones_to_rounding():
+    start, given = Stream(0, "theta").normal([2, 64]), Stream(0, "grads").normal([4, 2, 64])
+
+    def ended(step):
+        thetas, t = list(start.clone()), torch.zeros(())
+        moments = [zero_moments(theta) for theta in thetas]
+        for both in given:
+            t = step(thetas, list(both.clone()), moments, t, 0.01)
+        return torch.stack(thetas)
+
+    assert_close(ended(_plain), ended(adam_), rtol=0, atol=1e-6)

@@ -265,3 +265,25 @@ def test_the_gradient_is_that_of_the_loss_with_omega_fixed(monkeypatch):
         pfedgp.objective(c, local._replace(theta=local.theta + h * along), data, noise)[0] for h in (1e-5, -1e-5)
     )
     assert_close((up - down) / 2e-5, grad @ along, rtol=1e-5, atol=1e-7)
+
+
+def test_the_kernel_of_orthogonal_features_by_hand():
+    """‖z - z'‖² = 2, so k = s exp(-2/2ℓ²)."""
+    z = torch.eye(2)
+    k = pfedgp.kernel(PFedGP(outputscale=3, lengthscale=2), z, z)
+    assert_close(k[0, 1], torch.tensor(3 * math.exp(-2 / (2 * 2**2))))
+
+
+def test_the_loss_is_the_mean_over_the_held_out_examples(monkeypatch):
+    """Of three examples two are fitted and one is scored, so the mean is the sum over the levels."""
+    c, data, values, held_out = ctx(), shard([0, 1, 2], 24), [], pg.held_out
+
+    def watched(*args):
+        value, *gradients = held_out(*args)
+        values.append(value)
+        return value, *gradients
+
+    monkeypatch.setattr(pg, "held_out", watched)
+    local = pfedgp.begin(c, Nothing(), pfedgp.server_init(c, Stream(0, "server")), data)
+    nll, _ = pfedgp.objective(c, local, data, Stream(0, "noise").normal(pfedgp.noise_shape(c)))
+    assert_close(nll, sum(values))

@@ -1,12 +1,17 @@
 """All data at one place: what it trains on, who tests it, what it is equal to, and where it is refused."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 import fedray
 from fedray import registry
 from fedray.arrays import trees
+from fedray.arrays.rng import Stream
+from fedray.bayes.gaussian import Gaussian
 from fedray.config import Execution
 from fedray.config.execution import TrackingConfig
 from fedray.data.partition import Partition
@@ -17,6 +22,7 @@ from fedray.federate.in_process import LocalFederation
 from fedray.federate.measures import metrics
 from fedray.federate.planning import make_plan, resolve
 from fedray.federate.storage.checkpoint import CheckpointStore
+from fedray.nets.likelihood import predictive
 from fedray.types import FedRayError
 from tests.helpers import block, differing, each_of, experiment, small_plan, whole_and_resumed
 
@@ -147,3 +153,11 @@ def test_only_the_controls_are_marked():
         found = report.protocol(small_plan(name), [1])
         assert found["control"] == marked[name]
     assert "control" not in report.protocol(small_plan("fedavg"), [1])
+
+
+def test_a_pooled_posterior_predicts_by_draws():
+    plan = plan_of("gaussian")
+    q = Gaussian(plan.model.init(Stream(0, "mu")), torch.zeros(plan.model.padded))  # σ = softplus(0) = log 2
+    x, eps = Stream(0, "x").normal([4, 1, 8, 8]), Stream(0, "eps").normal([3, plan.model.padded])
+    found = plan.algorithm.predict_global(plan.context, q, x, eps)
+    assert_close(found, predictive(plan.model, q.mu + math.log(2) * eps, x))

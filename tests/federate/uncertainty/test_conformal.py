@@ -110,3 +110,9 @@ def test_the_federated_threshold_covers_on_average_but_not_every_client():
     assert covered[2] < 0.8
     own = [float((part[1000:] <= conformal.threshold(part[:1000])).double().mean()) for part in shares]
     assert own == pytest.approx([0.9] * 3, abs=0.04)
+
+
+def test_every_client_counts_in_the_federated_rank():
+    """Of 12 clients with 5 scores each it is ⌈(60 + 12) 0.9⌉ = 65: more than there are, so every label is in."""
+    scores = torch.linspace(0.1, 0.9, 60, dtype=torch.float64).view(12, 5)
+    assert federated(torch.stack([histogram(row) for row in scores])) == CELLS
