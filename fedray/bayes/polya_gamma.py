@@ -104,13 +104,14 @@ def probability(mean: Tensor, variance: Tensor) -> Tensor:
 
 
 def held_out(
-    kernel: Tensor, cross: Tensor, scale: float, kappa: Tensor, labels: Tensor, omega: Tensor
+    kernel: Tensor, cross: Tensor, scale: float, kappa: Tensor, labels: Tensor, weight: Tensor, omega: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """NLL [] in nats of held-out examples, summed, and its gradients in K [n, n] and in K_* [m, n]; ω stays fixed.
+    """Weighted NLL [] in nats of held-out examples, and its gradients in K [n, n] and in K_* [m, n]; ω stays fixed.
 
-    -Σ_i log (1/S) Σ_s E[σ(2 κ_i f_i) | ω_s]: kappa [n] of the examples that are fitted, labels κ_i [m] of those held
-    out, whose prior variance is ``scale``; omega [S, n]. With V = K_* A and the derivatives μ̄ and v̄ [S, m] by mean and
-    variance: dα = -A dK α and dA = -A dK A give Σ_s μ̄ αᵀ - 2 v̄∘V in K_*, and Σ_s Vᵀ (v̄∘V) - (Vᵀ μ̄) αᵀ in K.
+    -Σ_i c_i log (1/S) Σ_s E[σ(2 κ_i f_i) | ω_s]: kappa [n] of the examples that are fitted; labels κ_i and weight c_i
+    [m] of those held out, whose prior variance is ``scale``; omega [S, n]. With V = K_* A and the derivatives μ̄ and v̄
+    [S, m] by mean and variance: dα = -A dK α and dA = -A dK A give Σ_s μ̄ αᵀ - 2 v̄∘V in K_*, and
+    Σ_s Vᵀ (v̄∘V) - (Vᵀ μ̄) αᵀ in K.
     """
     a = precision(kernel, omega)
     alpha = weights(a, kappa, omega)
@@ -119,7 +120,7 @@ def held_out(
 
     def nll(mean: Tensor, variance: Tensor) -> Tensor:
         right = probability(2 * labels * mean, variance).mean(0)
-        return -(right.clamp_min(TINY).log() * (labels != 0)).sum()
+        return -(right.clamp_min(TINY).log() * weight).sum()
 
     (by_mean, by_variance), value = torch.func.grad_and_value(nll, argnums=(0, 1))(mean, variance)
     weighted = by_variance[..., None] * v

@@ -119,11 +119,12 @@ def test_probabilities_are_the_expected_sigmoid(m, v):
 
 def test_a_kernel_of_zero_gives_one_half():
     k, cross, labels = torch.zeros(N, N).double(), torch.zeros(4, N).double(), torch.tensor([0.5, -0.5, 0.0, 0.5])
-    value, _, _ = pg.held_out(k, cross, 0.0, KAPPA, labels.double(), OMEGA)
-    assert float(value) == pytest.approx(3 * math.log(2))
+    weight = torch.tensor([1, 2, 0, 0.5]).double()
+    value, _, _ = pg.held_out(k, cross, 0.0, KAPPA, labels.double(), weight, OMEGA)
+    assert float(value) == pytest.approx(3.5 * math.log(2))
 
 
-def held_out(k, cross, labels):
+def held_out(k, cross, labels, weight):
     """The same number by the definitions, for automatic differentiation."""
     member = KAPPA != 0
     probabilities = []
@@ -134,15 +135,16 @@ def held_out(k, cross, labels):
         v = 3.0 - (near @ a @ near.mT).diagonal()
         p = pg.probability(f, v)
         probabilities.append(torch.where(labels > 0, p, 1 - p))
-    return -(torch.stack(probabilities).mean(0).log() * (labels != 0)).sum()
+    return -(torch.stack(probabilities).mean(0).log() * weight).sum()
 
 
 def test_the_held_out_loss_and_its_gradients_are_those_of_the_definitions():
     whole = kernel(N + 4)
     k, cross = whole[:N, :N], whole[N:, :N]
     labels = torch.tensor([0.5, -0.5, 0.0, -0.5]).double()
-    value, by_kernel, by_cross = pg.held_out(k, cross, 3.0, KAPPA, labels, OMEGA)
-    grads, exact = torch.func.grad_and_value(held_out, argnums=(0, 1))(k, cross, labels)
+    weight = torch.tensor([1, 0.3, 0, 2]).double()
+    value, by_kernel, by_cross = pg.held_out(k, cross, 3.0, KAPPA, labels, weight, OMEGA)
+    grads, exact = torch.func.grad_and_value(held_out, argnums=(0, 1))(k, cross, labels, weight)
     assert_close(value, exact)
     assert_close(by_kernel, grads[0])
     assert_close(by_cross, grads[1])

@@ -23,7 +23,7 @@ from fedray.arrays.optim import OptimizerState, initial_state, optimizer_step
 from fedray.arrays.rng import Stream
 from fedray.bayes import polya_gamma as pg
 from fedray.nets.model import Model, own_module
-from fedray.types import Algorithm, Batch, Choice, Context, LogUniform, Sums, check_types, require
+from fedray.types import Algorithm, Batch, Choice, Context, LogUniform, Preset, Sums, added, check_types, require
 
 JITTER = 1e-3  # added to the diagonal of a kernel matrix (public code)
 
@@ -36,6 +36,13 @@ class PFedGP:
     """Learning rate of the network."""
     optimizer: Literal["sgd", "adam"] = "sgd"
     """Local optimizer, begun anew in every round."""
+    momentum: float = added(0.0)
+    """SGD steps along v ← momentum · v + gradient, from v = 0 in every round; the public code has 0.9."""
+    weight_decay: float = added(0.0)
+    """Times the weights, this is added to the gradient; the public code has 0.001."""
+    loss: Literal["examples", "nodes"] = added("examples")
+    """What is averaged: the NLL of an example along its path (examples), or the NLL in each node of the tree, whose
+    averages are added (nodes, public code). There a node near the leaves counts as much as the root."""
     outputscale: float = 8.0
     """Variance of a process: the kernel of an example with itself."""
     lengthscale: float = 1.0
@@ -53,6 +60,10 @@ class PFedGP:
         for name in ("lr", "outputscale", "lengthscale"):
             value = getattr(self, name)
             require(value > 0, name, value, "it is positive", f"try {PFedGP.__dataclass_fields__[name].default}")
+        require(0 <= self.momentum < 1, "momentum", self.momentum, "it is in [0, 1)", "try 0.9")
+        reason = "Adam has a momentum of its own"
+        require(self.momentum == 0 or self.optimizer == "sgd", "momentum", self.momentum, reason, "use `optimizer=sgd`")
+        require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "it is not negative", "try 0.001")
         for name in ("chains", "gibbs_steps", "points"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least one is needed", "leave it out")
 
@@ -70,6 +81,7 @@ class Local(NamedTuple):
 
     theta: Tensor  # [P]
     memory: OptimizerState
+    velocity: Tensor  # [P] of momentum
     tree: Tree  # under the broadcast network
 
 
@@ -172,7 +184,8 @@ def begin(ctx: Context[PFedGP], client: Nothing, down: Part, data: Batch) -> Loc
     """The tree of a round is that of the client's whole shard under the broadcast network."""
     theta = whole(ctx, down.theta)
     z = features(ctx.model, ctx.model.split(theta), data.x)
-    return Local(theta, initial_state(ctx.cfg.optimizer, theta), class_tree(z, data.y, data.weight, ctx.model.classes))
+    tree = class_tree(z, data.y, data.weight, ctx.model.classes)
+    return Local(theta, initial_state(ctx.cfg.optimizer, theta), torch.zeros_like(theta), tree)
 
 
 def draws(ctx: Context[PFedGP], count: int) -> tuple[int, ...]:
@@ -188,9 +201,11 @@ def noise_shape(ctx: Context[PFedGP]) -> tuple[int, ...]:
 
 def step(ctx: Context[PFedGP], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
     """One step on the NLL of one half of the minibatch under the processes of the other half."""
+    cfg = ctx.cfg
     nll, grad = objective(ctx, local, batch, noise)
-    theta, memory = optimizer_step(ctx.cfg.optimizer, ctx.cfg.lr, local.theta, grad, local.memory)
-    return local._replace(theta=theta, memory=memory), Info(nll)
+    velocity = cfg.momentum * local.velocity + grad + cfg.weight_decay * local.theta
+    theta, memory = optimizer_step(cfg.optimizer, cfg.lr, local.theta, velocity, local.memory)
+    return local._replace(theta=theta, memory=memory, velocity=velocity), Info(nll)
 
 
 def adapt(ctx: Context[PFedGP], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
@@ -200,7 +215,11 @@ def adapt(ctx: Context[PFedGP], local: Local, batch: Batch, noise: Tensor) -> tu
 
 
 def objective(ctx: Context[PFedGP], local: Local, batch: Batch, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean NLL in nats of the half of a minibatch that is held out, and its gradient [P]."""
+    """The loss in nats on the half of a minibatch that is held out, and its gradient [P].
+
+    -Σ_levels Σ_i c_i log p_i(side | ω), where c_i is one over the number of held-out examples, or of those in the node
+    of i.
+    """
     cfg, model = ctx.cfg, ctx.model
     size = len(batch.y)
     batch = spread(batch, noise[:size], size)
@@ -219,11 +238,20 @@ def objective(ctx: Context[PFedGP], local: Local, batch: Batch, noise: Tensor) -
         same, across = node[level][:, None] == node[level], other_node[level][:, None] == node[level]
         own = k * same + jitter
         omega = pg.gibbs(own, kappa[level], noise[level])
-        value, *by = pg.held_out(own, cross * across, cfg.outputscale, kappa[level], labels[level], omega)
+        weight = shares(cfg, other_node[level], labels[level])
+        value, *by = pg.held_out(own, cross * across, cfg.outputscale, kappa[level], labels[level], weight, omega)
         nll, by_kernel, by_cross = nll + value, by_kernel + by[0] * same, by_cross + by[1] * across
-    count = scored.weight.sum().clamp_min(1)
+    count = scored.weight.sum().clamp_min(1) if cfg.loss == "examples" else torch.ones_like(nll)
     (grads,) = pullback((by_kernel / count, by_cross / count))
     return nll / count, model.join(grads)
+
+
+def shares(cfg: PFedGP, node: Tensor, labels: Tensor) -> Tensor:
+    """How much the examples of a level count [m]: 1, or one over the number in their node; 0 where the label is 0."""
+    member = (labels != 0).to(labels.dtype)
+    if cfg.loss == "examples":
+        return member
+    return member / ((node[:, None] == node) * member).sum(-1).clamp_min(1)
 
 
 def _rows(batch: Batch, start: int) -> Batch:
@@ -300,6 +328,12 @@ def chains(cfg: PFedGP) -> int:
     return cfg.chains
 
 
+PUBLIC_CODE = Preset(
+    overrides={"algorithm.loss": "nodes", "algorithm.momentum": 0.9, "algorithm.weight_decay": 1e-3},
+    warning="preset public_code trains on the loss of pFedGP's public code, with its momentum and weight decay, but in "
+    "five steps per round on minibatches, where that code takes one on the whole shard, and with 10 chains, not 20",
+)
+
 ALGORITHM = Algorithm(
     summary="Gaussian processes on shared features, one tree of them per client; no global model",
     config=PFedGP,
@@ -321,4 +355,5 @@ ALGORITHM = Algorithm(
     own_products=True,
     defaults={"local_steps": 5},
     space={"lr": LogUniform(5e-3, 0.2), "outputscale": LogUniform(1, 32), "chains": Choice((5, 10, 20))},
+    presets={"public_code": PUBLIC_CODE},
 )

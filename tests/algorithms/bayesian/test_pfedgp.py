@@ -287,3 +287,47 @@ def test_the_loss_is_the_mean_over_the_held_out_examples(monkeypatch):
     local = pfedgp.begin(c, Nothing(), pfedgp.server_init(c, Stream(0, "server")), data)
     nll, _ = pfedgp.objective(c, local, data, Stream(0, "noise").normal(pfedgp.noise_shape(c)))
     assert_close(nll, sum(values))
+
+
+def test_the_loss_of_nodes_adds_their_means():
+    """Node 0 has three examples, node 1 one, and the fourth of its examples is alone there: it counts nowhere."""
+    node, labels = torch.tensor([0, 0, 1, 0, 1]), torch.tensor([0.5, -0.5, 0.5, 0.5, 0.0])
+    assert_close(pfedgp.shares(PFedGP(loss="nodes"), node, labels), torch.tensor([1, 1, 3, 1, 0]) / 3)
+    assert_close(pfedgp.shares(PFedGP(), node, labels), torch.tensor([1.0, 1, 1, 1, 0]))
+
+
+def test_with_two_classes_both_losses_are_one():
+    """The tree is a single node then."""
+    model, data = built("mlp", (2, 3), 2, hidden=(5,)), shard([0, 1, 1] * 6, 24)
+    found = []
+    for loss in ("examples", "nodes"):
+        c = ctx(PFedGP(chains=6, gibbs_steps=3, loss=loss), model)
+        local = pfedgp.begin(c, Nothing(), pfedgp.server_init(c, Stream(0, "server")), data)
+        found.append(pfedgp.objective(c, local, data, Stream(0, "noise").normal(pfedgp.noise_shape(c))))
+    assert_close(*found)
+
+
+def test_steps_with_momentum_and_weight_decay_are_those_of_pytorch(monkeypatch):
+    c, data = ctx(PFedGP(lr=0.1, momentum=0.9, weight_decay=0.01)), shard([0, 1, 2, 3] * 6)
+    monkeypatch.setattr(pfedgp, "objective", lambda c, local, batch, noise: (torch.zeros(()), local.theta.cos()))
+    local = pfedgp.begin(c, Nothing(), pfedgp.server_init(c, Stream(0, "server")), data)
+    theta = local.theta.clone().requires_grad_()
+    optimizer = torch.optim.SGD([theta], lr=0.1, momentum=0.9, weight_decay=0.01)
+    for _ in range(4):
+        theta.grad = theta.detach().cos()
+        optimizer.step()
+        local, _ = pfedgp.step(c, local, data, torch.zeros(0))
+    assert_close(local.theta, theta.detach())
+
+
+def test_adam_with_momentum_is_refused():
+    with pytest.raises(FedRayError, match=r"momentum.*0\.9.*Adam has a momentum of its own"):
+        PFedGP(optimizer="adam", momentum=0.9)
+
+
+def test_the_preset_of_public_code_plays():
+    plan = small_plan("pfedgp", pfedgp.PUBLIC_CODE.overrides)
+    assert (plan.cfg.algorithm.loss, plan.cfg.algorithm.momentum) == ("nodes", 0.9)
+    with LocalFederation(plan) as federation:
+        *_, last = federation
+    assert last.personal.correct.sum() / last.personal.examples.sum() > 0.6
