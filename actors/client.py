@@ -12,13 +12,14 @@ from torch import Tensor
 from fedray.arrays import trees
 from fedray.data import loading
 from fedray.data.shards import Shards
-from fedray.federate import evaluation, loss_deviation
+from fedray.federate import evaluation
 from fedray.federate.block import Block
 from fedray.federate.compiled.package import Backend
 from fedray.federate.device.cpu import fix_numerics
 from fedray.federate.device.host import leaving
 from fedray.federate.device.memory import limit_to
 from fedray.federate.device.numbers import set_precision
+from fedray.federate.measures import loss_deviation
 from fedray.federate.messages import ClassLosses, EvalReply, File, Saved, TrainReply
 from fedray.federate.plan import Plan
 from fedray.federate.storage.checkpoint_files import sees

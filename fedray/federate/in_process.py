@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from fedray.data.shards import Shards
-from fedray.federate import evaluation, loss_deviation
+from fedray.federate import evaluation
 from fedray.federate.block import Block
 from fedray.federate.compiled.package import Backend
 from fedray.federate.device.cpu import numerics
 from fedray.federate.device.host import moved
 from fedray.federate.device.numbers import multiplying, on_device
 from fedray.federate.failures import FailurePolicy, failure_policy
+from fedray.federate.measures import loss_deviation
 from fedray.federate.messages import ClassLosses, Cohort, EvalReply, File, RoundMetrics, TrainReply
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot, State, last_common, play_round, start

@@ -19,6 +19,7 @@ from fedray.data.loading import Dataset
 from fedray.data.partition import Partition, check_given, hold_out_validation, pooled
 from fedray.data.scaling import of_targets
 from fedray.data.shards import relabelled
+from fedray.federate import rehearsal
 from fedray.federate.plan import PLUG_IN, WIDE, Plan
 from fedray.nets import network
 from fedray.nets.densities import Density
@@ -203,6 +204,7 @@ def _methods(cfg: Experiment) -> tuple[Algorithm, Selection]:
 def _accept(plan: Plan) -> Plan:
     """The plan itself; raises FedRayError where memory or the algorithm refuses it."""
     _check_memory(plan)
+    rehearsal.rehearse(plan)
     _check_weights(plan)
     plan.initial_server()  # the algorithm refuses here what it cannot run
     return plan

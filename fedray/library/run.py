@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedray import registry
 from fedray.config import Execution, override
-from fedray.federate import loss_deviation, report
+from fedray.federate import report
+from fedray.federate.measures import loss_deviation
 from fedray.federate.messages import RoundMetrics, Saved
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot

@@ -10,7 +10,6 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,8 +17,8 @@ import torch
 from fedray.arrays import tensor_files, trees
 from fedray.config import override
 from fedray.config.decode import decode, refuse_damage
-from fedray.federate import totals
-from fedray.federate.compiled.unit import Noted, own, zeros
+from fedray.federate import rehearsal
+from fedray.federate.compiled.unit import Noted
 from fedray.federate.messages import File, Saved, Spotlight
 from fedray.federate.plan import Plan
 from fedray.federate.report import is_measured
@@ -27,7 +26,7 @@ from fedray.federate.rounds import SPOTLIGHT_ROUNDS, State
 from fedray.federate.storage.checkpoint_files import Checkpoint, as_file
 from fedray.running.files import METRICS, read_measures
 from fedray.running.writer import PERSONAL, SELECTION
-from fedray.types import Context, Sums, first_line, require
+from fedray.types import first_line, require
 
 
 def check(plan: Plan, before: int) -> None:
@@ -42,17 +41,17 @@ def check(plan: Plan, before: int) -> None:
 def _dependence(plan: Plan, before: int) -> str:
     """Why the rounds so far had other numbers if there were ``before`` of them in all; empty where they had not.
 
-    The initial states are compared bit by bit. Every function that plays a round is called once, on zeros, and may not
-    ask for the number of rounds.
+    The initial states are compared bit by bit. Every function is tried in a round, and may not ask for the number of
+    rounds.
     """
     shorter = plan._replace(cfg=override(plan.cfg, {"rounds": before}))
     known = Noted(plan.facts)
     try:
         same = _initial(plan) == _initial(shorter)
-        _play(plan, replace(plan.context, facts=known))  # type: ignore[arg-type]
+        rehearsal.play(plan, replace(plan.context, facts=known))  # type: ignore[arg-type]
     except Exception as error:  # of many kinds: an author's
         unknown = "whether its numbers depend on the number of rounds is unknown"
-        return f"{unknown}: a round on zeros fails ({first_line(error)})"
+        return f"{unknown}: a trial round fails ({first_line(error)})"
     if same and "rounds" not in known.known:
         return ""
     return f"the run began with {before}, and the algorithm computes with the number of rounds"
@@ -63,36 +62,6 @@ def _initial(plan: Plan) -> list[tuple[str, bytes]]:
     server = plan.initial_server()
     tree = trees.to_numpy((server, plan.algorithm.client_init(plan.context, server)))
     return [(name, leaf.tobytes()) for name, leaf in trees.named_leaves(tree)]
-
-
-def _play(plan: Plan, ctx: Context[Any]) -> None:
-    """One round with one client, without data."""
-    algorithm, facts = plan.algorithm, plan.facts
-    server = plan.initial_server()
-    client = algorithm.client_init(ctx, server)
-    data = zeros(plan, facts.shard)
-    message: Any = None
-    for probe, combine in algorithm.scores.get(plan.selection.score or "", ()):
-        reply = probe(ctx, client, plan.view(server), message, data)
-        message = combine(ctx, server, iter([reply] * len(plan.members)))
-    sums = isinstance(algorithm.aggregate, Sums)
-    ids = range(1 if sums else facts.per_round)
-    down = algorithm.broadcast(ctx, server, ids)
-    down = trees.row(down, 0) if algorithm.down_per_client else down
-    local = own(algorithm.begin(ctx, client, down, data))
-    batch = zeros(plan, facts.batch_size * algorithm.minibatches(ctx.cfg))
-    local, _ = algorithm.step(ctx, local, batch, torch.zeros(algorithm.noise_shape(ctx)))
-    _, up = algorithm.finish(ctx, local, data)
-    ups, n = trees.stack([up] * len(ids)), torch.ones(len(ids))
-    how = algorithm.aggregate
-    if isinstance(how, Sums):
-        held = totals.terms(ctx, how, ups, n)
-        exponents = totals.units(held.largest, len(ids))
-        server = totals.absorbed(ctx, how, server, [totals.partial_sum(held, ids, exponents)], exponents, n)
-    else:
-        server = how(ctx, server, ids, ups, n)
-    if algorithm.publish is not None:
-        algorithm.publish(ctx, server)
 
 
 def from_result(folder: Path, plan: Plan) -> Checkpoint:

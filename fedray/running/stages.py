@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 from fedray.config import Execution, Experiment
 from fedray.data import loading
 from fedray.data.digests import EXAMPLES, of_examples
-from fedray.federate import loss_deviation, report
+from fedray.federate import report
 from fedray.federate.compiled.choice import choose
 from fedray.federate.compiled.package import Package
 from fedray.federate.failures import described
 from fedray.federate.federation import Source
+from fedray.federate.measures import loss_deviation
 from fedray.federate.messages import Failure, RoundMetrics, Saved
 from fedray.federate.plan import PLUG_IN, Plan
 from fedray.federate.rounds import Snapshot, State

@@ -39,7 +39,7 @@ from fedray.arrays import trees
 from fedray.arrays.tensor_files import save_tree
 from fedray.config import to_dict
 from fedray.data import partition, scaling
-from fedray.federate import loss_deviation
+from fedray.federate.measures import loss_deviation
 from fedray.federate.messages import Saved, Spotlight
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fedray.data.readers import Names
-from fedray.federate.loss_deviation import TABLE
+from fedray.federate.measures.loss_deviation import TABLE
 from fedray.federate.report import NAMES, NOVEL
 from fedray.running.drawing.figure_style import (
     COLOURS,

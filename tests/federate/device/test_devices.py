@@ -17,10 +17,11 @@ from fedray.arrays import philox, trees
 from fedray.data import loading
 from fedray.data.shards import Shards
 from fedray.federate import block as block_module
-from fedray.federate import evaluation, local_rounds, loss_deviation, totals
+from fedray.federate import evaluation, local_rounds, totals
 from fedray.federate.block import Block
 from fedray.federate.device.host import moved
 from fedray.federate.local_rounds import LocalRounds
+from fedray.federate.measures import loss_deviation
 from fedray.federate.planning import make_plan
 from fedray.types import FedRayError, Sums
 from tests.helpers import ALGORITHMS, experiment, federated_plan, small_plan

@@ -11,9 +11,10 @@ from torch.testing import assert_close
 
 from fedray.arrays import trees
 from fedray.data import loading
-from fedray.federate import evaluation, loss_deviation
+from fedray.federate import evaluation
 from fedray.federate.in_process import LocalFederation
-from fedray.federate.loss_deviation import deviations, rows
+from fedray.federate.measures import loss_deviation
+from fedray.federate.measures.loss_deviation import deviations, rows
 from fedray.federate.messages import ClassLosses
 from fedray.launch import main
 from fedray.running.drawing import figures

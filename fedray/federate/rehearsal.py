@@ -1,0 +1,270 @@
+"""A round before the run, with one client and examples drawn at random: a mistake in a plug-in is one error, before
+any actor starts.
+
+Every function is called as in a round, and once more with the same arguments. It may not raise, draw random numbers of
+its own, write into its arguments, or return anything else than fedray/types/contracts.py says.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedray import registry
+from fedray.arrays import trees
+from fedray.federate import totals
+from fedray.federate.plan import Plan
+from fedray.types import Batch, Context, FedRayError, Sums, client_itself, first_line
+
+AGREEMENT = 1e-3  # of a sum of probabilities with 1
+ROWS = 3  # examples that are predicted
+LOCAL = ("step", "adapt")  # they may write into their local
+
+
+def rehearse(plan: Plan) -> None:
+    """Raise FedRayError for an algorithm or a selection policy of a plug-in that cannot play a round of this plan."""
+    if registry.is_plug_in(registry.ALGORITHM, registry.algorithm_name(plan.cfg.algorithm)):
+        play(plan, plan.context)
+    if registry.is_plug_in(registry.SELECTION, plan.cfg.selection):
+        choose(plan)
+
+
+def play(plan: Plan, ctx: Context[Any]) -> None:
+    """One round with one client; raises FedRayError for the first function that is wrong."""
+    algorithm, facts = plan.algorithm, plan.facts
+    on = _Rehearsal(f"algorithm {registry.algorithm_name(plan.cfg.algorithm)}", _files(plan))
+    for field in ("particles", "minibatches"):
+        count = getattr(algorithm, field)(ctx.cfg)
+        if type(count) is not int or count < 1:
+            raise on.error(field, f"returns {count!r}, which is not how many there are")
+    server = on.state("server_init", on.call("server_init", plan.initial_server))
+    client = on.state("client_init", on.call("client_init", algorithm.client_init, ctx, server))
+    data = _examples(plan, facts.shard, "shard")
+    _score(on, plan, ctx, server, client, data)
+    ids = range(min(facts.per_round, 2))
+    down = on.state("broadcast", on.call("broadcast", algorithm.broadcast, ctx, server, ids))
+    down = trees.row(down, 0) if algorithm.down_per_client else down
+    local = start = on.state("begin", on.call("begin", algorithm.begin, ctx, client, down, data))
+    batch = _examples(plan, facts.batch_size * algorithm.minibatches(ctx.cfg), "batch")
+    noise = _noise(plan, "step", algorithm.noise_shape(ctx))
+    for field, step in (("adapt", algorithm.adapt), ("step", algorithm.step)):
+        if step is not None:
+            local, info = on.pair(field, "local and info", on.call(field, step, ctx, start, batch, noise))
+            on.state(field, local, like=start)
+            for name, number in trees.named_leaves(on.state(field, info)):
+                if number.shape:
+                    raise on.error(field, f"returns {_short(number)} as {name} of its info, where a scalar is due")
+    kept, up = on.pair("finish", "client and up", on.call("finish", algorithm.finish, ctx, local, data))
+    on.state("finish", kept, like=client)
+    ups = trees.stack([on.state("finish", up)] * len(ids))
+    after = _aggregated(on, plan, ctx, server, ids, ups)
+    _predict(on, plan, ctx, client, _view(on, plan, ctx, after), data)
+
+
+def choose(plan: Plan) -> None:
+    """The clients of one round; raises FedRayError where a policy is wrong, but for its choice, which is checked in
+    every round."""
+    clients, policy = len(plan.trainers), plan.selection
+    on = _Rehearsal(f"policy {plan.cfg.selection}", _files(plan))
+    scores = None if policy.score is None else plan.stream("rehearsal-scores").uniform([clients])
+    before = on.call("init", policy.init, clients)
+    if before is not None:
+        on.state("init", before)
+
+    def select(state: Any, scores: Tensor | None) -> Any:
+        return policy.select(state, scores, clients, plan.facts.per_round, plan.stream("select"))
+
+    _, after = on.pair("select", "clients and state", on.call("select", select, before, scores))
+    if before is not None or after is not None:
+        on.state("select", after, like=before)
+
+
+class _Rehearsal(NamedTuple):
+    """Calls the functions of a plug-in, and says what is wrong with one."""
+
+    who: str  # "algorithm NAME" or "policy NAME"
+    files: tuple[str, ...]  # of the plug-ins
+
+    def call(self, field: str, function: Callable[..., Any], *args: Any) -> Any:
+        """What a function returns for copies of its arguments, twice the same."""
+        before = _generators()
+        first, second = (self._called(field, function, args) for _ in range(2))
+        if _generators() != before:
+            raise self.error(field, "draws random numbers of its own, which no seed fixes; use those that it is given")
+        if not _same(first, second):
+            raise self.error(field, "returns other numbers when it is called again with the same arguments")
+        return first
+
+    def _called(self, field: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        given = trees.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, args)
+        try:
+            result = function(*given)
+        except FedRayError:  # of an author who says why
+            raise
+        except Exception as error:
+            raise self.error(field, f"raises {type(error).__name__}: {first_line(error)}{self._line(error)}") from error
+        kept = 2 if field in LOCAL else 0
+        if not _same(args[kept:], given[kept:]):
+            raise self.error(field, "writes into its arguments; change a `clone()` of them")
+        # Not a view of its arguments: the second call is given others.
+        return trees.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, result)
+
+    def _line(self, error: Exception) -> str:
+        """The last line of a plug-in on the way to where an error was raised."""
+        own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in self.files]
+        return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+
+    def error(self, field: str, what: str) -> FedRayError:
+        """What is wrong with a function."""
+        return FedRayError(f"{self.who}: {field} {what} (tried before the run, on examples drawn at random)")
+
+    def state(self, field: str, tree: Any, like: Any = None) -> Any:
+        """The NamedTuple of tensors that a function returned, of the shapes and types of an earlier one."""
+        if not hasattr(tree, "_fields"):
+            raise self.error(field, f"returns {_short(tree)}, where a NamedTuple of tensors is due")
+        for name, leaf in trees.named_leaves(tree):
+            if not isinstance(leaf, Tensor):
+                raise self.error(field, f"returns {_short(leaf)} as {name}, where a tensor is due")
+        if like is not None:
+            self._check_alike(field, dict(trees.named_leaves(tree)), dict(trees.named_leaves(like)))
+        return tree
+
+    def _check_alike(self, field: str, now: dict[str, Tensor], before: dict[str, Tensor]) -> None:
+        """Raise FedRayError where a state has changed its shapes or types."""
+        for name in (*before, *now):
+            had, has = (_short(tensors[name]) if name in tensors else "nothing" for tensors in (before, now))
+            if had != has:
+                raise self.error(field, f"returns {has} as {name}, where {had} was before; a state keeps its form")
+
+    def pair(self, field: str, names: str, result: Any) -> tuple[Any, Any]:
+        """The two things of these names that a function returned."""
+        if not isinstance(result, tuple) or len(result) != 2 or hasattr(result, "_fields"):
+            raise self.error(field, f"returns {_short(result)}, where {names} are due, in this order")
+        return result
+
+
+def _view(on: _Rehearsal, plan: Plan, ctx: Context[Any], server: Any) -> Any:
+    """What clients evaluate with."""
+    algorithm = plan.algorithm
+    if algorithm.publish is None:
+        return on.state("broadcast", on.call("broadcast", algorithm.broadcast, ctx, server, range(plan.clients)))
+    return on.state("publish", on.call("publish", algorithm.publish, ctx, server))
+
+
+def _score(on: _Rehearsal, plan: Plan, ctx: Context[Any], server: Any, client: Any, data: Batch) -> None:
+    """Every score that the algorithm offers, with one client in the place of all."""
+    view, clients = _view(on, plan, ctx, server), len(plan.members)
+    for name, stages in plan.algorithm.scores.items():
+        message: Any = None
+        for probe, combine in stages:
+            reply = on.call(f"{name}'s probe", probe, ctx, client, view, message, data)
+            replies = [reply] * clients
+            message = on.call(
+                f"{name}'s combine", lambda combine, *them: combine(ctx, server, iter(them)), combine, *replies
+            )
+        if not isinstance(message, Tensor) or message.shape != (clients,):
+            raise on.error(f"{name}'s combine", f"returns {_short(message)}, where a score of each of {clients} is due")
+
+
+def _aggregated(on: _Rehearsal, plan: Plan, ctx: Context[Any], server: Any, ids: range, ups: Any) -> Any:
+    """The server's state after the round."""
+    how, n = plan.algorithm.aggregate, torch.full((len(ids),), float(plan.facts.shard))
+    if not isinstance(how, Sums):
+        return on.state("aggregate", on.call("aggregate", how, ctx, server, ids, ups, n), like=server)
+    weights = on.call("weigh", how.weigh, ctx, n)
+    if not isinstance(weights, Tensor) or weights.shape != n.shape or not bool((weights >= 0).all()):
+        raise on.error("weigh", f"returns {_short(weights)}, where {len(n)} weights that are not negative are due")
+    held = on.call("terms", lambda ups, n: totals.terms(ctx, how, ups, n), ups, n)
+    exponents = totals.units(held.largest, len(ids))
+    parts = [totals.partial_sum(held, ids, exponents)]
+    after = on.call("absorb", lambda server, n: totals.absorbed(ctx, how, server, parts, exponents, n), server, n)
+    return on.state("absorb", after, like=server)
+
+
+def _predict(on: _Rehearsal, plan: Plan, ctx: Context[Any], client: Any, view: Any, data: Batch) -> None:
+    """What both models say of some examples."""
+    algorithm = plan.algorithm
+    noise = plan.prediction_noise(ctx, plan.cfg.predict_samples, "rehearsal-predict", 0, 0)
+    x = data.x[:ROWS]
+    if algorithm.predict_global is not None:
+        rows = on.call("predict_global", algorithm.predict_global, ctx, view, x, noise)
+        _check_rows(on, plan, "predict_global", rows)
+    if algorithm.predict_personal is None:
+        return
+    own = _noise(plan, "personal", algorithm.personal_noise(ctx))
+    personal = on.call("personalize", algorithm.personalize, ctx, client, view, data, own)
+    if not algorithm.trains_to_predict and algorithm.personalize is not client_itself:
+        other = data._replace(x=1 - data.x, total=data.total + 1)
+        if not _same(personal, on.call("personalize", algorithm.personalize, ctx, client, view, other, own)):
+            raise on.error("personalize", "computes with the examples, but the record says `personal_data=False`")
+    rows = on.call("predict_personal", algorithm.predict_personal, ctx, personal, x, noise)
+    _check_rows(on, plan, "predict_personal", rows)
+    if algorithm.shares is not None:
+        found = on.call("shares", algorithm.shares, ctx, personal)
+        fits = isinstance(found, Tensor) and found.shape == rows.shape[:1] and bool((found >= 0).all())
+        if not fits or abs(float(found.sum()) - 1) > AGREEMENT:
+            raise on.error("shares", f"returns {_short(found)}, where {len(rows)} weights of sum 1 are due")
+
+
+def _check_rows(on: _Rehearsal, plan: Plan, field: str, rows: Any) -> None:
+    """Raise FedRayError for what is no log p [M, B, C], or no mean and log-variance [M, B, 2]."""
+    size, columns = min(ROWS, plan.facts.shard), plan.model.classes if plan.target is None else 2
+    if not isinstance(rows, Tensor) or rows.ndim != 3 or rows.shape[1:] != (size, columns):
+        due = "log p [M, B, C]" if plan.target is None else "means and log-variances [M, B, 2]"
+        raise on.error(field, f"returns {_short(rows)} for {size} examples, where {due} with {columns} columns is due")
+    if rows.isnan().any():
+        raise on.error(field, "returns NaN under a model that has trained one step")
+    total = float(rows[0, 0].exp().sum())
+    if plan.target is None and abs(total - 1) > AGREEMENT:
+        raise on.error(field, f"returns probabilities that add up to {total:.3g}, not 1; return log p [M, B, C]")
+
+
+def _examples(plan: Plan, size: int, purpose: str) -> Batch:
+    """A client's examples, drawn at random: inputs in [0, 1), labels of all classes in turn."""
+    stream, place = plan.stream(f"rehearsal-{purpose}"), torch.arange(size)
+    x = stream.uniform([size, *plan.model.input_shape])
+    y = place % plan.model.classes if plan.target is None else stream.normal([size])
+    return Batch(x, y, torch.ones(size), place % plan.facts.shard, torch.tensor(float(size)))
+
+
+def _noise(plan: Plan, purpose: str, shape: tuple[int, ...]) -> Tensor:
+    return plan.normals(f"rehearsal-{purpose}", 0, 0, shape)
+
+
+def _files(plan: Plan) -> tuple[str, ...]:
+    """The files of the plug-ins of a plan."""
+    modules = (type(plan.cfg.algorithm).__module__, *plan.plug_ins)
+    return tuple(str(getattr(sys.modules.get(module), "__file__", "")) for module in modules)
+
+
+def _generators() -> list[Any]:
+    """The states of the random generators that everybody shares."""
+    return [
+        torch.get_rng_state().tolist(),
+        random.getstate(),
+        [part.tolist() if isinstance(part, np.ndarray) else part for part in np.random.get_state(legacy=True)],
+    ]
+
+
+def _same(first: Any, second: Any) -> bool:
+    """Whether the tensors of two trees are the same to the bit."""
+    one, other = ([leaf for leaf in trees.leaves(tree) if isinstance(leaf, Tensor)] for tree in (first, second))
+    return len(one) == len(other) and all(
+        a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all()) for a, b in zip(one, other, strict=True)
+    )
+
+
+def _short(what: object) -> str:
+    """A tensor by its type and shape, a number by its value, another thing by its type."""
+    if isinstance(what, Tensor):
+        return f"{str(what.dtype).removeprefix('torch.')} {list(what.shape)}"
+    kind = type(what).__name__
+    return "nothing" if what is None else f"the {kind} {what!r}" if isinstance(what, int | float | str) else f"a {kind}"

@@ -1,0 +1,252 @@
+"""The round that a plug-in plays before a run: our own pass it, and a mistake is one error that names its function."""
+
+import math
+import random
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedray import registry
+from fedray.algorithms.averaging import fedavg
+from fedray.federate import rehearsal
+from fedray.types import FedRayError, Stage, require
+from tests.helpers import ALGORITHMS, small_plan
+
+PERSONAL = small_plan("fedper")
+MIXED = small_plan("fedem")
+PARTICLES = small_plan("dsvgd")
+
+
+class Pair(NamedTuple):
+    a: Tensor
+    b: Tensor
+
+
+def wrong(field, function, plan=PERSONAL):
+    """The error for an algorithm with another function; ``function`` is given the right one."""
+    algorithm = plan.algorithm
+    if field in ("absorb", "weigh", "terms"):
+        how = algorithm.aggregate
+        changed = algorithm._replace(aggregate=how._replace(**{field: function(getattr(how, field))}))
+    else:
+        changed = algorithm._replace(**{field: function(getattr(algorithm, field))})
+    with pytest.raises(FedRayError) as caught:
+        rehearsal.play(plan._replace(algorithm=changed), plan.context)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_of_ours_passes(name):
+    plan = small_plan(name)
+    rehearsal.play(plan, plan.context)
+
+
+@pytest.mark.parametrize("name", registry.selections())
+def test_every_policy_of_ours_passes(name):
+    rehearsal.choose(small_plan("dsvgd", {"selection": name}))
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["server_init", "client_init", "broadcast", "begin", "step", "finish", "absorb", "personalize", "predict_personal"],
+)
+def test_a_function_that_raises_is_named(field):
+    def fails(*args):
+        raise KeyError("bias")
+
+    if field == "server_init":
+        changed = PERSONAL._replace(algorithm=PERSONAL.algorithm._replace(server_init=fails))
+        with pytest.raises(FedRayError, match=r"^algorithm fedper: server_init raises KeyError: 'bias'"):
+            rehearsal.play(changed, changed.context)
+        return
+    said = wrong(field, lambda _: fails)
+    assert said.startswith(f"algorithm fedper: {field} raises KeyError: 'bias'")
+    assert said.endswith("(tried before the run, on examples drawn at random)")
+
+
+def test_what_an_author_refuses_is_said_in_the_author_s_words():
+    def refuses(ctx, local, batch, noise):
+        require(False, "mu", 3, "it is below 1", "try 0.1")
+
+    assert wrong("step", lambda _: refuses) == "mu 3: it is below 1; try 0.1"
+
+
+@pytest.mark.parametrize(
+    "draw", [lambda: torch.randn(1), lambda: torch.tensor(random.random()), lambda: torch.tensor(np.random.rand())]
+)
+def test_randomness_of_its_own_is_refused(draw):
+    said = wrong("begin", lambda begin: lambda *args: begin(*args)._replace(theta=begin(*args).theta + draw()))
+    assert "begin draws random numbers of its own, which no seed fixes" in said
+
+
+def test_a_function_that_counts_its_calls_is_refused():
+    calls = []
+
+    def counting(begin):
+        def function(*args):
+            calls.append(1)
+            local = begin(*args)
+            return local._replace(theta=local.theta + len(calls))
+
+        return function
+
+    assert "begin returns other numbers when it is called again" in wrong("begin", counting)
+
+
+def test_only_a_step_writes_into_an_argument_and_only_into_its_local():
+    def begin(right):
+        return lambda ctx, client, down, data: [data.x.zero_(), right(ctx, client, down, data)][1]
+
+    assert "begin writes into its arguments" in wrong("begin", begin)
+
+    def batch(right):
+        return lambda ctx, local, batch, noise: [batch.x.zero_(), right(ctx, local, batch, noise)][1]
+
+    assert "step writes into its arguments" in wrong("step", batch)
+
+    def local(right):
+        return lambda ctx, local, batch, noise: [local.theta.mul_(0.5), right(ctx, local, batch, noise)][1]
+
+    changed = PERSONAL.algorithm._replace(step=local(PERSONAL.algorithm.step))
+    rehearsal.play(PERSONAL._replace(algorithm=changed), PERSONAL.context)
+
+
+def after(change):
+    """A function whose result is changed."""
+    return lambda right: lambda *args: change(right(*args))
+
+
+@pytest.mark.parametrize(
+    ("field", "change", "said"),
+    [
+        ("client_init", lambda client: None, "returns nothing, where a NamedTuple of tensors is due"),
+        ("client_init", lambda client: {"theta": client}, "returns a dict, where a NamedTuple of tensors is due"),
+        ("client_init", lambda client: client[0], "returns float32 ["),
+        ("begin", lambda local: Pair(local.theta, 0), "returns the int 0 as b, where a tensor is due"),
+        ("step", lambda result: result[0], "returns a Local, where local and info are due, in this order"),
+        ("step", lambda result: (*result, 1), "returns a tuple, where local and info are due, in this order"),
+        ("step", lambda result: (result[0], {"nll": result[1].nll}), "returns a dict, where a NamedTuple"),
+        ("step", lambda result: (result[0], fedavg.Info(0.5)), "returns the float 0.5 as nll, where a tensor is due"),
+        ("step", lambda result: (result[0], fedavg.Info(torch.ones(2))), "returns float32 [2] as nll of its info"),
+        (
+            "step",
+            lambda result: (result[0]._replace(theta=result[0].theta.double()), result[1]),
+            "as theta, where float32 [",
+        ),
+        ("step", lambda result: (Pair(*result[0][:2]), result[1]), "returns nothing as theta, where float32 ["),
+        ("finish", lambda result: result[1], "returns a Part, where client and up are due, in this order"),
+        ("finish", lambda result: (result[1], result[0]), "as theta, where float32 ["),
+        ("absorb", lambda server: server._replace(theta=server.theta.double()), "as theta, where float32 ["),
+        ("weigh", lambda weights: -weights, "returns float32 [2], where 2 weights that are not negative are due"),
+        ("particles", lambda count: count + 0.5, "returns 1.5, which is not how many there are"),
+        ("minibatches", lambda count: 0, "returns 0, which is not how many there are"),
+        ("predict_personal", lambda rows: rows[0], "returns float32 [3, 10] for 3 examples, where log p [M, B, C]"),
+        (
+            "predict_personal",
+            lambda rows: rows[..., :4],
+            "where log p [M, B, C] with 10 columns is due",
+        ),
+        ("predict_personal", lambda rows: rows.exp(), "not 1; return log p [M, B, C]"),
+        ("predict_global", lambda rows: rows * math.nan, "returns NaN under a model that has trained one step"),
+    ],
+)
+def test_what_a_function_may_not_return_is_refused(field, change, said):
+    plan = small_plan("fedavg") if field == "predict_global" else PERSONAL
+    error = wrong(field, after(change), plan)
+    assert error.startswith(f"algorithm {'fedavg' if plan is not PERSONAL else 'fedper'}: {field} ")
+    assert said in error
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda shares: 2 * shares, lambda shares: shares[:1], lambda shares: shares * torch.tensor([-1.0, 3.0, 0.0])],
+)
+def test_weights_of_a_mixture_that_are_no_distribution_are_refused(change):
+    assert "weights of sum 1 are due" in wrong("shares", after(change), MIXED)
+
+
+def test_a_personal_model_that_needs_its_examples_says_so():
+    def taught(ctx, client, view, data, noise):
+        model = PERSONAL.algorithm.personalize(ctx, client, view, data, noise)
+        return model._replace(theta=model.theta + data.x.mean())
+
+    plan = PERSONAL._replace(algorithm=PERSONAL.algorithm._replace(personal_data=False, personalize=taught))
+    with pytest.raises(FedRayError, match="personalize computes with the examples, but the record says"):
+        rehearsal.play(plan, plan.context)
+    honest = plan._replace(algorithm=plan.algorithm._replace(personal_data=True))
+    rehearsal.play(honest, honest.context)
+
+
+def test_scores_are_one_for_each_client():
+    (name, (*before, last)), *_ = PARTICLES.algorithm.scores.items()
+    short = Stage(last.probe, lambda ctx, server, replies: last.combine(ctx, server, replies)[1:])
+    changed = PARTICLES.algorithm._replace(scores={name: (*before, short)})
+    with pytest.raises(
+        FedRayError, match=rf"{name}'s combine returns float64 \[5\], where a score of each of 6 is due"
+    ):
+        rehearsal.play(PARTICLES._replace(algorithm=changed), PARTICLES.context)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (
+            {"init": lambda clients: {"turn": torch.zeros(())}},
+            "init returns a dict, where a NamedTuple of tensors is due",
+        ),
+        ({"init": lambda clients: 1 / 0}, "init raises ZeroDivisionError"),
+        ({"select": lambda *args: (0, 1, 2)}, "select returns a tuple, where clients and state are due, in this order"),
+        (
+            {"select": lambda state, *rest: ((0, 1), Pair(*torch.zeros(2)))},
+            "select returns float32 [] as a, where",
+        ),
+        (
+            {"select": lambda state, *rest: (tuple(torch.randperm(6)[:2].tolist()), state)},
+            "select draws random numbers of its own",
+        ),
+    ],
+)
+def test_a_policy_that_cannot_choose_is_refused(changed, said):
+    plan = small_plan("fedavg")
+    with pytest.raises(FedRayError) as caught:
+        rehearsal.choose(plan._replace(selection=plan.selection._replace(**changed)))
+    assert str(caught.value).startswith(f"policy uniform: {said}")
+
+
+def test_a_plug_in_is_tried_before_a_plan_is_made_and_ours_are_not(tmp_path, monkeypatch):
+    (tmp_path / "wrong_step.py").write_text(WRONG, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(registry, "_named", {})
+    monkeypatch.setattr(registry, "programs", {})
+    registry.plug_in("wrong_step")
+    with pytest.raises(FedRayError) as caught:
+        small_plan("wrong_step")
+    assert "algorithm wrong_step: step raises AttributeError: 'WrongStep' object has no attribute 'rate'" in str(
+        caught.value
+    )
+    assert "(wrong_step.py, line 14)" in str(caught.value)
+    monkeypatch.setattr(rehearsal, "play", None)
+    small_plan("fedavg")
+
+
+WRONG = '''"""A step with a misspelt setting."""
+
+from dataclasses import dataclass
+
+from fedray.algorithms.averaging import fedavg
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrongStep(fedavg.FedAvg):
+    """Settings."""
+
+
+def step(ctx, local, batch, noise):
+    return fedavg.step(ctx, local._replace(theta=ctx.cfg.rate * local.theta), batch, noise)
+
+
+ALGORITHM = fedavg.ALGORITHM._replace(config=WrongStep, step=step)
+'''
