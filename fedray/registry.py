@@ -7,23 +7,21 @@ from a module that the user names (``--plugin``).
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import importlib
 import importlib.metadata
 import inspect
-import itertools
 import os
 import pkgutil
 import sys
 import traceback
-import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from fedray.types import Algorithm, FedRayError, Selection, Stage, Sums, suggestion
+from fedray.types import Algorithm, FedRayError, Selection, first_line, suggestion
+from fedray.types.records import check_parameters, check_record
 
 if TYPE_CHECKING:
     from fedray.data.records import DatasetRecord, PartitionRecord
@@ -37,13 +35,19 @@ class Kind(NamedTuple):
     attribute: str  # the name of the record in each of them
     record: str  # the type of the record, module:class
     group: str  # of the entry points by which installed packages offer theirs
+    functions: tuple[tuple[str, tuple[str, ...]], ...] = ()  # of a record whose type has no protocols: their parameters
 
 
+DATASETS = (("load", ("cfg", "classes")),)
+PARTITIONS = (("deal", ("dataset", "settings", "rng")), ("describe", ("cfg", "protocol")))
+NETWORKS = (("layers", ("cfg", "input_shape", "classes")),)
 ALGORITHM = Kind("fedray.algorithms", "ALGORITHM", "fedray.types:Algorithm", "fedray.algorithms")
 SELECTION = Kind("fedray.selection", "SELECTION", "fedray.types:Selection", "fedray.selection")
-DATASET = Kind("fedray.data.datasets", "DATASET", "fedray.data.records:DatasetRecord", "fedray.datasets")
-PARTITION = Kind("fedray.data.partitions", "PARTITION", "fedray.data.records:PartitionRecord", "fedray.partitions")
-NETWORK = Kind("fedray.nets.networks", "NETWORK", "fedray.nets.network:NetworkRecord", "fedray.networks")
+DATASET = Kind("fedray.data.datasets", "DATASET", "fedray.data.records:DatasetRecord", "fedray.datasets", DATASETS)
+PARTITION = Kind(
+    "fedray.data.partitions", "PARTITION", "fedray.data.records:PartitionRecord", "fedray.partitions", PARTITIONS
+)
+NETWORK = Kind("fedray.nets.networks", "NETWORK", "fedray.nets.network:NetworkRecord", "fedray.networks", NETWORKS)
 KINDS = (ALGORITHM, SELECTION, DATASET, PARTITION, NETWORK)
 
 Record = TypeVar("Record", bound=tuple[Any, ...])
@@ -71,54 +75,9 @@ def _discover(package: ModuleType, attribute: str, record_type: type[Record]) ->
                 f"{package.__name__}.{info.name}: {attribute} is {record!r}, not an instance of "
                 f"{record_type.__name__}; define {attribute} in that file or move the file elsewhere"
             )
-        check_functions(module.__name__, record)
+        check_record(module.__name__, record)
         found[info.name] = record
     return found
-
-
-def check_functions(where: str, record: tuple[Any, ...]) -> None:
-    """Raise FedRayError for a function of a record that cannot be called with the parameters of its protocol.
-
-    Algorithms, selection policies and stages of scores have protocols: the types of their fields.
-    """
-    if not isinstance(record, Algorithm | Selection | Stage | Sums):
-        return
-    if isinstance(record, Algorithm):
-        _check_settings(where, record.config)
-    for field, hint in typing.get_type_hints(type(record)).items():
-        function = getattr(record, field)
-        if field == "scores":
-            for stage in itertools.chain.from_iterable(function.values()):
-                check_functions(where, stage)
-        if isinstance(function, Sums):
-            check_functions(where, function)
-            continue
-        protocols = [option for option in (hint, *typing.get_args(hint)) if getattr(option, "_is_protocol", False)]
-        if not protocols or (function is None and type(None) in typing.get_args(hint)):
-            continue
-        expected = list(inspect.signature(protocols[0].__call__).parameters)[1:]
-        if not callable(function):
-            raise FedRayError(f"{where}: {field} is {function!r}, not a function; it takes ({', '.join(expected)})")
-        signature = inspect.signature(function)
-        try:
-            signature.bind(*expected)
-        except TypeError:
-            name = getattr(function, "__name__", repr(function))
-            raise FedRayError(
-                f"{where}: {name}, the {field} of its {type(record).__name__}, takes "
-                f"({', '.join(signature.parameters)}), but is called with ({', '.join(expected)}); "
-                "change its parameters"
-            ) from None
-
-
-def _check_settings(where: str, config: type) -> None:
-    """Raise FedRayError unless an algorithm's settings are a dataclass with a default for each."""
-    name = getattr(config, "__name__", repr(config))
-    if not dataclasses.is_dataclass(config):
-        raise FedRayError(f"{where}: its config {name} is no dataclass; decorate it with @dataclass(frozen=True)")
-    for field in dataclasses.fields(config):
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise FedRayError(f"{where}: the setting {field.name} of {name} has no default; give it one")
 
 
 @functools.cache
@@ -140,10 +99,21 @@ def _installed(kind: Kind) -> Mapping[str, Any]:
         record: Any = getattr(target, kind.attribute, None) if isinstance(target, ModuleType) else target
         if not isinstance(record, pkgutil.resolve_name(kind.record)):
             raise FedRayError(f"{where}: is {record!r}; it must be a module with {kind.attribute}, or that record")
-        check_functions(where, record)
+        _check(where, record, kind)
         _check_free(kind, point.name, record, where, {**_built_in(kind), **found})
         found[point.name] = record
     return found
+
+
+def _check(where: str, record: Any, kind: Kind) -> None:
+    """Raise FedRayError for a record of a plug-in that no run could use."""
+    check_record(where, record)
+    for field, parameters in kind.functions:
+        check_parameters(where, record, field, parameters)
+    for field, usual in record._field_defaults.items():
+        value = getattr(record, field)
+        if hasattr(usual, "_fields") and not isinstance(value, type(usual)):
+            raise FedRayError(f"{where}: {field} is {value!r}; it must be a {type(usual).__name__}")
 
 
 def _table(kind: Kind) -> Mapping[str, Any]:
@@ -151,11 +121,27 @@ def _table(kind: Kind) -> Mapping[str, Any]:
     return dict(sorted({**_built_in(kind), **_installed(kind), **named}.items()))
 
 
-def _line(error: Exception, module: str) -> str:
-    """Where a module raised an error while it was imported; empty for one that cannot be found or parsed."""
-    own = f"{_last(module)}.py"
-    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).name == own]
-    return f" because of its line {lines[-1].lineno}" if lines else ""
+def line_of(error: BaseException, *modules: str) -> str:
+    """The last line of these modules, or of the plug-ins that the user named, on the way to where an error was raised;
+    empty where they have none, as of a module that cannot be found or parsed."""
+    files = {f"{module.replace('.', '/')}.py" for module in (*_named, *modules) if module}
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.endswith(tuple(files))]
+    return f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
+
+
+@contextlib.contextmanager
+def calling(kind: Kind, name: str, function: str) -> Generator[None, None, None]:
+    """Around the call of a record's function: what a plug-in raises becomes a FedRayError that names it."""
+    try:
+        yield
+    except FedRayError:  # of an author who says why
+        raise
+    except Exception as error:
+        if not is_plug_in(kind, name):
+            raise
+        line = line_of(error)
+        where = f"{kind.attribute.lower()} {name}: {function} raises {type(error).__name__}: {first_line(error)}"
+        raise FedRayError(f"{where}{f' ({line})' if line else ''}; correct it") from error
 
 
 def plug_in(module: str) -> None:
@@ -167,16 +153,24 @@ def plug_in(module: str) -> None:
     if module in _named:
         return
     where = f"--plugin {module}"
+    if not is_name(module):
+        stem = Path(module.removesuffix(".py")).name.strip(".") or "mine"
+        name = stem.replace("-", "_")
+        file = "" if name == stem else f"; rename the file to {name}.py"
+        remedy = f"give {name}, with {name}.py on PYTHONPATH or in the current folder{file}"
+        raise FedRayError(f"{where}: is not the name of a module; {remedy}")
     folder = os.getcwd()
     if folder not in sys.path and "" not in sys.path:
         sys.path.append(folder)
     try:
         imported = importlib.import_module(module)
-    except Exception as error:  # whatever the module raises while it is imported
+    except (Exception, SystemExit) as error:  # whatever the module raises while it is imported
         reason, remedy = f"{type(error).__name__}: {error}", "correct the module"
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             remedy = "give the name of a module (not a path) on PYTHONPATH or in the current folder"
-        raise FedRayError(f"{where}: cannot be imported{_line(error, module)} ({reason}); {remedy}") from error
+        line = line_of(error, module)
+        because = f" because of its line {line.rpartition(' ')[2]}" if line else ""
+        raise FedRayError(f"{where}: cannot be imported{because} ({reason}); {remedy}") from error
     records: dict[Kind, Any] = {}
     for kind in KINDS:
         record = getattr(imported, kind.attribute, None)
@@ -184,7 +178,7 @@ def plug_in(module: str) -> None:
             continue
         if not isinstance(record, pkgutil.resolve_name(kind.record)):
             raise FedRayError(f"{where}: {kind.attribute} is {record!r}; it must be a {kind.record.partition(':')[2]}")
-        check_functions(where, record)
+        _check(where, record, kind)
         _check_free(kind, _last(module), record, where, _table(kind))
         records[kind] = record
     if not records:
@@ -193,6 +187,11 @@ def plug_in(module: str) -> None:
     _named[module] = records
     with contextlib.suppress(OSError, TypeError):
         programs[module] = inspect.getsource(imported)  # now: the file may change while this process goes on
+
+
+def is_name(module: str) -> bool:
+    """Whether a module can have this name."""
+    return not module.endswith(".py") and all(part.isidentifier() for part in module.split("."))
 
 
 def _check_free(kind: Kind, name: str, record: Any, where: str, table: Mapping[str, Any]) -> None:
@@ -234,7 +233,7 @@ def plug_ins_of(used: Mapping[Kind, str]) -> tuple[str, ...]:
 def plug_in_again(modules: Iterable[object], run: str) -> None:
     """Register the plug-ins that a run has noted; raises FedRayError naming the run and the plug-in that is missing."""
     for module in modules:
-        if not isinstance(module, str) or not all(part.isidentifier() for part in module.split(".")):
+        if not isinstance(module, str) or not is_name(module):
             raise FedRayError(f"{run}: notes the plug-in {module!r}, which is not the name of a module; it is damaged")
         try:
             plug_in(module)

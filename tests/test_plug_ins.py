@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedray import DataConfig, Experiment, LocalFederation, load, make_plan, registry
+from fedray import DataConfig, Experiment, LocalFederation, launch, load, make_plan, registry
 from fedray.algorithms.averaging.fedavg import FedAvg
 from fedray.running.writer import Writer, describe
 from fedray.types import FedRayError
@@ -21,6 +21,8 @@ ROOT = Path(__file__).resolve().parent.parent
 GUIDE = (ROOT / "docs/add-a-dataset.md").read_text(encoding="utf-8")
 RINGS = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)[-1]
 PROX = re.findall(r"```python\n(.*?)```", (ROOT / "docs/add-an-algorithm.md").read_text(encoding="utf-8"), re.DOTALL)[0]
+OURS = "from fedray.algorithms.averaging import fedavg\nALGORITHM = fedavg.ALGORITHM._replace(config={}"
+LOOSE = "from dataclasses import dataclass\n\n\n@dataclass\nclass Own:\n    lr: float = 0.1\n\n\n"
 POLICY = "from fedray.selection import uniform\n\nSELECTION = uniform.SELECTION._replace(summary='mine')\n"
 PLUG_INS = {"rings": RINGS, "my_prox": PROX, "my_policy": POLICY}
 USE = "--plugin rings --plugin my_prox my_policy --data.name rings --selection my_policy --rounds 2 --tracking.uri none"
@@ -38,7 +40,7 @@ def call(folder, *words, path=ROOT):
     return subprocess.run([sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=400)
 
 
-def launch(folder, *words):
+def launched(folder, *words):
     found = call(folder, "-m", "fedray.launch", *words)
     assert found.returncode == 0, found.stderr
     return found.stdout
@@ -46,7 +48,7 @@ def launch(folder, *words):
 
 @pytest.mark.slow
 def test_five_plug_ins_outside_of_the_checkout_play_and_are_found_again(folder):
-    launch(folder, "my_prox", *USE.split(), "--runtime", "local", "--output", "out", "--json")
+    launched(folder, "my_prox", *USE.split(), "--runtime", "local", "--output", "out", "--json")
     noted = json.loads((folder / "out/config.json").read_text())
     assert sorted(noted["plug_ins"]) == ["my_policy", "my_prox", "rings"]
     assert (noted["experiment"]["model"]["name"], noted["experiment"]["data"]["partition"]) == ("rings", "rings")
@@ -60,8 +62,8 @@ def test_five_plug_ins_outside_of_the_checkout_play_and_are_found_again(folder):
 @pytest.mark.slow
 def test_a_run_that_goes_on_with_a_changed_plug_in_says_so_and_has_a_row_of_its_own(folder):
     words = ["my_prox", "--plugin", "my_prox", "--runtime", "local", "--rounds", "1", "--json"]
-    launch(folder, *words, "--output", "first", "--seed", "0")
-    launch(folder, *words, "--output", "second", "--seed", "1")
+    launched(folder, *words, "--output", "first", "--seed", "0")
+    launched(folder, *words, "--output", "second", "--seed", "1")
     file = folder / "my_prox.py"
     file.write_text(f"# a comment\n{PROX}", encoding="utf-8")
     assert "has changed" not in call(folder, "-m", "fedray.launch", "--resume", "second", "--rounds", "2").stderr
@@ -80,8 +82,8 @@ def test_a_run_that_goes_on_with_a_changed_plug_in_says_so_and_has_a_row_of_its_
 @pytest.mark.slow
 @pytest.mark.ray
 def test_plug_ins_reach_the_actors(folder):
-    launch(folder, "my_prox", *USE.split(), "--runtime", "local", "--output", "local", "--json")
-    launch(folder, "my_prox", *USE.split(), "--output", "ray", "--clients-per-actor", "2", "--json")
+    launched(folder, "my_prox", *USE.split(), "--runtime", "local", "--output", "local", "--json")
+    launched(folder, "my_prox", *USE.split(), "--output", "ray", "--clients-per-actor", "2", "--json")
     for name in ("global", "personal"):
         file = f"{name}.safetensors"
         assert (folder / "local" / file).read_bytes() == (folder / "ray" / file).read_bytes()
@@ -135,6 +137,53 @@ def fresh(monkeypatch):
             "from fedray.algorithms.averaging.fedavg import ALGORITHM\nALGORITHM = ALGORITHM._replace(config=int)",
             r"--plugin plain_pi: its config int is no dataclass",
         ),
+        (
+            "object_pi",
+            f"{OURS.format('fedavg.FedAvg()')})",
+            r"object_pi: its config FedAvg\(.*\) is an object; give the class FedAvg",
+        ),
+        (
+            "loose_pi",
+            f"{LOOSE}{OURS.format('Own')})",
+            r"loose_pi: its config Own can be changed; decorate it with @dataclass\(frozen=True\)",
+        ),
+        (
+            "list_pi",
+            PROX.replace("mu: float = 0.01", "mu: list[int] = None"),
+            r"the setting mu of \w+ is list\[int\]; a",
+        ),
+        (
+            "names_pi",
+            PROX.replace("mu: float = 0.01", "mu: Path = None"),
+            r"is not known \(name 'Path' is not defined\)",
+        ),
+        ("no_pi", PROX.replace("step=step", "step=step, predict_personal=None, predict_global=None"), "has neither"),
+        ("dial_pi", PROX.replace('"mu": Log', '"nu": Log'), r"space has 'nu', no setting of FedPerProx; .*choose from"),
+        (
+            "tuple_pi",
+            PROX.replace("LogUniform(1e-4, 1.0)", "(0, 1)"),
+            r"the space of mu is \(0, 1\); it must be LogUni",
+        ),
+        ("search_pi", PROX.replace("step=step", "step=step, presets=['x']"), r"presets is \['x'\]; it must be a dict"),
+        (
+            "preset_pi",
+            PROX.replace("step=step", "step=step, presets={'x': {}}"),
+            r"the preset x is {}; it must be a Preset",
+        ),
+        (
+            "score_pi",
+            PROX.replace("step=step", "step=step, scores={'x': step}"),
+            r"the score x is .*it must be a tuple of",
+        ),
+        ("exit_pi", "import sys\nsys.exit(3)", r"cannot be imported because of its line 2 \(SystemExit: 3\)"),
+        ("my-pi", None, r"my-pi: is not the name of a module; give my_pi, .*; rename the file to my_pi\.py"),
+        ("./my_pi.py", None, r"\./my_pi\.py: is not the name of a module; give my_pi, with my_pi\.py on"),
+        (
+            "load_pi",
+            RINGS.replace("def load(cfg, classes=None)", "def load(cfg)"),
+            "load, the load of",
+        ),
+        ("proto_pi", RINGS.replace("protocol=Protocol(", "protocol=dict("), r"protocol is {.*}; it must be a Protocol"),
     ],
 )
 def test_what_cannot_be_registered_is_refused(tmp_path, monkeypatch, name, code, match):
@@ -217,6 +266,7 @@ def rings_that(folder, monkeypatch, code):
 
 
 DEALS = "PARTITION = PARTITION._replace(deal=lambda *words: changed(deal(*words)))"
+SCALING = "import numpy as np\nfrom fedray.data.scaling import Scaling"
 LOADS = "DATASET = DATASET._replace(load=lambda *words: changed(load(*words)))"
 
 
@@ -247,6 +297,8 @@ def test_a_partition_of_a_plug_in_that_deals_wrongly_is_refused(folder, monkeypa
         ("d._replace(x=d.x / np.float32(0))", "x holds NaN or infinity"),
         ("d._replace(users=d.y - 1)", "users are not 800 integers"),
         ("d.x", "is not a Dataset"),
+        ("d._replace(scaling=255)", r"its scaling is no Scaling of arrays that fit inputs of shape \[2\]"),
+        ("d._replace(scaling=Scaling(np.zeros(3), np.ones(3)))", "its scaling is no Scaling of arrays that fit"),
     ],
 )
 def test_a_dataset_of_a_plug_in_that_is_none_is_refused(folder, monkeypatch, changed, reason):
@@ -254,7 +306,52 @@ def test_a_dataset_of_a_plug_in_that_is_none_is_refused(folder, monkeypatch, cha
         np.errstate(all="ignore"),
         pytest.raises(FedRayError, match=rf"data.name rings: load.*{reason}.*correct this function"),
     ):
-        rings_that(folder, monkeypatch, f"changed = lambda d: {changed}\n{LOADS}")
+        rings_that(folder, monkeypatch, f"{SCALING}\nchanged = lambda d: {changed}\n{LOADS}")
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (
+            "changed = lambda d: 1 / 0\n" + LOADS,
+            r"dataset rings: load raises ZeroDivisionError: .* \(rings\.py, line \d+\)",
+        ),
+        (
+            "changed = lambda p: p.size\n" + DEALS,
+            r"partition rings: deal raises AttributeError: .* \(rings\.py, line \d+\)",
+        ),
+        (
+            f"turns = []\nchanged = lambda p: turns.append(p) or p._replace(train=p.train[:: 1 - 2 * (len(turns) % 2)])"
+            f"\n{DEALS}",
+            "it deals otherwise when it is asked again; take all randomness from the rng",
+        ),
+        ("NETWORK = NETWORK._replace(layers=lambda *words: 1 / 0)", "network rings: layers raises ZeroDivisionError"),
+        (
+            "NETWORK = NETWORK._replace(layers=lambda *words: nn.Linear(2, 2))",
+            "layers returns a Linear; return an nn.Seq",
+        ),
+        (
+            "NETWORK = NETWORK._replace(layers=lambda *words: nn.Sequential(*layers(*words), nn.LogSoftmax(-1)))",
+            "the network ends in LogSoftmax, and its outputs are logits",
+        ),
+    ],
+)
+def test_a_function_of_a_plug_in_that_fails_is_named_with_its_line(folder, monkeypatch, code, reason):
+    with pytest.raises(FedRayError, match=reason):
+        rings_that(folder, monkeypatch, f"from torch import nn\n{code}")
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("name", ["rounds", "runtime", "json"])
+def test_a_setting_with_the_name_of_another_option_is_refused(tmp_path, monkeypatch, name):
+    monkeypatch.syspath_prepend(tmp_path)
+    code = PROX.replace("mu: float = 0.01", f"{name}: float = 0.01").replace("self.mu", f"self.{name}")
+    code = code.replace('"mu": Log', f'"{name}": Log')
+    (tmp_path / f"{name}_pi.py").write_text(code, encoding="utf-8")
+    words = [f"{name}_pi", "--plugin", f"{name}_pi"]
+    with pytest.raises(FedRayError, match=rf"{name}_pi: its setting {name} has the name of --{name}; rename it"):
+        launch.parse(words)
 
 
 @pytest.mark.usefixtures("fresh")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedray import algorithms, registry, selection
-from fedray.types import Algorithm, FedRayError, Selection
+from fedray.types import Algorithm, FedRayError, Selection, records
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -97,7 +97,7 @@ def test_a_broken_file_fails_loudly(tmp_path, monkeypatch, source, error, match)
 def test_a_policy_that_cannot_be_called_is_refused():
     policy = registry.selections()["uniform"]._replace(select=lambda state, scores, m: ((), state))
     with pytest.raises(FedRayError, match=r"mine: <lambda>, the select of its Selection, takes \(state, scores, m\)"):
-        registry.check_functions("mine", policy)
+        records.check_record("mine", policy)
 
 
 PLANTED = """from fedray.algorithms.averaging import fedavg

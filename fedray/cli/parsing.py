@@ -86,6 +86,7 @@ def parse(
         raise _shown_help(f"{prog} [ALGORITHM] [OPTIONS]", brief(names, name), settings)
     if "--help-all" in argv:
         raise _shown_help(f"{prog} [ALGORITHM] [OPTIONS]", describe(names, name), helptext.long(name, fields))
+    _check_free(name, record, [field[0] for field in (*lead, *more)])
     options: type[Any] = dataclasses.make_dataclass("Options", fields, frozen=True)
     usage = f"{prog} {name}" if given else prog
     try:
@@ -98,6 +99,16 @@ def parse(
         raise
     experiment = dataclasses.replace(parsed.experiment, algorithm=parsed.algorithm)
     return Parsed(experiment, parsed.execution, parsed.preset, parsed)
+
+
+def _check_free(algorithm: str, record: Algorithm, more: Sequence[str]) -> None:
+    """Raise FedRayError for an algorithm's setting that is named like another option."""
+    others = [field.name for kind in (Experiment, Execution) for field in dataclasses.fields(kind)]
+    taken = {*others, *more, "preset", "plugin"}
+    for field in dataclasses.fields(record.config):
+        if field.name in taken:
+            option = field.name.replace("_", "-")
+            raise FedRayError(f"{algorithm}: its setting {field.name} has the name of --{option}; rename it")
 
 
 def _shown_help(usage: str, *parts: str) -> SystemExit:

@@ -108,7 +108,8 @@ def load(cfg: DataConfig, classes: int | None = None, labels: tuple[str, ...] = 
     ``labels`` are their names, by which they are numbered then; without any their names are their numbers.
     """
     cfg = absolute_paths(cfg)
-    dataset = record(cfg.name).load(cfg, classes if cfg.classes is None else None)
+    with registry.calling(registry.DATASET, record_name(cfg.name), "load"):
+        dataset = record(cfg.name).load(cfg, classes if cfg.classes is None else None)
     if registry.is_plug_in(registry.DATASET, record_name(cfg.name)):
         dataset = checked_dataset(dataset, f"data.name {cfg.name}: load", "correct this function of the plug-in")
     reason, remedy = "the dataset has no texts", "leave it out, or choose `data.name=sent140`"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 
 from fedray import registry
@@ -125,12 +127,28 @@ def deal(cfg: Experiment, dataset: Dataset, rng: np.random.Generator) -> Partiti
     remedy = "choose dirichlet or iid" + ("" if dataset.users is None else ", or natural")
     require(record.real or not dataset.real, "data.partition", own.partition, reason, remedy)
     settings = DealSettings(cfg.clients, own.labels_per_client, own.test_fraction, own, protocol(own))
-    partition = record.deal(dataset, settings, rng)
+    plug_in, before = registry.is_plug_in(registry.PARTITION, own.partition), copy.deepcopy(rng)
+    with registry.calling(registry.PARTITION, own.partition, "deal"):
+        partition = record.deal(dataset, settings, rng)
+        again = record.deal(dataset, settings, before) if plug_in else partition
     reason, remedy = fault(partition, len(dataset.y)), "lower `clients`, or correct the function deal of the partition"
     require(not reason, "data.partition", own.partition, reason, remedy)
     reason = f"it deals to {len(partition.train)} clients, and {cfg.clients} are asked for"
     require(len(partition.train) == cfg.clients, "data.partition", own.partition, reason, remedy)
+    reason, remedy = (
+        "it deals otherwise when it is asked again",
+        "take all randomness from the rng that deal is given",
+    )
+    require(_same(partition, again), "data.partition", own.partition, reason, remedy)
     return partition
+
+
+def _same(first: Partition, second: Partition) -> bool:
+    """Whether two partitions give every client the same examples."""
+    return all(
+        np.array_equal(one, other)
+        for one, other in zip((*first.train, *first.test), (*second.train, *second.test), strict=True)
+    )
 
 
 def _unread(cfg: DataConfig, record: PartitionRecord) -> list[str]:
@@ -156,7 +174,8 @@ def describe(cfg: DataConfig) -> str:
     own = protocol(cfg)
     cfg = fill_from_protocol(cfg)
     cfg = override(cfg, {"labels_per_client": own.labels}) if cfg.labels_per_client is None else cfg
-    return partition_record(cfg).describe(cfg, own)
+    with registry.calling(registry.PARTITION, cfg.partition, "describe"):
+        return str(partition_record(cfg).describe(cfg, own))
 
 
 def remarks(cfg: DataConfig, dataset: Dataset, partition: Partition) -> tuple[str, ...]:

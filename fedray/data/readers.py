@@ -133,6 +133,8 @@ def checked_dataset(dataset: Dataset, who: str = "dataset", remedy: str = GIVE) 
         reason = f"users are not {len(x)} integers that number the users 0, 1, ... without gaps"
     elif vectors is not None and (x.dtype.kind == "f" or x.min() < 0 or x.max() >= len(vectors)):
         reason = "x are not word numbers of the vectors"
+    elif not _scales(dataset.scaling, x):
+        reason = f"its scaling is no Scaling of arrays that fit inputs of shape {list(x.shape[1:])}"
     if reason:
         raise FedRayError(f"{who}: {reason}; {remedy}")
     try:
@@ -141,6 +143,19 @@ def checked_dataset(dataset: Dataset, who: str = "dataset", remedy: str = GIVE) 
         return dataset._replace(y=checked_labels(dataset.y, len(x), dataset.classes))
     except (ValueError, TypeError) as error:
         raise FedRayError(f"{who}: {error}; {remedy}") from None
+
+
+def _scales(scaling: Any, x: np.ndarray) -> bool:
+    """Whether a scaling is none, or one of inputs x [N, ...]."""
+    if scaling is None:
+        return True
+    parts = [scaling.shift, scaling.divisor] if isinstance(scaling, Scaling) else []
+    if not parts or not all(isinstance(part, np.ndarray) for part in parts):
+        return False
+    try:
+        return np.broadcast_shapes(x.shape, *(part.shape for part in parts)) == x.shape
+    except ValueError:
+        return False
 
 
 def _numbered(users: Any, count: int) -> bool:

@@ -283,7 +283,8 @@ def _model(cfg: Experiment, dataset: Dataset, layers: nn.Module | None, density:
     if layers is not None:
         return network.given(layers, dataset.input_shape, dataset.classes, density)
     record = registry.pick(registry.networks(), "`model.name`", cfg.model.name)
-    return network.build(record, cfg.model, dataset.input_shape, dataset.classes, density)
+    with registry.calling(registry.NETWORK, cfg.model.name, "layers"):
+        return network.build(record, cfg.model, dataset.input_shape, dataset.classes, density)
 
 
 def _unread_widths(cfg: Experiment, dataset: Dataset) -> list[str]:

@@ -7,11 +7,9 @@ its own, write into its arguments, or return anything else than fedray/types/con
 
 from __future__ import annotations
 
+import operator
 import random
-import sys
-import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,7 +38,7 @@ def rehearse(plan: Plan) -> None:
 def play(plan: Plan, ctx: Context[Any]) -> None:
     """One round with one client; raises FedRayError for the first function that is wrong."""
     algorithm, facts = plan.algorithm, plan.facts
-    on = _Rehearsal(f"algorithm {registry.algorithm_name(plan.cfg.algorithm)}", _files(plan))
+    on = _Rehearsal(f"algorithm {registry.algorithm_name(plan.cfg.algorithm)}", type(plan.cfg.algorithm).__module__)
     for field in ("particles", "minibatches"):
         count = getattr(algorithm, field)(ctx.cfg)
         if type(count) is not int or count < 1:
@@ -54,7 +52,7 @@ def play(plan: Plan, ctx: Context[Any]) -> None:
     down = trees.row(down, 0) if algorithm.down_per_client else down
     local = start = on.state("begin", on.call("begin", algorithm.begin, ctx, client, down, data))
     batch = _examples(plan, facts.batch_size * algorithm.minibatches(ctx.cfg), "batch")
-    noise = _noise(plan, "step", algorithm.noise_shape(ctx))
+    noise = _noise(on, plan, "step", on.call("noise_shape", algorithm.noise_shape, ctx))
     for field, step in (("adapt", algorithm.adapt), ("step", algorithm.step)):
         if step is not None:
             local, info = on.pair(field, "local and info", on.call(field, step, ctx, start, batch, noise))
@@ -73,16 +71,18 @@ def choose(plan: Plan) -> None:
     """The clients of one round; raises FedRayError where a policy is wrong, but for its choice, which is checked in
     every round."""
     clients, policy = len(plan.trainers), plan.selection
-    on = _Rehearsal(f"policy {plan.cfg.selection}", _files(plan))
+    on = _Rehearsal(f"policy {plan.cfg.selection}")
     scores = None if policy.score is None else plan.stream("rehearsal-scores").uniform([clients])
     before = on.call("init", policy.init, clients)
     if before is not None:
         on.state("init", before)
 
     def select(state: Any, scores: Tensor | None) -> Any:
-        return policy.select(state, scores, clients, plan.facts.per_round, plan.stream("select"))
+        chosen = policy.select(state, scores, clients, plan.facts.per_round, plan.stream("select"))
+        ids, after = on.pair("select", "clients and state", chosen)
+        return tuple(map(operator.index, ids)), after
 
-    _, after = on.pair("select", "clients and state", on.call("select", select, before, scores))
+    _, after = on.call("select", select, before, scores)
     if before is not None or after is not None:
         on.state("select", after, like=before)
 
@@ -91,7 +91,7 @@ class _Rehearsal(NamedTuple):
     """Calls the functions of a plug-in, and says what is wrong with one."""
 
     who: str  # "algorithm NAME" or "policy NAME"
-    files: tuple[str, ...]  # of the plug-ins
+    module: str = ""  # of the settings: a plug-in from a package, perhaps
 
     def call(self, field: str, function: Callable[..., Any], *args: Any) -> Any:
         """What a function returns for copies of its arguments, twice the same."""
@@ -110,17 +110,14 @@ class _Rehearsal(NamedTuple):
         except FedRayError:  # of an author who says why
             raise
         except Exception as error:
-            raise self.error(field, f"raises {type(error).__name__}: {first_line(error)}{self._line(error)}") from error
+            line = registry.line_of(error, self.module)
+            reason = f"raises {type(error).__name__}: {first_line(error)}{f' ({line})' if line else ''}"
+            raise self.error(field, reason) from error
         kept = 2 if field in LOCAL else 0
         if not _same(args[kept:], given[kept:]):
             raise self.error(field, "writes into its arguments; change a `clone()` of them")
         # Not a view of its arguments: the second call is given others.
         return trees.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, result)
-
-    def _line(self, error: Exception) -> str:
-        """The last line of a plug-in on the way to where an error was raised."""
-        own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in self.files]
-        return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
     def error(self, field: str, what: str) -> FedRayError:
         """What is wrong with a function."""
@@ -181,7 +178,7 @@ def _aggregated(on: _Rehearsal, plan: Plan, ctx: Context[Any], server: Any, ids:
         return on.state("aggregate", on.call("aggregate", how, ctx, server, ids, ups, n), like=server)
     weights = on.call("weigh", how.weigh, ctx, n)
     if not isinstance(weights, Tensor) or weights.shape != n.shape or not bool((weights >= 0).all()):
-        raise on.error("weigh", f"returns {_short(weights)}, where {len(n)} weights that are not negative are due")
+        raise on.error("weigh", f"returns {_listed(weights)}, where {len(n)} weights that are not negative are due")
     held = on.call("terms", lambda ups, n: totals.terms(ctx, how, ups, n), ups, n)
     exponents = totals.units(held.largest, len(ids))
     parts = [totals.partial_sum(held, ids, exponents)]
@@ -199,19 +196,19 @@ def _predict(on: _Rehearsal, plan: Plan, ctx: Context[Any], client: Any, view: A
         _check_rows(on, plan, "predict_global", rows)
     if algorithm.predict_personal is None:
         return
-    own = _noise(plan, "personal", algorithm.personal_noise(ctx))
+    own = _noise(on, plan, "personal", on.call("personal_noise", algorithm.personal_noise, ctx))
     personal = on.call("personalize", algorithm.personalize, ctx, client, view, data, own)
     if not algorithm.trains_to_predict and algorithm.personalize is not client_itself:
         other = data._replace(x=1 - data.x, total=data.total + 1)
         if not _same(personal, on.call("personalize", algorithm.personalize, ctx, client, view, other, own)):
-            raise on.error("personalize", "computes with the examples, but the record says `personal_data=False`")
+            raise on.error("personalize", "computes with the examples, but the record says personal_data=False")
     rows = on.call("predict_personal", algorithm.predict_personal, ctx, personal, x, noise)
     _check_rows(on, plan, "predict_personal", rows)
     if algorithm.shares is not None:
         found = on.call("shares", algorithm.shares, ctx, personal)
         fits = isinstance(found, Tensor) and found.shape == rows.shape[:1] and bool((found >= 0).all())
         if not fits or abs(float(found.sum()) - 1) > AGREEMENT:
-            raise on.error("shares", f"returns {_short(found)}, where {len(rows)} weights of sum 1 are due")
+            raise on.error("shares", f"returns {_listed(found)}, where {len(rows)} weights of sum 1 are due")
 
 
 def _check_rows(on: _Rehearsal, plan: Plan, field: str, rows: Any) -> None:
@@ -235,14 +232,11 @@ def _examples(plan: Plan, size: int, purpose: str) -> Batch:
     return Batch(x, y, torch.ones(size), place % plan.facts.shard, torch.tensor(float(size)))
 
 
-def _noise(plan: Plan, purpose: str, shape: tuple[int, ...]) -> Tensor:
+def _noise(on: _Rehearsal, plan: Plan, purpose: str, shape: Any) -> Tensor:
+    """Standard normals of the shape that the algorithm names."""
+    if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape):
+        raise on.error(f"{purpose}_noise" if purpose == "personal" else "noise_shape", f"returns {shape!r}, no shape")
     return plan.normals(f"rehearsal-{purpose}", 0, 0, shape)
-
-
-def _files(plan: Plan) -> tuple[str, ...]:
-    """The files of the plug-ins of a plan."""
-    modules = (type(plan.cfg.algorithm).__module__, *plan.plug_ins)
-    return tuple(str(getattr(sys.modules.get(module), "__file__", "")) for module in modules)
 
 
 def _generators() -> list[Any]:
@@ -260,6 +254,11 @@ def _same(first: Any, second: Any) -> bool:
     return len(one) == len(other) and all(
         a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all()) for a, b in zip(one, other, strict=True)
     )
+
+
+def _listed(what: object) -> str:
+    """The numbers of a short tensor."""
+    return str([round(x, 3) for x in what.tolist()]) if isinstance(what, Tensor) and what.ndim == 1 else _short(what)
 
 
 def _short(what: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from torch import nn
 
@@ -52,7 +52,20 @@ def build(
     reason = "its logits are those of logistic regression"
     ok = record.extra == 0 or density is CATEGORICAL
     require(ok, "model.likelihood", "gaussian", reason, "use categorical, or another `model.name`")
-    return Model(record.layers(cfg, input_shape, classes), input_shape, classes, record.extra, density)
+    layers = record.layers(cfg, input_shape, classes)
+    if not isinstance(cast("object", layers), nn.Sequential):
+        raise FedRayError(f"network: layers returns a {type(layers).__name__}; return an nn.Sequential")
+    _check_logits(layers, "network")
+    return Model(layers, input_shape, classes, record.extra, density)
+
+
+def _check_logits(layers: nn.Module, who: str) -> None:
+    """Raise FedRayError for a network whose outputs are probabilities."""
+    last = layers
+    while type(last) is nn.Sequential and len(last):
+        last = last[-1]
+    if isinstance(last, nn.Softmax | nn.LogSoftmax):
+        raise FedRayError(f"{who}: the network ends in {type(last).__name__}, and its outputs are logits; leave it out")
 
 
 def unread(record: NetworkRecord, cfg: ModelConfig, input_shape: tuple[int, ...], classes: int) -> list[str]:
@@ -88,13 +101,7 @@ def given(layers: nn.Module, input_shape: tuple[int, ...], classes: int, density
     """
     if not isinstance(layers, nn.Module):
         raise FedRayError(f"layers={type(layers).__name__}: is not a network; give a torch.nn.Module")
-    last = layers
-    while type(last) is nn.Sequential and len(last):
-        last = last[-1]
-    if isinstance(last, nn.Softmax | nn.LogSoftmax):
-        raise FedRayError(
-            f"layers: the network ends in {type(last).__name__}, and its outputs are logits; leave it out"
-        )
+    _check_logits(layers, "layers")
     if not is_chain(layers):
         return Model(nn.Sequential(OwnModule(layers)), input_shape, classes, density=density)
     assert isinstance(layers, nn.Sequential)

@@ -140,7 +140,7 @@ def after(change):
         ("finish", lambda result: result[1], "returns a Part, where client and up are due, in this order"),
         ("finish", lambda result: (result[1], result[0]), "as theta, where float32 ["),
         ("absorb", lambda server: server._replace(theta=server.theta.double()), "as theta, where float32 ["),
-        ("weigh", lambda weights: -weights, "returns float32 [2], where 2 weights that are not negative are due"),
+        ("weigh", lambda weights: -weights, "where 2 weights that are not negative are due"),
         ("particles", lambda count: count + 0.5, "returns 1.5, which is not how many there are"),
         ("minibatches", lambda count: 0, "returns 0, which is not how many there are"),
         ("predict_personal", lambda rows: rows[0], "returns float32 [3, 10] for 3 examples, where log p [M, B, C]"),
