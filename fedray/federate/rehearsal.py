@@ -20,11 +20,12 @@ from fedray import registry
 from fedray.arrays import trees
 from fedray.federate import totals
 from fedray.federate.plan import Plan
-from fedray.types import Batch, Context, FedRayError, Sums, client_itself, first_line
+from fedray.types import Batch, Combine, Context, FedRayError, Sums, client_itself, first_line
 
 AGREEMENT = 1e-3  # of a sum of probabilities with 1
 ROWS = 3  # examples that are predicted
-LOCAL = ("step", "adapt")  # they may write into their local
+DRAWN = 4096  # examples of a shard that differ from each other
+WRITERS = ("step", "adapt")  # they may write into their local
 
 
 def rehearse(plan: Plan) -> None:
@@ -94,7 +95,7 @@ class _Rehearsal(NamedTuple):
     module: str = ""  # of the settings: a plug-in from a package, perhaps
 
     def call(self, field: str, function: Callable[..., Any], *args: Any) -> Any:
-        """What a function returns for copies of its arguments, twice the same."""
+        """What a function returns, twice the same."""
         before = _generators()
         first, second = (self._called(field, function, args) for _ in range(2))
         if _generators() != before:
@@ -104,20 +105,21 @@ class _Rehearsal(NamedTuple):
         return first
 
     def _called(self, field: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        given = trees.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, args)
+        if field in WRITERS:
+            args = (args[0], trees.tree_map(torch.clone, args[1]), *args[2:])
+        kept = [leaf for leaf in trees.leaves(args[2 if field in WRITERS else 0 :]) if isinstance(leaf, Tensor)]
+        before = [leaf._version for leaf in kept]
         try:
-            result = function(*given)
+            result = function(*args)
         except FedRayError:  # of an author who says why
             raise
         except Exception as error:
             line = registry.line_of(error, self.module)
             reason = f"raises {type(error).__name__}: {first_line(error)}{f' ({line})' if line else ''}"
             raise self.error(field, reason) from error
-        kept = 2 if field in LOCAL else 0
-        if not _same(args[kept:], given[kept:]):
-            raise self.error(field, "writes into its arguments; change a `clone()` of them")
-        # Not a view of its arguments: the second call is given others.
-        return trees.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, result)
+        if [leaf._version for leaf in kept] != before:
+            raise self.error(field, "writes into its arguments; change a clone() of them")
+        return result
 
     def error(self, field: str, what: str) -> FedRayError:
         """What is wrong with a function."""
@@ -163,10 +165,11 @@ def _score(on: _Rehearsal, plan: Plan, ctx: Context[Any], server: Any, client: A
         message: Any = None
         for probe, combine in stages:
             reply = on.call(f"{name}'s probe", probe, ctx, client, view, message, data)
-            replies = [reply] * clients
-            message = on.call(
-                f"{name}'s combine", lambda combine, *them: combine(ctx, server, iter(them)), combine, *replies
-            )
+
+            def combined(reply: Tensor, combine: Combine = combine) -> Any:
+                return combine(ctx, server, iter([reply] * clients))
+
+            message = on.call(f"{name}'s combine", combined, reply)
         if not isinstance(message, Tensor) or message.shape != (clients,):
             raise on.error(f"{name}'s combine", f"returns {_short(message)}, where a score of each of {clients} is due")
 
@@ -227,7 +230,8 @@ def _check_rows(on: _Rehearsal, plan: Plan, field: str, rows: Any) -> None:
 def _examples(plan: Plan, size: int, purpose: str) -> Batch:
     """A client's examples, drawn at random: inputs in [0, 1), labels of all classes in turn."""
     stream, place = plan.stream(f"rehearsal-{purpose}"), torch.arange(size)
-    x = stream.uniform([size, *plan.model.input_shape])
+    x = stream.uniform([min(size, DRAWN), *plan.model.input_shape])
+    x = x if size <= DRAWN else x[place % DRAWN]
     y = place % plan.model.classes if plan.target is None else stream.normal([size])
     return Batch(x, y, torch.ones(size), place % plan.facts.shard, torch.tensor(float(size)))
 
