@@ -124,8 +124,12 @@ def _table(kind: Kind) -> Mapping[str, Any]:
 def line_of(error: BaseException, *modules: str) -> str:
     """The last line of these modules, or of the plug-ins that the user named, on the way to where an error was raised;
     empty where they have none, as of a module that cannot be found or parsed."""
-    files = {f"{module.replace('.', '/')}.py" for module in (*_named, *modules) if module}
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.endswith(tuple(files))]
+    loaded = [sys.modules.get(module) for module in (*_named, *modules)]
+    files = {str(getattr(module, "__file__", "")) for module in loaded if module is not None}
+    # A module that could not be imported is none of those that are loaded.
+    ends = tuple(f"{os.sep}{module.replace('.', os.sep)}.py" for module in modules if module not in sys.modules)
+    trace = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in trace if frame.filename in files or frame.filename.endswith(ends)]
     return f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
 
 
@@ -139,7 +143,8 @@ def calling(kind: Kind, name: str, function: str) -> Generator[None, None, None]
     except Exception as error:
         if not is_plug_in(kind, name):
             raise
-        line = line_of(error)
+        record = _table(kind)[name]
+        line = line_of(error, *(getattr(getattr(record, field), "__module__", "") for field, _ in kind.functions))
         where = f"{kind.attribute.lower()} {name}: {function} raises {type(error).__name__}: {first_line(error)}"
         raise FedRayError(f"{where}{f' ({line})' if line else ''}; correct it") from error
 
@@ -238,7 +243,7 @@ def plug_in_again(modules: Iterable[object], run: str) -> None:
         try:
             plug_in(module)
         except FedRayError as error:
-            raise FedRayError(f"{run}: used the plug-in {module}, which is not here; {error}") from error
+            raise FedRayError(f"{run}: used the plug-in {module}, which cannot be used here; {error}") from error
 
 
 def sources(modules: Sequence[str]) -> list[Path]:

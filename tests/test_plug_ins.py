@@ -205,7 +205,9 @@ def test_a_module_is_registered_once_under_its_name(folder, monkeypatch):
     assert registry.plug_ins_of({registry.NETWORK: "rings"}) == ("rings",)
     assert registry.plug_ins_of({registry.NETWORK: "mlp"}) == ()
     assert registry.sources(("rings",)) == [folder / "rings.py"]
-    with pytest.raises(FedRayError, match=r"runs/x: used the plug-in gone_pi, which is not here; .*No module named"):
+    with pytest.raises(
+        FedRayError, match=r"runs/x: used the plug-in gone_pi, which cannot be used here; .*No module named"
+    ):
         registry.plug_in_again(("rings", "gone_pi"), "runs/x")
 
 
@@ -297,8 +299,8 @@ def test_a_partition_of_a_plug_in_that_deals_wrongly_is_refused(folder, monkeypa
         ("d._replace(x=d.x / np.float32(0))", "x holds NaN or infinity"),
         ("d._replace(users=d.y - 1)", "users are not 800 integers"),
         ("d.x", "is not a Dataset"),
-        ("d._replace(scaling=255)", r"its scaling is no Scaling of arrays that fit inputs of shape \[2\]"),
-        ("d._replace(scaling=Scaling(np.zeros(3), np.ones(3)))", "its scaling is no Scaling of arrays that fit"),
+        ("d._replace(scaling=255)", r"its scaling is no Scaling of NumPy arrays that fit inputs of shape \[2\]"),
+        ("d._replace(scaling=Scaling(np.zeros(3), np.ones(3)))", "its scaling is no Scaling of NumPy arrays that fit"),
     ],
 )
 def test_a_dataset_of_a_plug_in_that_is_none_is_refused(folder, monkeypatch, changed, reason):

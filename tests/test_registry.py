@@ -144,3 +144,16 @@ def test_two_families_cannot_use_one_name(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(FedRayError, match=r"zoo\.two\.same: the name 'same' is taken; rename the file"):
         registry._discover(importlib.import_module("zoo"), "SELECTION", Selection)
+
+
+def test_the_line_of_an_error_is_that_of_the_module_itself(tmp_path, monkeypatch):
+    """Not that of another file whose name ends alike."""
+    (tmp_path / "mylib_pi.py").write_text("def fails():\n    return 1 / 0\n", encoding="utf-8")
+    (tmp_path / "lib_pi.py").write_text("import mylib_pi\n\n\ndef calls():\n    mylib_pi.fails()\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    lib = importlib.import_module("lib_pi")
+    with pytest.raises(ZeroDivisionError) as caught:
+        lib.calls()
+    assert registry.line_of(caught.value, "lib_pi") == "lib_pi.py, line 5"
+    assert registry.line_of(caught.value, "mylib_pi") == "mylib_pi.py, line 2"
+    assert registry.line_of(caught.value, "pi") == ""

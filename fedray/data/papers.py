@@ -143,11 +143,15 @@ def deal(cfg: Experiment, dataset: Dataset, rng: np.random.Generator) -> Partiti
     return partition
 
 
-def _same(first: Partition, second: Partition) -> bool:
-    """Whether two partitions give every client the same examples."""
-    return all(
-        np.array_equal(one, other)
-        for one, other in zip((*first.train, *first.test), (*second.train, *second.test), strict=True)
+def _same(first: Partition, second: object) -> bool:
+    """Whether another partition gives every client the same examples."""
+    return (
+        isinstance(second, Partition)
+        and len(first.train) == len(second.train) == len(second.test)
+        and all(
+            np.array_equal(one, other)
+            for one, other in zip((*first.train, *first.test), (*second.train, *second.test), strict=True)
+        )
     )
 
 

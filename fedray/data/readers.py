@@ -134,7 +134,7 @@ def checked_dataset(dataset: Dataset, who: str = "dataset", remedy: str = GIVE) 
     elif vectors is not None and (x.dtype.kind == "f" or x.min() < 0 or x.max() >= len(vectors)):
         reason = "x are not word numbers of the vectors"
     elif not _scales(dataset.scaling, x):
-        reason = f"its scaling is no Scaling of arrays that fit inputs of shape {list(x.shape[1:])}"
+        reason = f"its scaling is no Scaling of NumPy arrays that fit inputs of shape {list(x.shape[1:])}"
     if reason:
         raise FedRayError(f"{who}: {reason}; {remedy}")
     try:

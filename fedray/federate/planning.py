@@ -177,7 +177,8 @@ def refusal(cfg: Experiment) -> str | None:
         density = network.density(cfg.model, real=False)
         _check_likelihood(cfg, algorithm, density)
         network_record = registry.pick(registry.networks(), "`model.name`", cfg.model.name)
-        model = network.build(network_record, cfg.model, record.shape, classes, density)
+        with registry.calling(registry.NETWORK, cfg.model.name, "layers"):
+            model = network.build(network_record, cfg.model, record.shape, classes, density)
         shards = (np.arange(papers.usual_shard(cfg.data)),) * cfg.clients
         _accept(Plan(cfg, algorithm, selection, model, Partition(shards, shards), None))
     except FedRayError as error:

@@ -1,8 +1,9 @@
-"""A round before the run, with one client and examples drawn at random: a mistake in a plug-in is one error, before
+"""A round before the run, with two clients and examples drawn at random: a mistake in a plug-in is one error, before
 any actor starts.
 
-Every function is called as in a round, and once more with the same arguments. It may not raise, draw random numbers of
-its own, write into its arguments, or return anything else than fedray/types/contracts.py says.
+Every function is called for one client, as the contract says, and once more with the same arguments. It may not raise,
+draw random numbers of its own, write into its arguments, or return anything else than fedray/types/contracts.py says.
+Whether it can be stacked over clients shows in the run.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor
 from fedray import registry
 from fedray.arrays import trees
 from fedray.federate import totals
+from fedray.federate.device.cpu import numerics
 from fedray.federate.plan import Plan
 from fedray.types import Batch, Combine, Context, FedRayError, Sums, client_itself, first_line
 
@@ -30,52 +32,46 @@ WRITERS = ("step", "adapt")  # they may write into their local
 
 def rehearse(plan: Plan) -> None:
     """Raise FedRayError for an algorithm or a selection policy of a plug-in that cannot play a round of this plan."""
-    if registry.is_plug_in(registry.ALGORITHM, registry.algorithm_name(plan.cfg.algorithm)):
-        play(plan, plan.context)
-    if registry.is_plug_in(registry.SELECTION, plan.cfg.selection):
-        choose(plan)
+    with numerics():
+        if registry.is_plug_in(registry.ALGORITHM, registry.algorithm_name(plan.cfg.algorithm)):
+            play(plan, plan.context)
+        if registry.is_plug_in(registry.SELECTION, plan.cfg.selection):
+            choose(plan)
 
 
-def play(plan: Plan, ctx: Context[Any]) -> None:
-    """One round with one client; raises FedRayError for the first function that is wrong."""
-    algorithm, facts = plan.algorithm, plan.facts
-    on = _Rehearsal(f"algorithm {registry.algorithm_name(plan.cfg.algorithm)}", type(plan.cfg.algorithm).__module__)
+def play(plan: Plan, ctx: Context[Any], strict: bool = True) -> None:
+    """One round with two clients; raises FedRayError for the first function that is wrong.
+
+    Unless it is ``strict``, only for one that raises, and nothing is predicted.
+    """
+    algorithm, cfg = plan.algorithm, plan.cfg.algorithm
+    on = _Rehearsal(f"algorithm {registry.algorithm_name(cfg)}", (type(cfg).__module__,), strict)
     for field in ("particles", "minibatches"):
-        count = getattr(algorithm, field)(ctx.cfg)
+        count = on.call(field, getattr(algorithm, field), ctx.cfg)
         if type(count) is not int or count < 1:
             raise on.error(field, f"returns {count!r}, which is not how many there are")
     server = on.state("server_init", on.call("server_init", plan.initial_server))
     client = on.state("client_init", on.call("client_init", algorithm.client_init, ctx, server))
-    data = _examples(plan, facts.shard, "shard")
+    data = _examples(plan, plan.facts.shard, "shard")
     _score(on, plan, ctx, server, client, data)
-    ids = range(min(facts.per_round, 2))
+    ids = range(min(plan.facts.per_round, 2) if isinstance(algorithm.aggregate, Sums) else plan.facts.per_round)
     down = on.state("broadcast", on.call("broadcast", algorithm.broadcast, ctx, server, ids))
     down = trees.row(down, 0) if algorithm.down_per_client else down
-    local = start = on.state("begin", on.call("begin", algorithm.begin, ctx, client, down, data))
-    batch = _examples(plan, facts.batch_size * algorithm.minibatches(ctx.cfg), "batch")
-    noise = _noise(on, plan, "step", on.call("noise_shape", algorithm.noise_shape, ctx))
-    for field, step in (("adapt", algorithm.adapt), ("step", algorithm.step)):
-        if step is not None:
-            local, info = on.pair(field, "local and info", on.call(field, step, ctx, start, batch, noise))
-            on.state(field, local, like=start)
-            for name, number in trees.named_leaves(on.state(field, info)):
-                if number.shape:
-                    raise on.error(field, f"returns {_short(number)} as {name} of its info, where a scalar is due")
-    kept, up = on.pair("finish", "client and up", on.call("finish", algorithm.finish, ctx, local, data))
-    on.state("finish", kept, like=client)
-    ups = trees.stack([on.state("finish", up)] * len(ids))
-    after = _aggregated(on, plan, ctx, server, ids, ups)
-    _predict(on, plan, ctx, client, _view(on, plan, ctx, after), data)
+    one, other = (_uploaded(on, plan, ctx, client, down, data, purpose) for purpose in ("one", "other"))
+    after = _aggregated(on, plan, ctx, server, ids, _between(one, other, len(ids)))
+    view = _view(on, plan, ctx, after)
+    if strict:
+        _predict(on, plan, ctx, client, view, data)
 
 
 def choose(plan: Plan) -> None:
     """The clients of one round; raises FedRayError where a policy is wrong, but for its choice, which is checked in
     every round."""
     clients, policy = len(plan.trainers), plan.selection
-    on = _Rehearsal(f"policy {plan.cfg.selection}")
-    scores = None if policy.score is None else plan.stream("rehearsal-scores").uniform([clients])
+    on = _Rehearsal(f"policy {plan.cfg.selection}", (getattr(policy.select, "__module__", ""),))
+    scores = None if policy.score is None else plan.stream("rehearsal-scores").uniform([clients]).double()
     before = on.call("init", policy.init, clients)
-    if before is not None:
+    if not isinstance(before, tuple | None):  # a plain tuple can be kept, too
         on.state("init", before)
 
     def select(state: Any, scores: Tensor | None) -> Any:
@@ -84,18 +80,20 @@ def choose(plan: Plan) -> None:
         return tuple(map(operator.index, ids)), after
 
     _, after = on.call("select", select, before, scores)
-    if before is not None or after is not None:
-        on.state("select", after, like=before)
+    on.check_alike("select", dict(trees.named_leaves(after)), dict(trees.named_leaves(before)))
 
 
 class _Rehearsal(NamedTuple):
     """Calls the functions of a plug-in, and says what is wrong with one."""
 
     who: str  # "algorithm NAME" or "policy NAME"
-    module: str = ""  # of the settings: a plug-in from a package, perhaps
+    modules: tuple[str, ...]  # that are its own
+    strict: bool = True  # whether more is asked of a function than not to raise
 
     def call(self, field: str, function: Callable[..., Any], *args: Any) -> Any:
         """What a function returns, twice the same."""
+        if not self.strict:
+            return self._called(field, function, args)
         before = _generators()
         first, second = (self._called(field, function, args) for _ in range(2))
         if _generators() != before:
@@ -108,16 +106,16 @@ class _Rehearsal(NamedTuple):
         if field in WRITERS:
             args = (args[0], trees.tree_map(torch.clone, args[1]), *args[2:])
         kept = [leaf for leaf in trees.leaves(args[2 if field in WRITERS else 0 :]) if isinstance(leaf, Tensor)]
-        before = [leaf._version for leaf in kept]
+        before = list(map(_version, kept))
         try:
             result = function(*args)
         except FedRayError:  # of an author who says why
             raise
         except Exception as error:
-            line = registry.line_of(error, self.module)
+            line = registry.line_of(error, *self.modules)
             reason = f"raises {type(error).__name__}: {first_line(error)}{f' ({line})' if line else ''}"
             raise self.error(field, reason) from error
-        if [leaf._version for leaf in kept] != before:
+        if list(map(_version, kept)) != before and self.strict:
             raise self.error(field, "writes into its arguments; change a clone() of them")
         return result
 
@@ -127,17 +125,19 @@ class _Rehearsal(NamedTuple):
 
     def state(self, field: str, tree: Any, like: Any = None) -> Any:
         """The NamedTuple of tensors that a function returned, of the shapes and types of an earlier one."""
+        if not self.strict:
+            return tree
         if not hasattr(tree, "_fields"):
             raise self.error(field, f"returns {_short(tree)}, where a NamedTuple of tensors is due")
         for name, leaf in trees.named_leaves(tree):
             if not isinstance(leaf, Tensor):
                 raise self.error(field, f"returns {_short(leaf)} as {name}, where a tensor is due")
         if like is not None:
-            self._check_alike(field, dict(trees.named_leaves(tree)), dict(trees.named_leaves(like)))
+            self.check_alike(field, dict(trees.named_leaves(tree)), dict(trees.named_leaves(like)))
         return tree
 
-    def _check_alike(self, field: str, now: dict[str, Tensor], before: dict[str, Tensor]) -> None:
-        """Raise FedRayError where a state has changed its shapes or types."""
+    def check_alike(self, field: str, now: dict[str, Any], before: dict[str, Any]) -> None:
+        """Raise FedRayError where the leaves of a state have changed their shapes or types."""
         for name in (*before, *now):
             had, has = (_short(tensors[name]) if name in tensors else "nothing" for tensors in (before, now))
             if had != has:
@@ -150,6 +150,39 @@ class _Rehearsal(NamedTuple):
         return result
 
 
+def _uploaded(on: _Rehearsal, plan: Plan, ctx: Context[Any], client: Any, down: Any, data: Batch, purpose: str) -> Any:
+    """What one of the clients uploads."""
+    algorithm = plan.algorithm
+    start = on.state("begin", on.call("begin", algorithm.begin, ctx, client, down, data))
+    size = plan.facts.batch_size * algorithm.minibatches(ctx.cfg)
+    batch = _examples(plan, size, purpose)._replace(total=data.total)
+    noise = _noise(on, plan, purpose, "noise_shape", ctx)
+    local = start
+    for field, step in (("adapt", algorithm.adapt if on.strict else None), ("step", algorithm.step)):
+        if step is None:
+            continue
+        local, info = on.pair(field, "local and info", on.call(field, step, ctx, start, batch, noise))
+        on.state(field, local, like=start)
+        for name, number in trees.named_leaves(on.state(field, info)):
+            if on.strict and number.shape:
+                raise on.error(field, f"returns {_short(number)} as {name} of its info, where a scalar is due")
+    kept, up = on.pair("finish", "client and up", on.call("finish", algorithm.finish, ctx, local, data))
+    on.state("finish", kept, like=client)
+    return on.state("finish", up)
+
+
+def _between(one: Any, other: Any, count: int) -> Any:
+    """So many uploads, stacked: those of two clients, and others between them."""
+
+    def stacked(a: Tensor, b: Tensor) -> Tensor:
+        if not a.is_floating_point():
+            return torch.stack([a, b] * count)[:count]
+        share = torch.arange(count, dtype=a.dtype) / max(count - 1, 1)
+        return a + share.view(-1, *[1] * a.ndim) * (b - a)
+
+    return trees.tree_map(stacked, one, other)
+
+
 def _view(on: _Rehearsal, plan: Plan, ctx: Context[Any], server: Any) -> Any:
     """What clients evaluate with."""
     algorithm = plan.algorithm
@@ -159,26 +192,27 @@ def _view(on: _Rehearsal, plan: Plan, ctx: Context[Any], server: Any) -> Any:
 
 
 def _score(on: _Rehearsal, plan: Plan, ctx: Context[Any], server: Any, client: Any, data: Batch) -> None:
-    """Every score that the algorithm offers, with one client in the place of all."""
-    view, clients = _view(on, plan, ctx, server), len(plan.members)
-    for name, stages in plan.algorithm.scores.items():
-        message: Any = None
-        for probe, combine in stages:
-            reply = on.call(f"{name}'s probe", probe, ctx, client, view, message, data)
+    """The score that the policy asks for, with one client in the place of all."""
+    name, view, clients = plan.selection.score, _view(on, plan, ctx, server), len(plan.members)
+    message: Any = None
+    for probe, combine in plan.algorithm.scores.get(name or "", ()):
+        reply = on.call(f"{name}'s probe", probe, ctx, client, view, message, data)
 
-            def combined(reply: Tensor, combine: Combine = combine) -> Any:
-                return combine(ctx, server, iter([reply] * clients))
+        def combined(reply: Tensor, combine: Combine = combine) -> Any:
+            return combine(ctx, server, iter([reply] * clients))
 
-            message = on.call(f"{name}'s combine", combined, reply)
-        if not isinstance(message, Tensor) or message.shape != (clients,):
-            raise on.error(f"{name}'s combine", f"returns {_short(message)}, where a score of each of {clients} is due")
+        message = on.call(f"{name}'s combine", combined, reply)
+    if name is not None and (not isinstance(message, Tensor) or message.shape != (clients,)):
+        raise on.error(f"{name}'s combine", f"returns {_short(message)}, where a score of each of {clients} is due")
 
 
 def _aggregated(on: _Rehearsal, plan: Plan, ctx: Context[Any], server: Any, ids: range, ups: Any) -> Any:
     """The server's state after the round."""
     how, n = plan.algorithm.aggregate, torch.full((len(ids),), float(plan.facts.shard))
     if not isinstance(how, Sums):
-        return on.state("aggregate", on.call("aggregate", how, ctx, server, ids, ups, n), like=server)
+        after = on.state("aggregate", on.call("aggregate", how, ctx, server, ids, ups, n), like=server)
+        _check_numbers(on, "aggregate", ups, after)
+        return after
     weights = on.call("weigh", how.weigh, ctx, n)
     if not isinstance(weights, Tensor) or weights.shape != n.shape or not bool((weights >= 0).all()):
         raise on.error("weigh", f"returns {_listed(weights)}, where {len(n)} weights that are not negative are due")
@@ -186,7 +220,16 @@ def _aggregated(on: _Rehearsal, plan: Plan, ctx: Context[Any], server: Any, ids:
     exponents = totals.units(held.largest, len(ids))
     parts = [totals.partial_sum(held, ids, exponents)]
     after = on.call("absorb", lambda server, n: totals.absorbed(ctx, how, server, parts, exponents, n), server, n)
-    return on.state("absorb", after, like=server)
+    _check_numbers(on, "absorb", ups, on.state("absorb", after, like=server))
+    return after
+
+
+def _check_numbers(on: _Rehearsal, field: str, ups: Any, after: Any) -> None:
+    """Raise FedRayError where NaN comes of uploads without."""
+    if on.strict and not any(leaf.isnan().any() for leaf in trees.leaves(ups)):
+        for name, leaf in trees.named_leaves(after):
+            if leaf.isnan().any():
+                raise on.error(field, f"returns NaN as {name}, and no upload has any")
 
 
 def _predict(on: _Rehearsal, plan: Plan, ctx: Context[Any], client: Any, view: Any, data: Batch) -> None:
@@ -199,7 +242,7 @@ def _predict(on: _Rehearsal, plan: Plan, ctx: Context[Any], client: Any, view: A
         _check_rows(on, plan, "predict_global", rows)
     if algorithm.predict_personal is None:
         return
-    own = _noise(on, plan, "personal", on.call("personal_noise", algorithm.personal_noise, ctx))
+    own = _noise(on, plan, "personal", "personal_noise", ctx)
     personal = on.call("personalize", algorithm.personalize, ctx, client, view, data, own)
     if not algorithm.trains_to_predict and algorithm.personalize is not client_itself:
         other = data._replace(x=1 - data.x, total=data.total + 1)
@@ -236,11 +279,17 @@ def _examples(plan: Plan, size: int, purpose: str) -> Batch:
     return Batch(x, y, torch.ones(size), place % plan.facts.shard, torch.tensor(float(size)))
 
 
-def _noise(on: _Rehearsal, plan: Plan, purpose: str, shape: Any) -> Tensor:
+def _noise(on: _Rehearsal, plan: Plan, purpose: str, field: str, ctx: Context[Any]) -> Tensor:
     """Standard normals of the shape that the algorithm names."""
+    shape = on.call(field, getattr(plan.algorithm, field), ctx)
     if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape):
-        raise on.error(f"{purpose}_noise" if purpose == "personal" else "noise_shape", f"returns {shape!r}, no shape")
+        raise on.error(field, f"returns {shape!r}, which is no shape")
     return plan.normals(f"rehearsal-{purpose}", 0, 0, shape)
+
+
+def _version(leaf: Tensor) -> int:
+    """How often a tensor was written to; where PyTorch does not count, it does not let one write either."""
+    return 0 if leaf.is_inference() else leaf._version
 
 
 def _generators() -> list[Any]:
@@ -253,11 +302,15 @@ def _generators() -> list[Any]:
 
 
 def _same(first: Any, second: Any) -> bool:
-    """Whether the tensors of two trees are the same to the bit."""
-    one, other = ([leaf for leaf in trees.leaves(tree) if isinstance(leaf, Tensor)] for tree in (first, second))
-    return len(one) == len(other) and all(
-        a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all()) for a, b in zip(one, other, strict=True)
-    )
+    """Whether two trees have the same numbers, to the bit."""
+    one, other = trees.leaves(first), trees.leaves(second)
+    return len(one) == len(other) and all(map(_equal, one, other))
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return torch.equal(a, b) or (a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all()))
+    return type(a) is type(b) and (a == b if isinstance(a, int | float | str) else True)
 
 
 def _listed(what: object) -> str:

@@ -54,8 +54,8 @@ def build(
     require(ok, "model.likelihood", "gaussian", reason, "use categorical, or another `model.name`")
     layers = record.layers(cfg, input_shape, classes)
     if not isinstance(cast("object", layers), nn.Sequential):
-        raise FedRayError(f"network: layers returns a {type(layers).__name__}; return an nn.Sequential")
-    _check_logits(layers, "network")
+        raise FedRayError(f"`model.name` {cfg.name}: layers returns a {type(layers).__name__}; return an nn.Sequential")
+    _check_logits(layers, f"`model.name` {cfg.name}")
     return Model(layers, input_shape, classes, record.extra, density)
 
 

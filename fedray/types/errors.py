@@ -148,9 +148,10 @@ def _is(hint: Any, value: Any) -> bool:
     if typing.get_origin(hint) is tuple:
         items = cast("tuple[Any, ...]", value)
         return isinstance(value, tuple) and all(_fits(typing.get_args(hint)[0], item) for item in items)
+    hint = getattr(hint, "__supertype__", hint)  # what a NewType is made of
     if isinstance(value, bool):
         return hint is bool
-    return isinstance(value, (int, float) if hint is float else hint)
+    return isinstance(value, (int, float) if hint is float else typing.get_origin(hint) or hint)
 
 
 def _finite(value: Any) -> bool:

@@ -98,14 +98,14 @@ def _check_settings(where: str, config: Any) -> None:
         raise FedRayError(f"{where}: its config {name} can be changed; decorate it with @dataclass(frozen=True)")
     try:
         hints = typing.get_type_hints(config)
-    except NameError as error:
+    except (NameError, AttributeError, TypeError) as error:
         reason = f"a type of its config {name} is not known ({error})"
         raise FedRayError(f"{where}: {reason}; import it outside of `if TYPE_CHECKING`") from error
     for field in dataclasses.fields(config):
         if not _is_plain(hints[field.name]):
             raise FedRayError(
                 f"{where}: the setting {field.name} of {name} is {field.type}; a setting is a number, str, Path, "
-                "Literal[...] or tuple[..., ...]"
+                "Literal[...], dict[str, ...] or tuple[..., ...]"
             )
         if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise FedRayError(f"{where}: the setting {field.name} of {name} has no default; give it one")
@@ -117,4 +117,5 @@ def _is_plain(hint: Any) -> bool:
         return all(map(_is_plain, typing.get_args(hint)))
     if typing.get_origin(hint) is tuple:
         return all(option is ... or _is_plain(option) for option in typing.get_args(hint))
-    return hint in PLAIN or typing.get_origin(hint) is typing.Literal
+    kind = getattr(hint, "__supertype__", hint)  # what a NewType is made of
+    return (typing.get_origin(kind) or kind) in (*PLAIN, typing.Literal)

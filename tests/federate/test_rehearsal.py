@@ -17,7 +17,7 @@ from tests.helpers import ALGORITHMS, small_plan
 
 PERSONAL = small_plan("fedper")
 MIXED = small_plan("fedem")
-PARTICLES = small_plan("dsvgd")
+PARTICLES = small_plan("dsvgd", {"selection": "ksd"})
 
 
 class Pair(NamedTuple):
@@ -180,6 +180,65 @@ def test_a_personal_model_that_needs_its_examples_says_so():
     rehearsal.play(honest, honest.context)
 
 
+def test_what_robust_aggregation_needs_is_there():
+    """As many uploads as in a round, no two of them alike."""
+    plan = small_plan("fedavg", {"clients_per_round": 4})
+
+    def trimmed(ctx, server, ids, ups, n):
+        spread = (ups.theta - ups.theta.mean(0)).norm(dim=1)
+        assert len(ids) == 4
+        assert len(spread.unique()) > 1
+        weights = (spread / spread.sum())[:, None]
+        return server._replace(theta=(weights * ups.theta).sum(0) + 0 * ups.theta.sort(0).values[1:-1].mean(0))
+
+    changed = plan._replace(algorithm=plan.algorithm._replace(aggregate=trimmed))
+    rehearsal.play(changed, changed.context)
+    bare = plan.algorithm._replace(aggregate=lambda *args: trimmed(*args)._replace(theta=args[1].theta * math.nan))
+    with pytest.raises(FedRayError, match="aggregate returns NaN as theta, and no upload has any"):
+        rehearsal.play(plan._replace(algorithm=bare), plan.context)
+
+
+def test_a_run_that_goes_on_asks_for_no_more_than_that_nothing_raises():
+    plan = small_plan("fedavg", {"algorithm.lr": 1e30})
+    with pytest.raises(FedRayError, match="returns NaN"):
+        rehearsal.play(plan, plan.context)
+    rehearsal.play(plan, plan.context, strict=False)
+
+
+def test_a_view_under_inference_mode_is_a_view():
+    @torch.inference_mode()
+    def publish(ctx, server):
+        return server._replace(theta=server.theta.clone())
+
+    plan = small_plan("fedavg")
+    rehearsal.play(plan._replace(algorithm=plan.algorithm._replace(publish=publish)), plan.context)
+
+
+def test_a_policy_may_keep_its_scores():
+    class Last(NamedTuple):
+        scores: Tensor
+
+    plan = small_plan("dsvgd", {"selection": "ksd"})
+    select = lambda state, scores, clients, m, rng: (tuple(range(m)), Last(scores))  # noqa: E731
+    init = lambda clients: Last(torch.zeros(clients, dtype=torch.float64))  # noqa: E731
+    rehearsal.choose(plan._replace(selection=plan.selection._replace(init=init, select=select)))
+
+
+def test_the_total_of_a_minibatch_is_that_of_the_client():
+    seen = []
+
+    def step(right):
+        def function(ctx, local, batch, noise):
+            seen.append(float(batch.total))
+            return right(ctx, local, batch, noise)
+
+        return function
+
+    changed = PERSONAL.algorithm._replace(step=step(PERSONAL.algorithm.step))
+    rehearsal.play(PERSONAL._replace(algorithm=changed), PERSONAL.context)
+    assert set(seen) == {PERSONAL.facts.shard}
+
+
 def test_scores_are_one_for_each_client():
     (name, (*before, last)), *_ = PARTICLES.algorithm.scores.items()
     short = Stage(last.probe, lambda ctx, server, replies: last.combine(ctx, server, replies)[1:])
@@ -202,6 +261,10 @@ def test_scores_are_one_for_each_client():
         (
             {"select": lambda state, *rest: ((0, 1), Pair(*torch.zeros(2)))},
             "select returns float32 [] as a, where",
+        ),
+        (
+            {"select": lambda state, *rest: (tuple(np.random.default_rng().permutation(600)[:2].tolist()), state)},
+            "select returns other numbers when it is called again",
         ),
         (
             {"select": lambda state, *rest: (tuple(torch.randperm(6)[:2].tolist()), state)},
