@@ -18,7 +18,6 @@ from fedray.federate.plan import Plan
 from fedray.types import FedRayError, Predict, Stats, first_line
 
 ROWS = 1000  # test examples predicted at a time
-AGREEMENT = 1e-3  # of a sum of probabilities with 1
 SPOTLIGHT_DRAWS = 100  # posterior draws of the uncertainty figure
 
 Examples = tuple[Tensor, Tensor]  # x [B, ...], y [B]
@@ -119,7 +118,7 @@ def _predictor(block: Block, name: str, function: Predict, model: Any, noise: Te
         if unseen and found.ndim == 3:  # once: a GPU is waited for
             unseen = False
             total = float(found[:, :1].exp().sum(-1).mean())  # of one example
-            if abs(total - 1) > AGREEMENT:  # of NaN nothing is said
+            if abs(total - 1) > metrics.AGREEMENT:  # of NaN nothing is said
                 raise FedRayError(f"{name}: its probabilities add up to {total:.3g}, not 1; return log p [M, B, C]")
         return found
 

@@ -21,10 +21,10 @@ from fedray import registry
 from fedray.arrays import trees
 from fedray.federate import totals
 from fedray.federate.device.cpu import numerics
+from fedray.federate.measures.metrics import AGREEMENT
 from fedray.federate.plan import Plan
 from fedray.types import Batch, Combine, Context, FedRayError, Sums, client_itself, first_line
 
-AGREEMENT = 1e-3  # of a sum of probabilities with 1
 ROWS = 3  # examples that are predicted
 DRAWN = 4096  # examples of a shard that differ from each other
 WRITERS = ("step", "adapt")  # they may write into their local
@@ -32,10 +32,11 @@ WRITERS = ("step", "adapt")  # they may write into their local
 
 def rehearse(plan: Plan) -> None:
     """Raise FedRayError for an algorithm or a selection policy of a plug-in that cannot play a round of this plan."""
-    with numerics():
-        if registry.is_plug_in(registry.ALGORITHM, registry.algorithm_name(plan.cfg.algorithm)):
+    if registry.is_plug_in(registry.ALGORITHM, registry.algorithm_name(plan.cfg.algorithm)):
+        with numerics():
             play(plan, plan.context)
-        if registry.is_plug_in(registry.SELECTION, plan.cfg.selection):
+    if registry.is_plug_in(registry.SELECTION, plan.cfg.selection):
+        with numerics():
             choose(plan)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedray.types import BINS, EvalStats, RegressionStats
 
+AGREEMENT = 1e-3  # of a sum of probabilities with 1
 StatsT = TypeVar("StatsT", bound=EvalStats | RegressionStats)
 
 
