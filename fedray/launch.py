@@ -29,7 +29,8 @@ class Command(NamedTuple):
 
 def parse(argv: Sequence[str]) -> Command:
     """What a command line asks for; tyro prints help and mistakes and leaves with its own exit code (0, 2)."""
-    from fedray.running import runfolder
+    from fedray.running.folder import notes
+    from fedray.running.resumed import asked
     from fedray.running.stages import Request
 
     as_json = Annotated[bool, tyro.conf.arg(help="Print one JSON object on stdout and nothing else.")]
@@ -37,12 +38,12 @@ def parse(argv: Sequence[str]) -> Command:
     text += "may differ and --rounds may grow (of a finished run, too), others not."
     resume = Annotated[str, tyro.conf.arg(help=text, metavar="DIR")]
     place = cli.early(argv, "--resume")
-    note = runfolder.read(place) if place else None
+    note = notes.read(place) if place else None
     base = (note.experiment, note.execution) if note else None
     options = [("json", as_json, False), ("resume", resume, "")]
     parsed = cli.parse(argv, "python -m fedray.launch", _description, options, base, _brief)
     if note:
-        runfolder.check_same(place, note, parsed.experiment, parsed.execution)
+        asked.check_same(place, note, parsed.experiment, parsed.execution)
     return Command(Request(parsed.experiment, parsed.execution, parsed.preset, place), parsed.more.json)
 
 

@@ -51,7 +51,7 @@ def describe(names: Mapping[str, Algorithm], chosen: str) -> str:
 def read(argv: Sequence[str]) -> tuple[SweepRequest, bool]:
     """(request, whether to resume) of a command line; raises FedRayError for what could not run."""
     from fedray import registry
-    from fedray.running import runfolder
+    from fedray.running.folder import naming
     from fedray.running.writer import taken
     from tune.sweep import check
 
@@ -61,9 +61,7 @@ def read(argv: Sequence[str]) -> tuple[SweepRequest, bool]:
     parsed = _parsed(argv)
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")[:-3]
     algorithm = registry.algorithm_name(parsed.experiment.algorithm)
-    name = (
-        runfolder.given_name(parsed.execution) or f"sweep-{algorithm}-{Path(parsed.experiment.data.name).stem}-{stamp}"
-    )
+    name = naming.given_name(parsed.execution) or f"sweep-{algorithm}-{Path(parsed.experiment.data.name).stem}-{stamp}"
     target = Path(os.path.abspath(parsed.execution.output or Path("runs") / name))
     if taken(target):
         raise FedRayError(f"--output {target}: already holds something; choose another, or --resume {target}")
@@ -152,11 +150,11 @@ def _play(request: SweepRequest, note: Note | None, go_on: str) -> Report:
 
     Raises FedRayError where another process plays it.
     """
-    from fedray.running import runfolder
     from fedray.running.files import write_json
+    from fedray.running.folder import lock
     from tune import sweep
 
-    with runfolder.locked(request.folder, "--output" if note else "--resume"):
+    with lock.locked(request.folder, "--output" if note else "--resume"):
         if note:
             write_json(request.folder / NOTE, note._asdict())
         terminal.say(f"if it is cut off: {sweep.command(request.folder)}")

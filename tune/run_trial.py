@@ -18,7 +18,8 @@ from fedray.config import Execution
 from fedray.federate.device.numbers import on_device
 from fedray.federate.failures import failure_policy
 from fedray.federate.plan import Plan
-from fedray.running import progress, runfolder, stages
+from fedray.running import progress, stages
+from fedray.running.folder import checkpoint_place, notes
 from fedray.running.log import Log
 from fedray.running.tracking import NullTracker
 from fedray.running.writer import Writer
@@ -99,15 +100,15 @@ class RunTrial(ray_tune.Trainable):
     def _begin(self) -> stages.Run:
         """Start the clients, from the run's last checkpoint if it has one."""
         plan, execution, folder, layout, dataset = self._task
-        if not (folder / runfolder.NOTE).exists():
+        if not (folder / notes.NOTE).exists():
             raise FedRayError(
                 f"--output {folder.parent}: is not seen from {socket.gethostname()}; give a folder that all machines "
                 "see, or let the machine on which you start offer CPUs"
             )
-        note = runfolder.read(str(folder))
+        note = notes.read(str(folder))
         self._relay = Relay(note.run_id, note.execution.tracking.uri)
         request = stages.Request(plan.cfg, execution, resume=str(folder))  # also after the loss of a trial's process
-        store = runfolder.store(folder, execution)
+        store = checkpoint_place.store(folder, execution)
         self._run = stages.Run(plan, request, note.name, Writer(folder, True), self._relay, store, Log(), note)
         run, begun = stages.ready(self._run, layout.gpus > 0)
         run = run._replace(plan=on_device(plan, layout.gpus > 0))

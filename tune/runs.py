@@ -28,7 +28,8 @@ from fedray.config import Execution
 from fedray.data.readers import Dataset
 from fedray.federate.failures import ATTEMPTS
 from fedray.federate.plan import Plan
-from fedray.running import progress, runfolder, session, stages
+from fedray.running import progress, session, stages
+from fedray.running.folder import checkpoint_place, lock, naming, notes
 from fedray.running.published.publish import Finished
 from fedray.running.side_by_side import Ended, Listener
 from fedray.running.writer import Writer
@@ -49,7 +50,7 @@ class Entered(NamedTuple):
     execution: Execution  # with absolute addresses
     folder: Path
     dataset: Dataset
-    note: runfolder.Note | None  # of the run that it goes on with
+    note: notes.Note | None  # of the run that it goes on with
 
 
 def play(requests: Sequence[stages.Request], tags: Mapping[str, str], at_once: int | None, listen: Listener) -> None:
@@ -123,14 +124,14 @@ def _enter(request: stages.Request, planner: Planner, locks: contextlib.ExitStac
     execution = request.execution
     asked, reason = execution.tracking.system_metrics, "runs side by side share the machines"
     require(not asked, "tracking.system_metrics", asked, reason, "see Ray's dashboard, or launch a run alone")
-    folder = runfolder.place(request.resume, execution.output, str(execution.name))
-    locks.enter_context(runfolder.locked(folder, "--resume" if request.resume else "--output"))
-    locks.enter_context(runfolder.place_locked(folder, runfolder.store(folder, execution)))
-    note = runfolder.read(request.resume) if request.resume else None
-    Writer(folder, note is not None and runfolder.holds(folder, note)).discard()
+    folder = naming.place(request.resume, execution.output, str(execution.name))
+    locks.enter_context(lock.locked(folder, "--resume" if request.resume else "--output"))
+    locks.enter_context(checkpoint_place.locked_place(folder, checkpoint_place.store(folder, execution)))
+    note = notes.read(request.resume) if request.resume else None
+    Writer(folder, note is not None and notes.holds(folder, note)).discard()
     plan = stages.accepted(request, note, planner.plan)
     stages.announce(plan, str(execution.name))
-    checkpoints = runfolder.absolute(execution, "").checkpoint
+    checkpoints = notes.absolute(execution, "").checkpoint
     execution = dataclasses.replace(execution, output=folder, checkpoint=checkpoints)
     return Entered(str(execution.name), plan, execution, folder, planner.dataset(request.experiment), note)
 
@@ -161,10 +162,10 @@ class _TrackedRun:
         self._listen = listen
         self._trial = trial
         self._tracker = session.open_tracker(plan, execution, self._name, tags, note)
-        noted = runfolder.absolute(execution, self._tracker.uri)
+        noted = notes.absolute(execution, self._tracker.uri)
         package = note.package if note else ""
-        own = runfolder.Note(self._name, plan.cfg, noted, self._tracker.run_id, package, plan.digests)
-        runfolder.write(self._folder, own)
+        own = notes.Note(self._name, plan.cfg, noted, self._tracker.run_id, package, plan.digests)
+        notes.write(self._folder, own)
 
     def add(self, row: Mapping[str, float]) -> None:
         """Log the measures of a round."""

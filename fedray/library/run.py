@@ -20,8 +20,9 @@ from fedray.library import html
 from fedray.library.arguments import asked
 from fedray.library.drawing import drawn
 from fedray.library.errors import naming_arguments, translated
-from fedray.running import predictor, runfolder, session, stages
+from fedray.running import predictor, session, stages
 from fedray.running.drawing import all_figures
+from fedray.running.folder import checkpoint_place, lock, naming
 from fedray.running.log import Log
 from fedray.running.predictor import Predictor
 from fedray.running.stages import Request, RunResult
@@ -266,10 +267,10 @@ def _callable(callbacks: Sequence[Callback]) -> Sequence[Callback]:
 
 def _play(plan: Plan, execution: Execution) -> Generator[Round, bool | None, Outcome]:
     """Play a plan as a launch does; what is sent after a round says whether to stop there."""
-    name = runfolder.name(plan, execution)
-    folder = runfolder.place("", execution.output, name)
-    store = runfolder.store(folder, execution)
-    with runfolder.locked(folder), runfolder.place_locked(folder, store):
+    name = naming.name(plan, execution)
+    folder = naming.place("", execution.output, name)
+    store = checkpoint_place.store(folder, execution)
+    with lock.locked(folder), checkpoint_place.locked_place(folder, store):
         writer = Writer(folder)
         try:
             tracker = session.open_tracker(plan, execution, name, {})

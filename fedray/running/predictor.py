@@ -37,7 +37,7 @@ from fedray.federate.uncertainty import conformal
 from fedray.federate.uncertainty import summary as uncertain
 from fedray.nets import network
 from fedray.nets.model import FLOAT_BYTES, check_memory, own_module
-from fedray.running.runfolder import experiment_of
+from fedray.running.folder.notes import experiment_of
 from fedray.running.writer import PERSONAL
 from fedray.terminal import say
 from fedray.types import Batch, FedRayError, client_itself, require, suggestion

@@ -22,13 +22,15 @@ from fedray.federate.plan import Plan
 from fedray.federate.planning import make_plan
 from fedray.federate.storage.checkpoint import CheckpointStore
 from fedray.federate.storage.checkpoint_files import Checkpoint, CheckpointError
-from fedray.running import extension, mlflow_store, progress, runfolder, tracking
+from fedray.running import mlflow_store, progress, tracking
 from fedray.running.files import read_measures, remove_leftovers
+from fedray.running.folder import checkpoint_place, lock, naming, notes
+from fedray.running.folder.notes import Note
 from fedray.running.log import Log
 from fedray.running.published import page
 from fedray.running.published.publish import Finished, registration
 from fedray.running.published.system_metrics import sampled
-from fedray.running.runfolder import Note
+from fedray.running.resumed import extension
 from fedray.running.stages import (
     Request,
     Run,
@@ -75,9 +77,9 @@ def run(
 
 def _run(request: Request, tags: Mapping[str, str], log: Log, tell: Callable[[int], object] | None) -> RunResult:
     check_packages()
-    note = runfolder.read(request.resume) if request.resume else None
+    note = notes.read(request.resume) if request.resume else None
     plan = accepted(request, note, make_plan)
-    if not (request.resume and runfolder.finished_rounds(Path(request.resume)) >= plan.cfg.rounds):
+    if not (request.resume and notes.finished_rounds(Path(request.resume)) >= plan.cfg.rounds):
         check_gpu(request.execution)
     if request.preset:
         say(f"warning: {plan.algorithm.presets[request.preset].warning}")
@@ -87,14 +89,14 @@ def _run(request: Request, tags: Mapping[str, str], log: Log, tell: Callable[[in
     longer = note is not None and plan.cfg.rounds > note.experiment.rounds
     if note and longer:
         extension.check(plan, note.experiment.rounds)
-    name = note.name if note else runfolder.name(plan, request.execution)
-    folder = runfolder.place(request.resume, request.execution.output, name)
+    name = note.name if note else naming.name(plan, request.execution)
+    folder = naming.place(request.resume, request.execution.output, name)
     algorithm = registry.algorithm_name(plan.cfg.algorithm)
     say(f"{algorithm} on {plan.cfg.data.name}: {plan.clients} clients, {plan.rounds} rounds; result in {folder}")
-    store = runfolder.store(folder, request.execution)
+    store = checkpoint_place.store(folder, request.execution)
     option = "--resume" if note else "--output"
-    with runfolder.locked(folder, option), runfolder.place_locked(folder, store):
-        writer = Writer(folder, note is not None and runfolder.holds(folder, note))
+    with lock.locked(folder, option), checkpoint_place.locked_place(folder, store):
+        writer = Writer(folder, note is not None and notes.holds(folder, note))
         try:
             # The store does not change parameters: with more rounds it is another run there.
             tracker = open_tracker(plan, request.execution, name, tags, None if longer else note)
@@ -114,11 +116,11 @@ def _guarded(run: Run, tell: Callable[[int], object] | None) -> RunResult:
     """Play; if that ends early, note it, and tell the user how to go on."""
     try:
         with guarded(run):
-            finished = runfolder.finished_rounds(run.folder) >= run.plan.cfg.rounds
+            finished = notes.finished_rounds(run.folder) >= run.plan.cfg.rounds
             return _finish_again(run) if finished else _play(run, tell)
     except BaseException as error:
-        if (run.folder / runfolder.NOTE).exists() and not isinstance(error, CheckpointError):  # that cannot go on
-            say(f"go on    {runfolder.command(run.folder)}")
+        if (run.folder / notes.NOTE).exists() and not isinstance(error, CheckpointError):  # that cannot go on
+            say(f"go on    {naming.command(run.folder)}")
         raise
 
 
@@ -163,8 +165,8 @@ def check_gpu(execution: Execution) -> None:
 def _finish_again(run: Run) -> RunResult:
     """Finish a run that was interrupted after its result was written: send the result to the tracker again."""
     say(f"{run.folder} is finished; its result goes to the tracking store again")
-    written = (run.folder / runfolder.FINISHED).stat().st_mtime
-    runfolder.clear(run.folder, run.store)
+    written = (run.folder / notes.FINISHED).stat().st_mtime
+    checkpoint_place.clear(run.folder, run.store)
     remove_leftovers(run.folder)
     with refuse_damage(f"{run.folder}: the result cannot be read", "run it again in a new folder"):
         for row in read_measures(run.folder):

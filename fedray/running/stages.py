@@ -23,16 +23,18 @@ from fedray.federate.plan import PLUG_IN, Plan
 from fedray.federate.rounds import Snapshot, State
 from fedray.federate.storage import checkpoint
 from fedray.federate.storage.checkpoint import CheckpointStore
-from fedray.federate.storage.checkpoint_files import Checkpoint, CheckpointError
+from fedray.federate.storage.checkpoint_files import Checkpoint
 from fedray.federate.uncertainty import questions
 from fedray.federate.uncertainty import summary as uncertain
 from fedray.federate.uncertainty.reply import Uncertainty
-from fedray.running import extension, failure_list, progress, runfolder
+from fedray.running import failure_list, progress
 from fedray.running.drawing import all_figures
+from fedray.running.folder import checkpoint_place, naming, notes
+from fedray.running.folder.notes import Note
 from fedray.running.log import Log
 from fedray.running.progress import Status
 from fedray.running.published.publish import Finished
-from fedray.running.runfolder import Note
+from fedray.running.resumed import asked, start
 from fedray.running.tracking import Tracker
 from fedray.running.writer import PERSONAL, Writer
 from fedray.terminal import headlines, say
@@ -114,10 +116,10 @@ def accepted(request: Request, note: Note | None, plan_of: Callable[[Experiment]
         plan = plan_of(cfg)
     except FedRayError:
         if note and EXAMPLES in note.digests:  # that they changed may be why, and is what the user can mend
-            runfolder.check_examples(request.resume, note, cfg.data.name, of_examples(loading.load(cfg.data)))
+            asked.check_examples(request.resume, note, cfg.data.name, of_examples(loading.load(cfg.data)))
         raise
     if note:
-        runfolder.check_examples(request.resume, note, cfg.data.name, plan.examples)
+        asked.check_examples(request.resume, note, cfg.data.name, plan.examples)
     if request.execution.loss_deviation:
         loss_deviation.check(plan)
     questions.check(plan, request.execution)
@@ -152,17 +154,17 @@ def ready(run: Run, on_gpus: bool) -> tuple[Run, Checkpoint | None]:
     if not on_gpus:
         known = run.begun.package if run.begun else None
         run = run._replace(package=choose(run.plan, run.request.execution.backend, known, say))
-    if runfolder.elsewhere(run.folder, run.store):
-        before = runfolder.store(run.folder, run.begun.execution).url if run.begun else ""
-        runfolder.claim(run.store, _note(run), run.plan, before)
-    begun = _checkpoint(run)
+    if checkpoint_place.elsewhere(run.folder, run.store):
+        before = checkpoint_place.store(run.folder, run.begun.execution).url if run.begun else ""
+        checkpoint_place.claim(run.store, _note(run), run.plan, before)
+    begun = start.newest(run.folder, run.store, run.plan, run.begun) if run.begun else None
     return (_mended(run, run.begun) if begun and run.begun else run), begun
 
 
 def _mended(run: Run, begun: Note) -> Run:
     """A run that goes on, perhaps with plug-ins that have changed: these have both digests, also in the store."""
     kept = {name: digest for name, digest in begun.digests.items() if name.startswith(PLUG_IN)}
-    changed = runfolder.mended(begun, run.plan)
+    changed = start.mended(begun, run.plan)
     for name, digests in changed.items():
         say(
             f"warning: the plug-in {name.removeprefix(PLUG_IN)} has changed since this run began: its rounds are of "
@@ -175,7 +177,7 @@ def _mended(run: Run, begun: Note) -> Run:
 def begin(run: Run, begun: Checkpoint | None) -> Tally:
     """Note what is played in the run's folder, and log the rounds that were played before an interruption."""
     with writing(run.folder):
-        runfolder.write(run.folder, _note(run))
+        notes.write(run.folder, _note(run))
     run.log.open(run.folder)
     before = tuple(begun.state.rows) if begun else ()
     for row in before:  # some may have been on their way to the store when the run was interrupted
@@ -184,8 +186,8 @@ def begin(run: Run, begun: Checkpoint | None) -> Tally:
     if done:
         run.log.write(f"goes on after round {done}")
     failures = failure_list.begin(run.folder, done)
-    go_on = runfolder.command(run.folder)
-    saved = None if runfolder.finished_rounds(run.folder) else done or None  # a result is no checkpoint
+    go_on = naming.command(run.folder)
+    saved = None if notes.finished_rounds(run.folder) else done or None  # a result is no checkpoint
     status = Status(run.name, "running", done, run.plan.rounds, {}, 0.0, len(failures), saved, go_on)
     progress.write(run.folder, status)
     return Tally(status, time.perf_counter(), before, failures=failures)
@@ -261,7 +263,7 @@ def conclude(run: Run, played: Played) -> RunResult:
     progress.end(run.folder, "finished", run.writer.folder)
     with writing(run.folder):
         run.writer.commit()
-    runfolder.clear(run.folder, run.store)
+    checkpoint_place.clear(run.folder, run.store)
     run.log.write(f"finished: {run.folder}")
     run.tracker.finish("FINISHED", run.folder)
     run.tracker.publish(Finished(run.plan, run.folder, run.request.execution.register))
@@ -276,49 +278,9 @@ def track(run: Run, summary: Mapping[str, Any]) -> None:
 
 
 def _note(run: Run) -> Note:
-    execution = runfolder.absolute(run.request.execution, run.tracker.uri)
+    execution = notes.absolute(run.request.execution, run.tracker.uri)
     package = run.package.key if run.package else ""
     return Note(run.name, run.plan.cfg, execution, run.tracker.run_id, package, run.plan.digests)
-
-
-def _checkpoint(run: Run) -> Checkpoint | None:
-    """The checkpoint that a resumed run goes on from; None where it begins with the first round."""
-    if run.begun is None:
-        return None
-    begun = _newest(run, run.store) or _moved(run, runfolder.store(run.folder, run.begun.execution))
-    if begun is not None and run.begun.experiment.rounds != run.plan.cfg.rounds:
-        begun = extension.lengthened(begun, run.plan)
-    if begun is None and runfolder.finished_rounds(run.folder):
-        return extension.from_result(run.folder, run.plan)
-    if begun is None:
-        _check_lost(run)
-        say("no checkpoint was written to its end before the run stopped: it starts again at round 0")
-    return begun
-
-
-def _check_lost(run: Run) -> None:
-    """Raise CheckpointError where the run had written a checkpoint that is not there any more."""
-    saved = None
-    with contextlib.suppress(FedRayError):  # without a status nobody knows
-        saved = progress.read(run.folder).checkpoint
-    if saved:
-        raise CheckpointError(
-            f"{run.store.url}: the checkpoint of round {saved} is gone; bring it back, or remove {run.folder} and "
-            "start the run again"
-        )
-
-
-def _newest(run: Run, store: CheckpointStore) -> Checkpoint | None:
-    return checkpoint.newest(store, run.plan, lambda text: say(f"warning: {text}"))
-
-
-def _moved(run: Run, noted: CheckpointStore) -> Checkpoint | None:
-    """The last checkpoint at the noted place, copied to the one that was asked for now; None if there is none."""
-    begun = _newest(run, noted) if noted.url != run.store.url else None
-    if begun is None:
-        return None
-    say(f"its last checkpoint is copied to {run.store.url}; those in {noted.url} stay there")
-    return checkpoint.copied(begun, run.store)
 
 
 def _log(run: Run, metrics: RoundMetrics, values: Mapping[str, float]) -> None:

@@ -19,7 +19,8 @@ from fedray.compare.runs import finished, parent_of
 from fedray.config import TrackingConfig, override
 from fedray.federate.planning import make_plan
 from fedray.federate.report import KINDS
-from fedray.running import mlflow_store, progress, runfolder, session, side_by_side, stages
+from fedray.running import mlflow_store, progress, session, side_by_side, stages
+from fedray.running.folder import notes
 from fedray.running.progress import Status
 from fedray.running.side_by_side import Ended
 from fedray.running.tracking import MLflowTracker, NullTracker, Tracker
@@ -144,7 +145,7 @@ def _play(
             _folder(study, options), status, rounds, move, lambda name: _record(study, options, [planned[name]])
         )
         # What was killed after its result was written only has to reach the store.
-        written = [each for each in requests if each.resume and (Path(each.resume) / runfolder.FINISHED).exists()]
+        written = [each for each in requests if each.resume and (Path(each.resume) / notes.FINISHED).exists()]
         side_by_side.play(written, tags, 1, board)
         left = [each for each in requests if each not in written]
         if left and options.execution.runtime == "local":
@@ -194,7 +195,7 @@ def _place(study: str, planned: PlannedRun, options: Options) -> Path:
 def request(study: str, planned: PlannedRun, options: Options) -> stages.Request:
     """The request of one run. If its folder holds an interrupted run, the request resumes it."""
     output = _place(study, planned, options)
-    interrupted = (output / runfolder.NOTE).exists()
+    interrupted = (output / notes.NOTE).exists()
     # The loss deviation is about personal models; a study may also have methods without them.
     method = registry.algorithm_of(planned.experiment.algorithm)
     deviation = options.execution.loss_deviation and method.predict_personal is not None

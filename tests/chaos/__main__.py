@@ -21,7 +21,8 @@ from fedray.federate.in_process import LocalFederation
 from fedray.federate.planning import make_plan
 from fedray.federate.rounds import Snapshot
 from fedray.federate.storage import checkpoint
-from fedray.running import predictor, runfolder
+from fedray.running import predictor
+from fedray.running.folder import notes
 from tests.chaos.arena import ARGV, Arena
 
 KINDS = {
@@ -84,7 +85,7 @@ def play(
         go_on(arena, name, rounds)
     if not arena.wait(arena.ended):
         trouble["hangs"] += 1
-    while not arena.ended() or not (arena.run / runfolder.FINISHED).exists():
+    while not arena.ended() or not (arena.run / notes.FINISHED).exists():
         if not go_on(arena, name, rounds) or not arena.wait(arena.ended):
             trouble["hangs"] += 1
             return
@@ -95,10 +96,10 @@ def play(
 
 def go_on(arena: Arena, name: str, rounds: int) -> bool:
     """Start the driver again where it ended before its run; False where the run is finished."""
-    if (arena.run / runfolder.FINISHED).exists():
+    if (arena.run / notes.FINISHED).exists():
         return False
     if arena.ended():
-        arena.start(name, rounds, resume=(arena.run / runfolder.NOTE).exists())
+        arena.start(name, rounds, resume=(arena.run / notes.NOTE).exists())
     return True
 
 
@@ -122,7 +123,7 @@ def compare(folder: Path, rounds: int) -> Counter[str]:
             float(row[key]) != value for key, value in other.items() if not key.startswith("time/")
         )
     client = MlflowClient(f"sqlite:///{folder.parent}/mlflow.db")
-    run_id = runfolder.read(str(folder)).run_id
+    run_id = notes.read(str(folder)).run_id
     assert run_id is not None
     steps = [metric.step for metric in client.get_metric_history(run_id, "personal/accuracy")]
     trouble["lost"] += sorted(steps) != list(range(1, rounds + 1))

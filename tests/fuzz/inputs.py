@@ -18,7 +18,8 @@ from fedray.federate.in_process import LocalFederation
 from fedray.federate.plan import Plan
 from fedray.federate.storage import checkpoint, checkpoint_files
 from fedray.federate.uncertainty import summary as uncertain
-from fedray.running import predictor, progress, runfolder
+from fedray.running import predictor, progress
+from fedray.running.folder import notes
 from fedray.running.progress import Status
 from fedray.running.writer import Writer
 from fedray.types import FedRayError
@@ -42,7 +43,7 @@ def prepare(folder: Path) -> Plan:
     writer.table(uncertain.CLIENTS, uncertain.client_rows(found))
     writer.json("summary.json", {"uncertainty": uncertain.summarize(plan, Execution(uncertainty=True), found)})
     writer.commit()
-    runfolder.write(folder / "run", runfolder.Note("run", plan.cfg, Execution(), None))
+    notes.write(folder / "run", notes.Note("run", plan.cfg, Execution(), None))
     progress.write(folder / "run", Status("run", "running", 1, 2, {"personal/accuracy": 0.5}, 1.0, 0, 1, "go on"))
     return plan
 
@@ -52,7 +53,7 @@ def readers(folder: Path, plan: Plan) -> dict[str, Callable[[], object]]:
     kept = folder / "run/checkpoints/round-000001"
     found: dict[str, Callable[[], object]] = {
         "run/status.json": lambda: progress.line(progress.read(folder / "run")),
-        "run/run.json": lambda: runfolder.read(str(folder / "run")),
+        "run/run.json": lambda: notes.read(str(folder / "run")),
     }
     files = ("config.json", "partition.npz", "global.safetensors", "personal.safetensors", "summary.json")
     for name in (*files, uncertain.CLIENTS):

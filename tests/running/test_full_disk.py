@@ -13,11 +13,11 @@ import pytest
 from fedray import Execution, launch
 from fedray.federate.storage import checkpoint, states
 from fedray.federate.storage.checkpoint import CheckpointStore
-from fedray.running import runfolder
+from fedray.running.folder import notes
 from fedray.running.writer import Writer
 from fedray.types import RunError
 from tests.helpers import small_plan
-from tests.running.test_resume import elsewhere, same_result  # noqa: F401
+from tests.running.resumed.test_resume import elsewhere, same_result  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("unpainted", "elsewhere")
 ARGV = ["pfedbayes", "--runtime", "local", "--rounds", "3", "--local-steps", "2", "--model.hidden", "8"]
@@ -42,7 +42,7 @@ def full(*args: Any, **kwargs: Any) -> Any:
             ["--client-states", "disk"],
             "runs/x/checkpoints/fedray-states/000000-000009/round-000001",
         ),
-        (runfolder, "write_json", [], "runs/x"),
+        (notes, "write_json", [], "runs/x"),
     ],
 )
 def test_a_full_disk_ends_a_run_that_can_go_on(

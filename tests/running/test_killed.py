@@ -14,7 +14,7 @@ import pytest
 from fedray import launch
 from fedray.running.drawing import all_figures
 from fedray.running.files import leftover
-from tests.running.test_resume import rows
+from tests.running.resumed.test_resume import rows
 
 FAST = ["pfedbayes", "--runtime", "local", "--rounds", "2", "--local-steps", "1", "--model.hidden", "4"]
 FAST += ["--tracking.uri", "none"]

@@ -14,7 +14,7 @@ from fedray.federate.in_process import LocalFederation
 from fedray.federate.messages import Failure
 from fedray.running.log import Log
 from fedray.terminal import heard
-from tests.running.test_resume import FAST
+from tests.running.resumed.test_resume import FAST
 
 pytestmark = pytest.mark.usefixtures("unpainted")
 QUIET = [*FAST, "--tracking.uri", "none", "--name", "x"]

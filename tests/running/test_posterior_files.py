@@ -21,7 +21,7 @@ from fedray.nets.own import OwnModule
 from fedray.running import posterior_files
 from fedray.types import FedRayError
 from tests.helpers import described, differing, small_plan
-from tests.running.test_resume import FAST, same_result
+from tests.running.resumed.test_resume import FAST, same_result
 
 
 class State(NamedTuple):

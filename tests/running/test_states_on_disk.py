@@ -12,9 +12,9 @@ import torch
 
 import fedray
 from fedray import launch
-from fedray.running import runfolder
+from fedray.running.folder import checkpoint_place
 from fedray.types import FedRayError
-from tests.running.test_resume import elsewhere, rows  # noqa: F401
+from tests.running.resumed.test_resume import elsewhere, rows  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("unpainted", "elsewhere")
 FAST = ["pfedbayes", "--runtime", "local", "--rounds", "4", "--local-steps", "2", "--model.hidden", "8"]
@@ -79,7 +79,9 @@ def test_a_list_that_names_a_file_outside_of_its_folder_is_refused(
 def test_beside_a_remote_store_states_lie_on_this_machine() -> None:
     from fedray.config import CheckpointConfig, Execution
 
-    kept = runfolder.store(Path("x"), Execution(client_states="disk", checkpoint=CheckpointConfig(url="memory://y")))
+    kept = checkpoint_place.store(
+        Path("x"), Execution(client_states="disk", checkpoint=CheckpointConfig(url="memory://y"))
+    )
     assert kept.url == "memory://y"
     assert Path(kept.states).is_absolute()
-    assert runfolder.store(Path("x"), Execution()).states == ""
+    assert checkpoint_place.store(Path("x"), Execution()).states == ""

@@ -6,8 +6,8 @@ import ray
 from fedray.config import fingerprint
 from fedray.data import loading
 from fedray.federate.planning import make_plan
-from fedray.running import runfolder
 from fedray.running.files import write_json
+from fedray.running.folder import lock
 from tune import planner, sweep
 from tune.__main__ import Note, main, read
 
@@ -90,7 +90,7 @@ def test_a_sweep_that_another_process_plays_is_left_alone(tmp_path, monkeypatch,
     monkeypatch.setattr(sweep, "play", lambda *_: pytest.fail("it was played"))
     words = ["fedavg", "--space", "lr=uniform(0.1,0.2)"]
     folder = tmp_path / "runs/s"
-    with runfolder.locked(folder):
+    with lock.locked(folder):
         assert main([*words, "--name", "s"]) == 2
         assert "going on in another process" in capsys.readouterr().err
         assert not folder.exists()

@@ -15,8 +15,8 @@ from fedray.algorithms.averaging.fedavg import FedAvg
 from fedray.algorithms.bayesian.pfedbayes import PFedBayes
 from fedray.config import DataConfig, Experiment, ModelConfig, TrackingConfig
 from fedray.federate.measures.tasks import REGRESSION
-from fedray.running import runfolder
 from fedray.running.files import write_json, write_table
+from fedray.running.folder import naming
 from fedray.running.tracking import NullTracker
 from fedray.types import Choice, FedRayError, LogUniform
 from tune import record, results, search, sweep
@@ -273,7 +273,7 @@ def test_a_sweep_over_seeds_plays_every_trial_to_its_end(monkeypatch, tmp_path):
 
 
 def test_the_command_to_go_on_holds_in_a_folder_with_a_space(tmp_path):
-    for told in (sweep.command(tmp_path / "my runs"), runfolder.command(tmp_path / "my runs")):
+    for told in (sweep.command(tmp_path / "my runs"), naming.command(tmp_path / "my runs")):
         assert shlex.split(told)[-2:] == ["--resume", str(tmp_path / "my runs")]
 
 

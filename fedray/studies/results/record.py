@@ -14,8 +14,8 @@ from fedray.config.decode import decode, refuse_damage
 from fedray.federate import report
 from fedray.federate.measures.tasks import TASKS
 from fedray.federate.uncertainty import summary as uncertain
-from fedray.running import runfolder
 from fedray.running.files import read_measures
+from fedray.running.folder import notes
 from fedray.studies.agenda import PlannedRun
 from fedray.studies.results import machine
 from fedray.studies.results.data import BEST, EVERY, LATE, Line
@@ -31,7 +31,7 @@ def line(study: str, planned: PlannedRun, folder: Path, commit: str) -> Line | N
 
     Raises FedRayError for a damaged folder.
     """
-    if not (folder / runfolder.FINISHED).exists():
+    if not (folder / notes.FINISHED).exists():
         return None
     with refuse_damage(f"{folder}: the result cannot be read", "remove the folder and play the run again"):
         summary = decode((folder / "summary.json").read_bytes())

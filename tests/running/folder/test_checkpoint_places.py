@@ -10,8 +10,8 @@ import pytest
 
 from fedray import launch
 from fedray.federate.storage import checkpoint
-from fedray.running import runfolder
-from tests.running.test_resume import FAST, elsewhere, rows, same_result  # noqa: F401
+from fedray.running.folder import lock, notes
+from tests.running.resumed.test_resume import FAST, elsewhere, rows, same_result  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("unpainted", "elsewhere")
 
@@ -20,7 +20,7 @@ def test_checkpoints_may_be_elsewhere_and_rarer(cut: Callable[..., int]) -> None
     options = ["--checkpoint.url", "kept", "--checkpoint.every", "2", "--tracking.uri", "none"]
     assert cut([*FAST, *options, "--name", "cut"], 5) == 130
     assert sorted(path.name for path in Path("kept").iterdir()) == ["round-000002", "round-000004", "run.json"]
-    note = runfolder.read("runs/cut")
+    note = notes.read("runs/cut")
     assert note.execution.checkpoint.url == str(Path("kept").absolute())
     assert launch.main(["--resume", "runs/cut"]) == 0
     assert not Path("kept").exists()
@@ -87,7 +87,7 @@ def test_a_place_of_another_run_is_not_taken_before_its_first_checkpoint_nor_a_r
     assert launch.main(["--resume", "runs/slow"]) == 0
     assert launch.main([*quiet, "--name", "quick", "--checkpoint.url", "runs/slow"]) == 2
     assert "runs/slow: holds the result of another run" in capfd.readouterr().err
-    assert runfolder.read("runs/slow").name == "slow"
+    assert notes.read("runs/slow").name == "slow"
 
 
 def test_a_place_or_a_folder_under_another_name_is_not_gone_on_with_twice(
@@ -103,7 +103,7 @@ def test_a_place_or_a_folder_under_another_name_is_not_gone_on_with_twice(
         ("runs/cut", ["--resume", "linked"], "--resume"),
         ("also", [*FAST, "--tracking.uri", "none", "--output", "kept"], "--output"),
     ):
-        with runfolder.locked(Path(busy).absolute()):
+        with lock.locked(Path(busy).absolute()):
             assert launch.main(asked) == 2
         error = capfd.readouterr().err
         assert f"error: {named} {Path.cwd()}" in error

@@ -14,10 +14,11 @@ import pytest
 
 import fedray
 from fedray import launch
-from fedray.running import extension, writer
+from fedray.running import writer
+from fedray.running.resumed import extension
 from fedray.types import FedRayError, Sums
 from tests.helpers import ALGORITHMS, small_plan
-from tests.running.test_resume import FAST, rows, same_result
+from tests.running.resumed.test_resume import FAST, rows, same_result
 
 pytestmark = pytest.mark.usefixtures("unpainted")
 QUIET = [*FAST, "--tracking.uri", "none"]

@@ -26,7 +26,9 @@ from fedray.federate.compiled.package import Package
 from fedray.federate.compiled.unit import unit
 from fedray.federate.messages import Failure
 from fedray.federate.storage import checkpoint
-from fedray.running import failure_list, progress, runfolder
+from fedray.running import failure_list, progress
+from fedray.running.folder import lock, notes
+from fedray.running.resumed import start
 from fedray.types import FedRayError
 from tests.helpers import eager, small_plan
 
@@ -93,7 +95,7 @@ def test_a_resumed_run_keeps_its_compiled_step_or_goes_on_without_one(
     monkeypatch.setattr(local_rounds, "load", lambda package, plan: eager(unit(plan)))
     monkeypatch.setattr(choice, "WORTH", worth)
     assert cut([*FAST, "--tracking.uri", "none", "--name", "cut"], 3) == 130
-    begun = runfolder.read("runs/cut").package
+    begun = notes.read("runs/cut").package
     assert (begun != "") is (worth == 0)
     monkeypatch.setattr(choice, "WORTH", 10**9 - worth)
     assert launch.main(["--resume", "runs/cut"]) == 0
@@ -271,7 +273,7 @@ def test_two_processes_do_not_go_on_with_the_same_run(
     cut: Callable[..., int], capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert cut([*FAST, "--tracking.uri", "none", "--name", "cut"], 3) == 130
-    with runfolder.locked(Path("runs/cut").absolute()):
+    with lock.locked(Path("runs/cut").absolute()):
         assert launch.main(["--resume", "runs/cut"]) == 2
     assert "going on in another process" in capfd.readouterr().err
     assert launch.main(["--resume", "runs/cut"]) == 0
@@ -292,9 +294,9 @@ def test_the_status_follows_the_run(cut: Callable[..., int]) -> None:
 def test_a_note_gives_back_what_was_asked(tmp_path: Path) -> None:
     plan = small_plan("pfedbayes", {"data.labels_per_client": 3})
     request = launch.parse(["--gpus-per-client", "0.25", "--round-timeout", "9", "--on-failure", "skip"]).request
-    note = runfolder.Note("x", plan.cfg, runfolder.absolute(request.execution, "sqlite:///x.db"), None)
-    runfolder.write(tmp_path / "x", note)
-    assert runfolder.read(str(tmp_path / "x")) == note
+    note = notes.Note("x", plan.cfg, notes.absolute(request.execution, "sqlite:///x.db"), None)
+    notes.write(tmp_path / "x", note)
+    assert notes.read(str(tmp_path / "x")) == note
 
 
 def test_a_run_does_not_go_on_with_a_file_whose_examples_changed(
@@ -333,8 +335,8 @@ def test_a_plug_in_that_changed_has_both_digests_and_one_that_came_back_as_many_
     plan = small_plan()
 
     def mended(before: dict[str, str], now: dict[str, str]) -> dict[str, str]:
-        note = runfolder.Note("it", plan.cfg, Execution(), None, digests=before)
-        return runfolder.mended(note, plan._replace(digests=now))
+        note = notes.Note("it", plan.cfg, Execution(), None, digests=before)
+        return start.mended(note, plan._replace(digests=now))
 
     assert mended({"plug_in.a": "1", "plug_in.b": "2"}, {"plug_in.a": "1", "plug_in.b": "3"}) == {"plug_in.b": "2+3"}
     assert mended({"plug_in.b": "2+3"}, {"plug_in.b": "3"}) == {}

@@ -1,0 +1,40 @@
+"""One process at a time works in a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedray.types import FedRayError
+
+PATIENCE = 0.5  # seconds for the lock: its file may be going just then, and has to be opened again
+
+
+@contextlib.contextmanager
+def locked(folder: Path, option: str = "--output") -> Iterator[None]:
+    """Keep others out of the folder of a run that goes on; raises FedRayError where somebody has it."""
+    from filelock import FileLock, Timeout
+
+    real = Path(os.path.realpath(folder))  # a link to it is the same folder
+    lock = FileLock(real.parent / f".{real.name}.lock")
+    try:
+        real.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=PATIENCE)
+    except OSError as error:
+        if isinstance(error, Timeout) and Path(lock.lock_file).exists():
+            raise FedRayError(
+                f"{option} {folder}: what is there is going on in another process; wait for it or stop it"
+            ) from None
+        reason = error.strerror or "permission denied"
+        raise FedRayError(
+            f"{option} {folder}: cannot be written ({reason}); choose a folder that you may write to"
+        ) from None
+    try:
+        yield
+    finally:
+        # Before the release: who has opened the file and waits then finds that it has no name any more, and opens it
+        # anew. After it, that lock and one on the next file of this name would both hold.
+        Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
