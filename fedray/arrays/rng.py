@@ -66,6 +66,10 @@ class Stream:
         """Four words of 32 bits [4], int64: a key of :func:`fedray.arrays.philox.normals`, drawn from this stream."""
         return self.numpy.integers(2**32, size=4)
 
+    def seed(self) -> Tensor:
+        """A seed [] for streams that come later: a whole number below 2²⁴, which a state's float32 holds exactly."""
+        return (2**24 * self.uniform([])).floor()
+
     def permutation(self, count: int) -> Tensor:
         """The numbers 0 to count - 1 in random order [count], int64."""
         return torch.from_numpy(self.numpy.permutation(count))

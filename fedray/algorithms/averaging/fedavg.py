@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -55,6 +55,16 @@ class FedAvg(Averaging):
         require(self.lr > 0, "lr", self.lr, "a learning rate is positive", "try 0.01")
 
 
+class LocalDescent(Protocol):
+    """Settings of local descent."""
+
+    @property
+    def lr(self) -> float: ...
+
+    @property
+    def optimizer(self) -> Literal["sgd", "adam"]: ...
+
+
 class Point(NamedTuple):
     """One weight vector: the server's state, what it sends, and what a client uploads."""
 
@@ -83,7 +93,7 @@ def server_init(ctx: Context[Averaging], rng: Stream) -> Point:
     return Point(ctx.model.init(rng))
 
 
-def client_init(ctx: Context[FedAvg], server: Point) -> Nothing:
+def client_init(ctx: Context[Any], server: Any) -> Nothing:
     return Nothing()
 
 
@@ -91,17 +101,17 @@ def broadcast(ctx: Context[Averaging], server: Point, ids: Sequence[int]) -> Poi
     return server
 
 
-def begin(ctx: Context[FedAvg], client: Nothing, down: Point, data: Batch) -> Local:
+def begin(ctx: Context[LocalDescent], client: Nothing, down: Point, data: Batch) -> Local:
     return Local(down.theta, down.theta, initial_state(ctx.cfg.optimizer, down.theta))
 
 
-def step(ctx: Context[FedAvg], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
+def step(ctx: Context[LocalDescent], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
     """One step on the mean cross-entropy."""
     nll, grad = gradient(ctx.model, local.theta, batch)
     return descended(ctx.cfg, local, grad), Info(nll)
 
 
-def descended(cfg: FedAvg, local: Local, grad: Tensor) -> Local:
+def descended(cfg: LocalDescent, local: Local, grad: Tensor) -> Local:
     """The client after a step of its optimizer along a gradient [P]; Adam's overwrites ``local``."""
     theta, memory = optimizer_step(cfg.optimizer, cfg.lr, local.theta, grad, local.memory)
     return local._replace(theta=theta, memory=memory)

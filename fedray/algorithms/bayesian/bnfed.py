@@ -17,15 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from fedray.algorithms.averaging import fedavg
-from fedray.algorithms.averaging.fedavg import Info, Local, Nothing, Point
-from fedray.arrays.optim import initial_state, optimizer_step
+from fedray.algorithms.averaging.fedavg import Local, Nothing, Point
 from fedray.arrays.rng import Stream
 from fedray.bayes.matching import Process, match
 from fedray.nets.model import Model
 from fedray.types import Algorithm, Batch, Context, FedRayError, LogUniform, Preset, check_types, require
 
 BIAS = 0.1  # prior mean of a bias (public code); that of a weight is 0
-KEYS = 2**24  # whole numbers that float32 holds exactly
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,12 +120,7 @@ def server_init(ctx: Context[BNFed], rng: Stream) -> Server:
     require(width >= hidden, "max_width", width, reason, f"use {hidden} at least, or lower `model.hidden`")
     neurons = torch.zeros(width, inputs + 1 + classes)
     places = torch.arange(hidden).float().repeat(ctx.facts.clients, 1)
-    key = (KEYS * rng.uniform([])).floor()
-    return Server(neurons, torch.zeros(classes), places, torch.zeros(()), key)
-
-
-def client_init(ctx: Context[BNFed], server: Server) -> Nothing:
-    return Nothing()
+    return Server(neurons, torch.zeros(classes), places, torch.zeros(()), rng.seed())
 
 
 def broadcast(ctx: Context[BNFed], server: Server, ids: Sequence[int]) -> Point:
@@ -144,17 +137,6 @@ def broadcast(ctx: Context[BNFed], server: Server, ids: Sequence[int]) -> Point:
 def publish(ctx: Context[BNFed], server: Server) -> Network:
     """The network of the width that it has."""
     return Network(server.neurons[: int(server.width)].clone(), server.bias)
-
-
-def begin(ctx: Context[BNFed], client: Nothing, down: Point, data: Batch) -> Local:
-    return Local(down.theta, down.theta, initial_state(ctx.cfg.optimizer, down.theta))
-
-
-def step(ctx: Context[BNFed], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
-    """One step on the mean cross-entropy."""
-    nll, grad = fedavg.gradient(ctx.model, local.theta, batch)
-    theta, memory = optimizer_step(ctx.cfg.optimizer, ctx.cfg.lr, local.theta, grad, local.memory)
-    return local._replace(theta=theta, memory=memory), Info(nll)
 
 
 def finish(ctx: Context[BNFed], local: Local, data: Batch) -> tuple[Nothing, Up]:
@@ -209,11 +191,11 @@ ALGORITHM = Algorithm(
     summary="hidden neurons matched by a Beta-Bernoulli process; a global network wider than the clients'",
     config=BNFed,
     server_init=server_init,
-    client_init=client_init,
+    client_init=fedavg.client_init,
     broadcast=broadcast,
     publish=publish,
-    begin=begin,
-    step=step,
+    begin=fedavg.begin,
+    step=fedavg.step,
     finish=finish,
     aggregate=aggregate,
     predict_global=predict_global,

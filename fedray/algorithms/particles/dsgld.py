@@ -28,7 +28,6 @@ from fedray.bayes.particles import Likelihood, ParticleSettings, network
 from fedray.types import Algorithm, Batch, Choice, Context, LogUniform, require
 
 SHIFT = 0.5  # of t in ε_t (public code)
-KEYS = 2**24  # whole numbers that float32 holds exactly
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +85,7 @@ def server_init(ctx: Context[DSGLD], rng: Stream) -> Server:
     reason = f"there are no chains for {facts.unheard} clients more"
     require(facts.unheard == 0, "train_all", True, reason, "leave it out")
     x = cfg.initial(ctx.model, rng).view(several, -1, ctx.model.padded)
-    key = (KEYS * rng.uniform([])).floor()
-    return Server(x, torch.zeros(x.shape[:2]), torch.zeros(()), key)
+    return Server(x, torch.zeros(x.shape[:2]), torch.zeros(()), rng.seed())
 
 
 def broadcast(ctx: Context[DSGLD], server: Server, ids: Sequence[int]) -> Visit:
