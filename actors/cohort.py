@@ -31,7 +31,7 @@ from fedray.types import Sums
 PASSES = 20.0  # evaluations that take about as long as an uncertainty report
 
 
-class _Trained(NamedTuple):
+class _Asked(NamedTuple):
     """What an actor was asked in a round, and its reply."""
 
     args: tuple[Any, ...]  # round, clients, reference to what was sent down
@@ -73,7 +73,7 @@ class RayCohort:
         self._folder = folder
         self._name = name
         self._committed = [Commits() for _ in layout.blocks]
-        self._trained: dict[int, _Trained] = {}  # by slot, until its sums are there
+        self._trained: dict[int, _Asked] = {}  # by slot, until its sums are there
         self._units: tuple[int, ...] = ()  # exponents of the last round, which are those of most rounds after it
         self.crew = Crew(self._spawn, self._named, len(layout.blocks), seats, policy, follows)
 
@@ -173,7 +173,7 @@ class RayCohort:
         asked = {slot: (*given, units, commits[slot]) for slot, given in args.items()}
         replies = self.crew.ask(Question(ClientActor.train, asked, round_number, commits=commits, leave_out=leave_out))
         if adds:
-            trained = {slot: _Trained(args[slot], reply) for slot, reply in zip(sorted(args), replies, strict=True)}
+            trained = {slot: _Asked(args[slot], reply) for slot, reply in zip(sorted(args), replies, strict=True)}
             self._trained = {slot: found for slot, found in trained.items() if found.reply.ids}
         else:
             self._commit()

@@ -26,7 +26,7 @@ import tyro
 from fedray import cli
 from fedray.config import from_dict
 from fedray.running.served import answers
-from fedray.running.served.answers import CLIENT, Answers, Terms
+from fedray.running.served.answers import CLIENT, Answerer, Limits
 from fedray.terminal import check_packages, say
 from fedray.types import FedRayError, require
 
@@ -39,12 +39,12 @@ LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Service:
+class Served:
     """What is served."""
 
     run: tyro.conf.Positional[Path]
     """Folder of a finished run, at a path that every machine with a replica sees."""
-    terms: Annotated[Terms, tyro.conf.arg(name="")] = field(default_factory=Terms)
+    terms: Annotated[Limits, tyro.conf.arg(name="")] = field(default_factory=Limits)
     loaded: int = 16
     """Personal models that a replica keeps in memory: those last asked for. Others are read when they are needed."""
     replicas: int = 1
@@ -52,7 +52,7 @@ class Service:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(Service):
+class Options(Served):
     """Serve the models of a finished run."""
 
     host: str = "127.0.0.1"
@@ -63,14 +63,14 @@ class Options(Service):
     """Address of a Ray cluster; by default the running one, or one of this machine's own."""
 
 
-def opened(service: Service, digest: bytes) -> Answers:
+def opened(service: Served, digest: bytes) -> Answerer:
     """The answers of a service, checked; raises FedRayError."""
     for name in ("loaded", "replicas"):
         require(getattr(service, name) >= 1, name, getattr(service, name), "at least one is needed", "leave it out")
     return answers.opened(service.run.expanduser().absolute(), service.terms, digest)
 
 
-def deployment(service: Service, digest: bytes) -> Application:
+def deployment(service: Served, digest: bytes) -> Application:
     """The application of a service for Ray Serve; raises FedRayError where Ray Serve is not installed."""
     try:
         from actors import serving
@@ -91,7 +91,7 @@ def application(args: Mapping[str, Any]) -> Application:
 
     Raises FedRayError for a run that cannot be served, and without a token.
     """
-    service = from_dict(Service, args)
+    service = from_dict(Served, args)
     token = given_token()
     require(token is not None, TOKEN, "", "there is no token", "set it where Ray is started on the head")
     digest = answers.digest_of(token or "")
@@ -107,7 +107,7 @@ def given_token() -> str | None:
     return token
 
 
-def greeting(served: Answers, options: Options, new_token: str | None) -> str:
+def greeting(served: Answerer, options: Options, new_token: str | None) -> str:
     """What is said once the server is up: what it serves and a request that works when it is pasted."""
     host = f"[{options.host}]" if ":" in options.host else options.host  # of IPv6
     url = f"http://{host}:{options.port}"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 NOTE = "sweep.json"
 
 
-class Note(NamedTuple):
+class SweepNote(NamedTuple):
     """What a sweep was asked to do."""
 
     name: str
@@ -97,7 +97,7 @@ def _resumed(folder: str, argv: Sequence[str]) -> SweepRequest:
 
     target = Path(os.path.abspath(folder))
     with refuse_damage(f"--resume {folder}: holds no sweep", "give the folder that `python -m tune` named"):
-        stored = record(Note, decode((target / NOTE).read_bytes()))
+        stored = record(SweepNote, decode((target / NOTE).read_bytes()))
     old = _parsed(stored.argv)
     old = old._replace(experiment=_placed(old.experiment, stored.folder))
     given = _parsed(argv, old)
@@ -145,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return cli.run_command(lambda: _sweep(given))
 
 
-def _play(request: SweepRequest, note: Note | None, go_on: str) -> Report:
+def _play(request: SweepRequest, note: SweepNote | None, go_on: str) -> Report:
     """Play a sweep that a note begins, or what is left of one, and say how to go on where it is cut off.
 
     Raises FedRayError where another process plays it.
@@ -174,7 +174,7 @@ def _sweep(argv: Sequence[str]) -> int:
     from tune import results, sweep
 
     words = [shown(word) for word in argv]
-    note = None if resume else Note(request.name, words, request.sweep.metric, os.getcwd(), request.examples)
+    note = None if resume else SweepNote(request.name, words, request.sweep.metric, os.getcwd(), request.examples)
     go_on = f"go on    {sweep.command(request.folder)}"
     found = (sweep.concluded(request) if resume else None) or _play(request, note, go_on)
     console = terminal.console()

@@ -29,7 +29,7 @@ from tune.processes import Processes, Served
 RUN = "run"  # the only setting of a trial's configuration: the name of its run
 
 
-class Task(NamedTuple):
+class RunTask(NamedTuple):
     """A run as a trial gets it."""
 
     plan: Plan
@@ -39,7 +39,7 @@ class Task(NamedTuple):
     dataset: Any  # reference to the loaded dataset
 
 
-class Common(NamedTuple):
+class CommonToRuns(NamedTuple):
     """What all trials share."""
 
     tasks: Mapping[str, Any]  # references to them, by the names of the runs
@@ -68,7 +68,7 @@ class Relay(NullTracker):
 class RunTrial(ray_tune.Trainable):
     """Plays a run; it goes on from the run's own checkpoints, also where its process was lost."""
 
-    def setup(self, config: dict[str, Any], common: Common) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def setup(self, config: dict[str, Any], common: CommonToRuns) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Know the runs; one begins with the first step."""
         registry.plug_in_again(common.plug_ins, "these runs")
         self._common = common
@@ -77,8 +77,8 @@ class RunTrial(ray_tune.Trainable):
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Play another run, in the processes that are already there."""
-        self._task: Task = ray.get(self._common.tasks[new_config[RUN]])
-        self._run: stages.Run | None = None
+        self._task: RunTask = ray.get(self._common.tasks[new_config[RUN]])
+        self._run: stages.ActiveRun | None = None
         return True
 
     def step(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class RunTrial(ray_tune.Trainable):
             return self._failed(str(error))
         return {"rows": self._relay.take(), "summary": outcome.summary, "done": True}
 
-    def _begin(self) -> stages.Run:
+    def _begin(self) -> stages.ActiveRun:
         """Start the clients, from the run's last checkpoint if it has one."""
         plan, execution, folder, layout, dataset = self._task
         if not (folder / notes.NOTE).exists():
@@ -109,7 +109,7 @@ class RunTrial(ray_tune.Trainable):
         self._relay = Relay(note.run_id, note.execution.tracking.uri)
         request = stages.Request(plan.cfg, execution, resume=str(folder))  # also after the loss of a trial's process
         store = checkpoint_place.store(folder, execution)
-        self._run = stages.Run(plan, request, note.name, Writer(folder, True), self._relay, store, Log(), note)
+        self._run = stages.ActiveRun(plan, request, note.name, Writer(folder, True), self._relay, store, Log(), note)
         run, begun = stages.ready(self._run, layout.gpus > 0)
         run = run._replace(plan=on_device(plan, layout.gpus > 0))
         policy = failure_policy(plan.cfg, execution.round_timeout)

@@ -39,7 +39,7 @@ from tune.planner import Planner
 from tune.play import Programme
 from tune.play import play as play_trials
 from tune.record import UNFINISHED, Recorder, failure_of
-from tune.run_trial import RUN, Common, RunTrial, Task
+from tune.run_trial import RUN, CommonToRuns, RunTask, RunTrial
 
 
 class Entered(NamedTuple):
@@ -95,13 +95,13 @@ def _play(
     datasets = {id(run.dataset): run.dataset for run in entered.values()}
     references = {key: ray.put(dataset) for key, dataset in datasets.items()}
     tasks = {
-        name: ray.put(Task(run.plan, run.execution, run.folder, layouts[name], references[id(run.dataset)]))
+        name: ray.put(RunTask(run.plan, run.execution, run.folder, layouts[name], references[id(run.dataset)]))
         for name, run in entered.items()
     }
     with tempfile.TemporaryDirectory(prefix="fedray-trials-") as folder:
         programme = Programme(
             RunTrial,
-            Common(tasks, registry.plug_ins()),
+            CommonToRuns(tasks, registry.plug_ins()),
             {RUN: ray_tune.grid_search(list(tasks))},
             lambda config: layouts[config[RUN]],
             here(),

@@ -41,7 +41,7 @@ from tune.play import Programme
 from tune.play import play as play_trials
 from tune.record import UNFINISHED, Recorder
 from tune.space import Domain, Grid, make, show
-from tune.trial import Common, Trial
+from tune.trial import CommonToTrials, Trial
 
 REFUSED = {  # settings of the execution that a sweep decides itself: why, and what to do instead
     "runtime": ("a sweep runs on Ray", "leave the option out"),
@@ -219,7 +219,7 @@ def _programme(request: SweepRequest, layout: Layout, at_once: int, resume: bool
     sweep = request.sweep
     base = request.base
     dataset = None if request.space.keys() & set(LOADED) else ray.put(planner.dataset(base))
-    common = Common(
+    common = CommonToTrials(
         base,
         layout,
         request.execution.backend,

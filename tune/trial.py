@@ -21,7 +21,7 @@ from tune.options import TEST
 from tune.processes import Processes
 
 
-class Common(NamedTuple):
+class CommonToTrials(NamedTuple):
     """What all trials of a sweep share."""
 
     base: Experiment
@@ -36,7 +36,7 @@ class Common(NamedTuple):
 class Trial(ray_tune.Trainable):
     """Plays a federation from one evaluation to the next."""
 
-    def setup(self, config: dict[str, Any], common: Common) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def setup(self, config: dict[str, Any], common: CommonToTrials) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Start the clients."""
         registry.plug_in_again(common.plug_ins, "this sweep")
         self._common = common

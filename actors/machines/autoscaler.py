@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import psutil
 import ray
 
-from actors.machines.offer import Kind, Offer
+from actors.machines.offer import MachineKind, Offer
 from actors.machines.placement import Node
 
 T = TypeVar("T")
@@ -67,7 +67,7 @@ def offer() -> Offer | None:
     except Exception:  # whatever Ray's internals raise in a version that has moved them
         return None
     kinds = tuple(
-        Kind(name, node, max(0, most - running.get(name, 0)))
+        MachineKind(name, node, max(0, most - running.get(name, 0)))
         for name, node, most in types.kinds
         if name != types.head and (node.cpus or node.gpus)
     )

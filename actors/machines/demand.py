@@ -13,7 +13,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from actors.machines import autoscaler, boots, versions
 from actors.machines.autoscaler import Starting
 from actors.machines.cluster import here, nodes
-from actors.machines.offer import Kind, Need, enlist
+from actors.machines.offer import MachineKind, Need, enlist
 from actors.machines.placement import Node, Wish
 from fedray.config import Execution
 from fedray.config.execution import seconds
@@ -30,7 +30,7 @@ class Cluster(NamedTuple):
     """The machines that a run is planned for: those that run, and those that are to be started."""
 
     nodes: Sequence[Node]
-    to_start: tuple[Kind, ...] = ()  # one for each machine
+    to_start: tuple[MachineKind, ...] = ()  # one for each machine
     name: str = ""  # of the cluster of an autoscaler; empty: it has none
     patience: float = FREE_SECONDS  # how long to wait for them, or for room on them
 

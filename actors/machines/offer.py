@@ -12,7 +12,7 @@ from fedray.types import FedRayError
 TRIALS_PER_GPU = 2
 
 
-class Kind(NamedTuple):
+class MachineKind(NamedTuple):
     """A type of machine that the cluster can start."""
 
     name: str
@@ -24,7 +24,7 @@ class Offer(NamedTuple):
     """What the cluster's autoscaler can start."""
 
     cluster: str  # its name
-    kinds: tuple[Kind, ...]
+    kinds: tuple[MachineKind, ...]
     more: int  # machines of all types together
 
 
@@ -59,7 +59,7 @@ def need_of_trials(clients: int, at_once: int, wish: Wish) -> Need:
     return found if found.asked or not found.gpus else found._replace(gpus=math.ceil(at_once / TRIALS_PER_GPU))
 
 
-def enlist(wanted: Need, nodes: Sequence[Node], offer: Offer) -> tuple[Kind, ...]:
+def enlist(wanted: Need, nodes: Sequence[Node], offer: Offer) -> tuple[MachineKind, ...]:
     """The machines to start beside those that run: a kind for each of them.
 
     Clients run on GPUs where machines have some or could have some. For clients on CPUs no machine with GPUs is
@@ -86,10 +86,10 @@ def enlist(wanted: Need, nodes: Sequence[Node], offer: Offer) -> tuple[Kind, ...
     return picked
 
 
-def _pick(missing: float, sizes: dict[Kind, float], most: int) -> tuple[Kind, ...]:
+def _pick(missing: float, sizes: dict[MachineKind, float], most: int) -> tuple[MachineKind, ...]:
     """Kinds, one for every machine, with little to spare: the largest that is needed whole, else the smallest."""
     left = {kind: kind.more for kind in sizes}
-    picked: list[Kind] = []
+    picked: list[MachineKind] = []
     while missing > 1e-9 and len(picked) < most and any(left.values()):
         free = [kind for kind, count in left.items() if count]
         whole = [kind for kind in free if sizes[kind] <= missing]

@@ -17,7 +17,7 @@ PACKAGES = ("ray", "torch", "torchvision", "numpy", "scipy", "scikit-learn", "fs
 SECONDS = 300.0  # that a process may take to start on a machine under load, its environment included
 
 
-class Difference(NamedTuple):
+class Mismatch(NamedTuple):
     """A package, or Python, of which a machine has another version, or none."""
 
     package: str
@@ -42,9 +42,9 @@ def installed(names: Sequence[str] = PACKAGES) -> dict[str, str]:
     return found
 
 
-def differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[Difference]:
+def differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[Mismatch]:
     """In what a machine differs from this process; what is missing here is not compared."""
-    return [Difference(name, there[name], own) for name, own in here.items() if own and there[name] != own]
+    return [Mismatch(name, there[name], own) for name, own in here.items() if own and there[name] != own]
 
 
 def check() -> None:

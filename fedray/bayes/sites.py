@@ -67,7 +67,7 @@ class Ratio(NamedTuple):
     r: Tensor  # [M, P]
 
 
-class Count(NamedTuple):
+class VisitCount(NamedTuple):
     """Visits of all clients so far; at none, q is the prior."""
 
     visits: Tensor  # []
@@ -214,7 +214,7 @@ def visits_site(settings: Settings, x: Tensor) -> Visits:
     return Visits(empty, empty, slots, slots)
 
 
-def visits_cavity(settings: Settings, sums: Count, own: Visits, x: Tensor) -> Past:
+def visits_cavity(settings: Settings, sums: VisitCount, own: Visits, x: Tensor) -> Past:
     return Past(x, (sums.visits == 0).to(x.dtype), own)
 
 
@@ -242,8 +242,8 @@ def visits_renew(settings: Settings, own: Visits, cavity: Past, x: Tensor, s: Te
     )
 
 
-def visits_share(old: Visits, new: Visits) -> Count:
-    return Count(new.filled.sum() - old.filled.sum())
+def visits_share(old: Visits, new: Visits) -> VisitCount:
+    return VisitCount(new.filled.sum() - old.filled.sum())
 
 
 def nothing(*_: Any) -> Nothing:
@@ -277,7 +277,7 @@ BACKENDS = {
     "none": Backend(nothing, nothing, nothing, no_pull, nothing, nothing),
     "history": Backend(
         visits_site,
-        lambda _, x: Count(x.new_zeros(())),
+        lambda _, x: VisitCount(x.new_zeros(())),
         visits_cavity,
         visits_pull,
         visits_renew,

@@ -74,7 +74,7 @@ class Series(NamedTuple):
     control: bool = False  # a bound of the others
 
 
-class Curve(NamedTuple):
+class CostCurve(NamedTuple):
     """A measure against a cost, over seeds."""
 
     x: np.ndarray  # [evaluations] mean cost
@@ -117,17 +117,19 @@ def _shown(series: Sequence[Series]) -> list[Series]:
     return [each for each in series if not each.control][: ROWS_MAX - len(bounds)] + bounds
 
 
-def curve(histories: Sequence[Sequence[Mapping[str, float]]], kind: str, cost: Cost, name: str = "accuracy") -> Curve:
+def curve(
+    histories: Sequence[Sequence[Mapping[str, float]]], kind: str, cost: Cost, name: str = "accuracy"
+) -> CostCurve:
     """A measure of one kind of model against a cost, at the rounds that every run evaluated."""
     points = [_points(rows, f"{kind}/{name}", cost) for rows in histories]
     points = [run for run in points if run]
     common = sorted(set.intersection(*(set(run) for run in points))) if points else []
     if not common:
-        return Curve(np.empty(0), np.empty(0), np.empty(0))
+        return CostCurve(np.empty(0), np.empty(0), np.empty(0))
     costs = np.array([[run[step][0] for step in common] for run in points])
     values = np.array([[run[step][1] for step in common] for run in points])
     sd = values.std(0, ddof=1) if len(points) > 1 else np.zeros(len(common))
-    return Curve(costs.mean(0) / cost.unit, values.mean(0), sd)
+    return CostCurve(costs.mean(0) / cost.unit, values.mean(0), sd)
 
 
 def _points(rows: Sequence[Mapping[str, float]], metric: str, cost: Cost) -> dict[int, tuple[float, float]]:
@@ -310,13 +312,13 @@ def shift_figure(series: Sequence[Series], kind: str) -> Figure | None:
 
 def _lines(
     series: Sequence[Series], tables: Sequence[Sequence[Rows]], kind: str, keys: Sequence[str]
-) -> list[uncertainty_figures.Line]:
+) -> list[uncertainty_figures.DrawnLine]:
     """One line per row of the table, of the files ``tables`` of its runs."""
     lines = []
     for index, (each, files) in enumerate(zip(series, tables, strict=True)):
         rows = mean_rows([row for file in files for row in file if row["model"] == kind], keys)
         if rows:
-            lines.append(uncertainty_figures.Line(wrapped(each.name), rows, _look(index)))
+            lines.append(uncertainty_figures.DrawnLine(wrapped(each.name), rows, _look(index)))
     return lines
 
 

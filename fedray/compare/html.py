@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jinja2
 
 from fedray.compare.groups import RunGroup
-from fedray.compare.tables import Table
+from fedray.compare.tables import ComparisonTable
 
 HISTORY = (
     "Mean over seeds; the band is one sample standard deviation. Horizontal lines are controls, at the mean over their "
@@ -45,7 +45,7 @@ class Picture(NamedTuple):
 
 
 def page(
-    written: Sequence[Table],
+    written: Sequence[ComparisonTable],
     groups: Sequence[RunGroup],
     figures: Mapping[str, Sequence[Path]],
     facts: Mapping[str, str],
@@ -65,7 +65,7 @@ def page(
     )
 
 
-def fragment(table: Table) -> str:
+def fragment(table: ComparisonTable) -> str:
     """The table by itself, for a notebook."""
     shown = _template("table.html.jinja").render(table=table, captioned=False)
     return f'<div>{shown}<div style="opacity: 0.7">{escape(table.caption)}</div></div>'

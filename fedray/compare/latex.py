@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jinja2
 
 from fedray.compare.groups import MISSING
-from fedray.compare.tables import CONTROLS, Entry, Table, parts, titled
+from fedray.compare.tables import CONTROLS, ComparisonTable, Entry, parts, titled
 
 LINE, LINES = 72, 46  # letters of a line of \small, and its lines, on the page of the class article
 NOTES = 80  # letters of a line of \footnotesize
@@ -22,7 +22,7 @@ TITLE_LINES = 6  # of a part without rows, at most
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-class Cell(NamedTuple):
+class SetEntry(NamedTuple):
     """An entry as it is set."""
 
     lines: list[str]
@@ -30,12 +30,12 @@ class Cell(NamedTuple):
     note: str = ""
 
 
-class Part(NamedTuple):
+class Piece(NamedTuple):
     """Some columns of some rows."""
 
     layout: str  # the argument of tabular
     titles: list[list[str]]  # lines of each
-    blocks: list[list[list[Cell]]]
+    blocks: list[list[list[SetEntry]]]
 
     @property
     def height(self) -> int:
@@ -50,7 +50,7 @@ class Part(NamedTuple):
 class Page(NamedTuple):
     """Some parts, one below the other, and the notes below them."""
 
-    parts: list[Part]
+    parts: list[Piece]
 
     @property
     def notes(self) -> list[str]:
@@ -61,7 +61,7 @@ class Page(NamedTuple):
         return sum(part.height for part in self.parts) + math.ceil(sum(map(_share, self.notes)))
 
 
-def latex(table: Table) -> str:
+def latex(table: ComparisonTable) -> str:
     """The environments of a table, one for each page that it needs, from table.tex.jinja; every value is escaped.
 
     What all rows have in common is in the caption. A table that is too wide or too long is set in parts, one below the
@@ -75,7 +75,7 @@ def latex(table: Table) -> str:
     return _template().render(name=table.name, caption=caption, pages=pages, letters=_letters(pages), stacked=stacked)
 
 
-def _common(table: Table) -> dict[int, str]:
+def _common(table: ComparisonTable) -> dict[int, str]:
     """The columns of words, and n, in which all rows are alike; the first is the name of a row."""
     rows = [row for block in table.blocks for row in block if not _is_title(row)]
     found = {at: {row[at].text for row in rows} for at in range(1, table.left + 1)}
@@ -86,34 +86,34 @@ def _is_title(row: Sequence[Entry]) -> bool:
     return row[0].text == CONTROLS
 
 
-def _parts(table: Table, left_out: Container[int], room: int) -> list[Part]:
+def _parts(table: ComparisonTable, left_out: Container[int], room: int) -> list[Piece]:
     """The parts of a table, each no wider than a line and with room for so many lines."""
     titles = titled(table)
     blocks = [[_set(row, table.left) for row in block] for block in table.blocks]
     rows = [row for block in blocks for row in block if len(row) == len(titles)]
     widths = [
-        max(len(line) for cell in (Cell(titles[at]), *(row[at] for row in rows)) for line in cell.lines) + GAP
+        max(len(line) for cell in (SetEntry(titles[at]), *(row[at] for row in rows)) for line in cell.lines) + GAP
         for at in range(len(titles))
     ]
     words = [at for at in range(table.left + 1) if at not in left_out]
     return [
-        Part("".join("l" if at < table.left else "r" for at in columns), [titles[at] for at in columns], some)
+        Piece("".join("l" if at < table.left else "r" for at in columns), [titles[at] for at in columns], some)
         for columns in parts(words, range(table.left + 1, len(titles)), widths, LINE)
         for some in _split([[_chosen(row, columns) for row in block] for block in blocks], room)
     ]
 
 
-def _set(row: Sequence[Entry], left: int) -> list[Cell]:
+def _set(row: Sequence[Entry], left: int) -> list[SetEntry]:
     """The cells of a row, long words on several lines; the title of the controls is one cell."""
     if _is_title(row):
-        return [Cell([CONTROLS])]
+        return [SetEntry([CONTROLS])]
     return [
-        Cell(textwrap.wrap(entry.text, WORDS) or [""] if at < left else [entry.text], entry.bold, entry.note)
+        SetEntry(textwrap.wrap(entry.text, WORDS) or [""] if at < left else [entry.text], entry.bold, entry.note)
         for at, entry in enumerate(row)
     ]
 
 
-def _chosen(row: list[Cell], columns: Sequence[int]) -> list[Cell]:
+def _chosen(row: list[SetEntry], columns: Sequence[int]) -> list[SetEntry]:
     return row if len(row) == 1 else [row[at] for at in columns]
 
 
@@ -122,13 +122,13 @@ def _share(note: str) -> float:
     return (len(note) + 4) / NOTES
 
 
-def _height(row: Sequence[Cell]) -> int:
+def _height(row: Sequence[SetEntry]) -> int:
     return max(len(cell.lines) for cell in row)
 
 
-def _split(blocks: Sequence[Sequence[list[Cell]]], room: int) -> list[list[list[list[Cell]]]]:
+def _split(blocks: Sequence[Sequence[list[SetEntry]]], room: int) -> list[list[list[list[SetEntry]]]]:
     """Blocks of rows in turns that have room for so many lines, with their titles and notes."""
-    found: list[list[list[list[Cell]]]] = [[]]
+    found: list[list[list[list[SetEntry]]]] = [[]]
     height: float = TITLE_LINES
     for block in blocks:
         found[-1].append([])
@@ -142,7 +142,7 @@ def _split(blocks: Sequence[Sequence[list[Cell]]], room: int) -> list[list[list[
     return [[block for block in turn if block] for turn in found]
 
 
-def _pages(pieces: Sequence[Part], room: int) -> list[Page]:
+def _pages(pieces: Sequence[Piece], room: int) -> list[Page]:
     """The parts on pages that have room for so many lines, or for one part."""
     found = [Page([])]
     for part in pieces:

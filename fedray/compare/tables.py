@@ -89,7 +89,7 @@ class Entry(NamedTuple):
     note: str = ""  # the published results
 
 
-class Table(NamedTuple):
+class ComparisonTable(NamedTuple):
     """A comparison, ready to be written in any format."""
 
     name: str  # by which a paper refers to it
@@ -107,7 +107,7 @@ def style(metric: str) -> Style:
     return OTHERS.get(metric, Style(metric))
 
 
-def build(groups: Sequence[RunGroup], by: Sequence[str], metrics: Sequence[str]) -> Table:
+def build(groups: Sequence[RunGroup], by: Sequence[str], metrics: Sequence[str]) -> ComparisonTable:
     """The table of a comparison. In each block, the best entry of a column is bold; controls have their own."""
     labelled = any(group.label for group in groups)
     styles = [style(metric) for metric in metrics]
@@ -116,7 +116,7 @@ def build(groups: Sequence[RunGroup], by: Sequence[str], metrics: Sequence[str])
     for (_, controls), members in itertools.groupby(groups, key=lambda group: (group.block, group.control)):
         title = [[Entry(CONTROLS), *[Entry("")] * (len(header) - 1)]] if controls else []
         blocks.append(title + _block(list(members), metrics, labelled))
-    return Table("comparison", header, blocks, len(by) + labelled, _caption(blocks, metrics))
+    return ComparisonTable("comparison", header, blocks, len(by) + labelled, _caption(blocks, metrics))
 
 
 def differences(
@@ -125,7 +125,7 @@ def differences(
     metrics: Sequence[str],
     histories: Mapping[str, History],
     name: str,
-) -> Table | None:
+) -> ComparisonTable | None:
     """What every row has more than the baseline of its data, over the seeds of both; None if nothing can be paired."""
     blocks: list[list[Pair]] = []
     for base in paired.baseline(groups, by, name).values():
@@ -142,7 +142,7 @@ def differences(
         "the same examples on the same clients."
     )
     rows = [[_gaps(pair, shared) for pair in block] for block in blocks]
-    return Table("differences", header, rows, 2, caption) if blocks else None
+    return ComparisonTable("differences", header, rows, 2, caption) if blocks else None
 
 
 class Pair(NamedTuple):
@@ -251,7 +251,7 @@ def _caption(blocks: Sequence[Sequence[Sequence[Entry]]], metrics: Sequence[str]
     return text
 
 
-def markdown(table: Table) -> str:
+def markdown(table: ComparisonTable) -> str:
     """A pipe table; columns of words are left-aligned, columns of numbers right-aligned."""
 
     def show(entry: Entry) -> str:
@@ -265,7 +265,7 @@ def markdown(table: Table) -> str:
     return "\n".join([*lines, "", table.caption, ""])
 
 
-def titled(table: Table) -> list[list[str]]:
+def titled(table: ComparisonTable) -> list[list[str]]:
     """The lines of every title, for a narrow column; an arrow stays with its word."""
     tied = [re.sub(r" (?=[↑↓])", TIE, title) for title in table.header]
     wrapped = [textwrap.wrap(title, TITLE_WIDTH, break_long_words=False, break_on_hyphens=False) for title in tied]
@@ -282,7 +282,7 @@ def parts(words: Sequence[int], numbers: Sequence[int], widths: Sequence[int], m
     return found
 
 
-def terminal(table: Table, width: int) -> str:
+def terminal(table: ComparisonTable, width: int) -> str:
     """The table for a terminal of so many characters: a wide one in parts, each with the words of the rows."""
     from rich.box import SIMPLE_HEAD
     from rich.cells import cell_len

@@ -20,7 +20,7 @@ from fedray.federate.local_rounds import LocalRounds
 from fedray.federate.messages import Failure, TrainReply
 from fedray.federate.plan import Plan
 from fedray.federate.storage.states import ClientStates, InMemory, OnDisk, rows
-from fedray.federate.totals import Terms
+from fedray.federate.totals import PendingTerms
 from fedray.federate.uploads import bad_rows, not_finite, payload_bytes
 from fedray.types import Batch, RunError, Sums
 
@@ -63,7 +63,9 @@ class Block:
         client = trees.tree_map(lambda leaf: leaf.to(device, copy=True), client)
         where = (client, self.ids, self.device)
         self.private: ClientStates = OnDisk(*where, folder) if folder else InMemory(*where)
-        self._terms: list[tuple[Sequence[int], Terms]] = []  # of the last round: in rows whose they are, and they
+        self._terms: list[
+            tuple[Sequence[int], PendingTerms]
+        ] = []  # of the last round: in rows whose they are, and they
         self._seen: dict[str, int] = {}  # how much of a shard a function of the algorithm looks at, by its name
         self._said: list[Failure] = []  # what this process has dealt with itself in a round
 
@@ -192,8 +194,8 @@ class Block:
         up_bytes = payload_bytes(trees.row(ups, 0), self.plan)
         clients, sent, _ = result
         # Terms that are the whole upload are looked at once.
-        bad = {} if isinstance(sent, Terms) and sent.values is ups else bad_rows(ups)
-        if isinstance(sent, Terms):
+        bad = {} if isinstance(sent, PendingTerms) and sent.values is ups else bad_rows(ups)
+        if isinstance(sent, PendingTerms):
             bad = bad or totals.boundless(sent)
         kept = bad_rows(clients)  # more than the upload, which of a newcomer and of a control says nothing
         if not bad and not kept:

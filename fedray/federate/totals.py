@@ -17,7 +17,7 @@ from fedray.arrays import sums, trees
 from fedray.types import Context, Sums, whole_upload
 
 
-class Terms(NamedTuple):
+class PendingTerms(NamedTuple):
     """The terms a_k t_k of some clients, which are added once the unit is known."""
 
     values: Any  # t_k, a tree stacked [K, ...]
@@ -25,14 +25,14 @@ class Terms(NamedTuple):
     largest: tuple[Tensor, ...]  # [K] max_p |a_k t_kp| of every leaf
 
 
-def terms(ctx: Context[Any], how: Sums, ups: Any, n: Tensor) -> Terms:
+def terms(ctx: Context[Any], how: Sums, ups: Any, n: Tensor) -> PendingTerms:
     """The terms of uploads stacked [K, ...] of clients that have n [K] training examples."""
     values = ups if how.terms is whole_upload else torch.vmap(partial(how.terms, ctx))(ups)
     weights = how.weigh(ctx, n.to(torch.float64))
-    return Terms(values, weights, tuple(sums.largest(leaf, weights).cpu() for leaf in trees.leaves(values)))
+    return PendingTerms(values, weights, tuple(sums.largest(leaf, weights).cpu() for leaf in trees.leaves(values)))
 
 
-def boundless(held: Terms) -> dict[int, str]:
+def boundless(held: PendingTerms) -> dict[int, str]:
     """Rows whose terms hold NaN or infinity, although the uploads do not, and the first field in which they do."""
     found: dict[int, str] = {}
     for (name, _), largest in zip(trees.named_leaves(held.values), held.largest, strict=True):
@@ -45,14 +45,14 @@ def units(largest: Sequence[Tensor], count: int) -> tuple[int, ...]:
     return tuple(sums.unit(float(leaf.max()), count) for leaf in largest)
 
 
-def partial_sum(held: Terms, rows: Sequence[int], exponents: Sequence[int]) -> Any:
+def partial_sum(held: PendingTerms, rows: Sequence[int], exponents: Sequence[int]) -> Any:
     """Σ a_k t_k over the given rows, a tree of int64; sums of parts are added with +."""
     unit = iter(exponents)
     values, weights = trees.rows((held.values, held.weights), rows) if rows else _none(held)
     return trees.tree_map(lambda leaf: sums.fixed_sum(leaf, weights, next(unit)).cpu(), values)
 
 
-def _none(held: Terms) -> tuple[Any, Tensor]:
+def _none(held: PendingTerms) -> tuple[Any, Tensor]:
     return trees.tree_map(lambda leaf: leaf[:0], (held.values, held.weights))
 
 

@@ -28,7 +28,11 @@ class Comparison:
     """Runs side by side: each row averages the runs that differ only in their seeds."""
 
     def __init__(
-        self, table: tables.Table, groups: Sequence[RunGroup], series: Mapping[str, Sequence[figures.Series]], by: str
+        self,
+        table: tables.ComparisonTable,
+        groups: Sequence[RunGroup],
+        series: Mapping[str, Sequence[figures.Series]],
+        by: str,
     ):
         """``series`` are what the figures show, by the data that the runs were measured on."""
         self._table, self._groups, self._series, self._by = table, groups, series, by

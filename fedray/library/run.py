@@ -274,14 +274,14 @@ def _play(plan: Plan, execution: Execution) -> Generator[Round, bool | None, Out
         writer = Writer(folder)
         try:
             tracker = session.open_tracker(plan, execution, name, {})
-            current = stages.Run(plan, Request(plan.cfg, execution), name, writer, tracker, store, Log(), None)
+            current = stages.ActiveRun(plan, Request(plan.cfg, execution), name, writer, tracker, store, Log(), None)
             with stages.guarded(current):
                 return (yield from _rounds(current))
         finally:
             writer.discard()
 
 
-def _rounds(current: stages.Run) -> Generator[Round, bool | None, Outcome]:
+def _rounds(current: stages.ActiveRun) -> Generator[Round, bool | None, Outcome]:
     current, _ = stages.ready(current, session.on_gpus(current.request.execution))
     execution, store, package = current.request.execution, current.store, current.package
     opened = session.open_federation(current.plan, execution, current.name, store, None, package, ahead=False)

@@ -21,7 +21,7 @@ from fedray.nets.model import Model, own_module
 KINDS = {2: ("weight", "bias"), 4: ("input.weight", "input.bias", "state.weight", "state.bias")}
 
 
-class Part(NamedTuple):
+class Slot(NamedTuple):
     """A tensor in a vector."""
 
     name: str
@@ -53,7 +53,7 @@ def save(path: Path, tree: Any, model: Model, words: Mapping[str, str]) -> None:
         file.writelines(pieces(arrays, about))
 
 
-def _layout(model: Model, length: int) -> list[Part]:
+def _layout(model: Model, length: int) -> list[Slot]:
     """The tensors in a vector of this length: of all parameters with their padding, of the head, or of the body.
 
     Empty for any other vector, and where the head is as long as the body.
@@ -69,17 +69,17 @@ def _layout(model: Model, length: int) -> list[Part]:
     return [part._replace(start=part.start - spans[0].start) for part in own] if whole else []
 
 
-def _parts(model: Model) -> list[Part]:
+def _parts(model: Model) -> list[Slot]:
     """The tensors in theta [P], in order."""
-    found: list[Part] = []
+    found: list[Slot] = []
     start = 0
     for name, shape in zip(_names(model), model.shapes, strict=True):
-        found.append(Part(name, start, shape))
+        found.append(Slot(name, start, shape))
         start = found[-1].stop
     others = {"prior": model.extra, "noise": model.density.noise, "padding": model.padded - model.size}
     for name, length in others.items():
         if length:
-            found.append(Part(name, start, (length,)))
+            found.append(Slot(name, start, (length,)))
             start += length
     return found
 

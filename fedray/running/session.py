@@ -32,8 +32,8 @@ from fedray.running.published.publish import Finished, registration
 from fedray.running.published.system_metrics import sampled
 from fedray.running.resumed import extension
 from fedray.running.stages import (
+    ActiveRun,
     Request,
-    Run,
     RunResult,
     accepted,
     account,
@@ -100,7 +100,7 @@ def _run(request: Request, tags: Mapping[str, str], log: Log, tell: Callable[[in
         try:
             # The store does not change parameters: with more rounds it is another run there.
             tracker = open_tracker(plan, request.execution, name, tags, None if longer else note)
-            return _guarded(Run(plan, request, name, writer, tracker, store, log, note), tell)
+            return _guarded(ActiveRun(plan, request, name, writer, tracker, store, log, note), tell)
         finally:
             writer.discard()
 
@@ -112,7 +112,7 @@ def _idle(execution: Execution) -> list[str]:
     return given if execution.runtime == "local" else []
 
 
-def _guarded(run: Run, tell: Callable[[int], object] | None) -> RunResult:
+def _guarded(run: ActiveRun, tell: Callable[[int], object] | None) -> RunResult:
     """Play; if that ends early, note it, and tell the user how to go on."""
     try:
         with guarded(run):
@@ -124,7 +124,7 @@ def _guarded(run: Run, tell: Callable[[int], object] | None) -> RunResult:
         raise
 
 
-def _play(run: Run, tell: Callable[[int], object] | None) -> RunResult:
+def _play(run: ActiveRun, tell: Callable[[int], object] | None) -> RunResult:
     """Play the rounds that are left, write the result, and hand it to the tracker."""
     execution = run.request.execution
     run, begun = ready(run, on_gpus(execution))
@@ -162,7 +162,7 @@ def check_gpu(execution: Execution) -> None:
     require(seen, "gpus", execution.gpus, "PyTorch sees no GPU on this machine", "use 0 to compute on its CPUs")
 
 
-def _finish_again(run: Run) -> RunResult:
+def _finish_again(run: ActiveRun) -> RunResult:
     """Finish a run that was interrupted after its result was written: send the result to the tracker again."""
     say(f"{run.folder} is finished; its result goes to the tracking store again")
     written = (run.folder / notes.FINISHED).stat().st_mtime
@@ -203,7 +203,7 @@ def open_federation(
     return federation
 
 
-def watched(run: Run, federation: Federation) -> contextlib.AbstractContextManager[None]:
+def watched(run: ActiveRun, federation: Federation) -> contextlib.AbstractContextManager[None]:
     """Meanwhile the machines of a federation are sampled, where system metrics were asked for."""
     wanted = run.request.execution.tracking.system_metrics
     return (

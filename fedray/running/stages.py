@@ -52,7 +52,7 @@ class Request(NamedTuple):
     resume: str = ""  # the folder of the run to go on with, or the URL of its checkpoints
 
 
-class Run(NamedTuple):
+class ActiveRun(NamedTuple):
     """A run under way: what it plays, and where what it finds goes."""
 
     plan: Plan
@@ -136,7 +136,7 @@ def announce(plan: Plan, name: str = "") -> None:
 
 
 @contextlib.contextmanager
-def guarded(run: Run) -> Iterator[None]:
+def guarded(run: ActiveRun) -> Iterator[None]:
     """Where a run ends early, note it in its log, its status and the store."""
     try:
         yield
@@ -149,7 +149,7 @@ def guarded(run: Run) -> Iterator[None]:
         raise
 
 
-def ready(run: Run, on_gpus: bool) -> tuple[Run, Checkpoint | None]:
+def ready(run: ActiveRun, on_gpus: bool) -> tuple[ActiveRun, Checkpoint | None]:
     """The run with the compiled step that it trains with, and the checkpoint from which it goes on."""
     if not on_gpus:
         known = run.begun.package if run.begun else None
@@ -161,7 +161,7 @@ def ready(run: Run, on_gpus: bool) -> tuple[Run, Checkpoint | None]:
     return (_mended(run, run.begun) if begun and run.begun else run), begun
 
 
-def _mended(run: Run, begun: Note) -> Run:
+def _mended(run: ActiveRun, begun: Note) -> ActiveRun:
     """A run that goes on, perhaps with plug-ins that have changed: these have both digests, also in the store."""
     kept = {name: digest for name, digest in begun.digests.items() if name.startswith(PLUG_IN)}
     changed = start.mended(begun, run.plan)
@@ -174,7 +174,7 @@ def _mended(run: Run, begun: Note) -> Run:
     return run._replace(plan=run.plan._replace(digests={**run.plan.digests, **kept, **changed}))
 
 
-def begin(run: Run, begun: Checkpoint | None) -> Tally:
+def begin(run: ActiveRun, begun: Checkpoint | None) -> Tally:
     """Note what is played in the run's folder, and log the rounds that were played before an interruption."""
     with writing(run.folder):
         notes.write(run.folder, _note(run))
@@ -193,7 +193,7 @@ def begin(run: Run, begun: Checkpoint | None) -> Tally:
     return Tally(status, time.perf_counter(), before, failures=failures)
 
 
-def account(run: Run, tally: Tally, metrics: RoundMetrics) -> Tally:
+def account(run: ActiveRun, tally: Tally, metrics: RoundMetrics) -> Tally:
     """Log one more round, update the status, and keep what the result needs of it."""
     values = report.measures(metrics)
     recent = (*tally.recent, metrics.seconds["round"])[-RECENT_ROUNDS:]
@@ -227,7 +227,7 @@ def account(run: Run, tally: Tally, metrics: RoundMetrics) -> Tally:
     )
 
 
-def collect(run: Run, federation: Source, tally: Tally) -> Played:
+def collect(run: ActiveRun, federation: Source, tally: Tally) -> Played:
     """What the result is made of, taken from a federation that has played its last round."""
     seconds = time.perf_counter() - tally.started + sum(row["time/round_seconds"] for row in tally.before)
     history = federation.history()
@@ -244,7 +244,7 @@ def collect(run: Run, federation: Source, tally: Tally) -> Played:
     return Played(snapshot, history, tally.evaluated, tally.failures, seconds, federation.device, found)
 
 
-def conclude(run: Run, played: Played) -> RunResult:
+def conclude(run: ActiveRun, played: Played) -> RunResult:
     """Write the result into the run's folder and hand it to the tracker."""
     summary = report.summarize(run.plan, played.history.rows, run.tracker.run_id, played.seconds)
     if played.uncertainty:
@@ -270,20 +270,20 @@ def conclude(run: Run, played: Played) -> RunResult:
     return RunResult(run.plan, summary, run.folder, run.tracker.hint(), played.failures)
 
 
-def track(run: Run, summary: Mapping[str, Any]) -> None:
+def track(run: ActiveRun, summary: Mapping[str, Any]) -> None:
     """Record the summary's own numbers beside those of the rounds, and of which rounds they are."""
     run.tracker.log(run.plan.cfg.rounds, report.averaged(run.plan, summary) | uncertain.tracked(summary))
     run.tracker.tag(report.AVERAGED, summary["protocol"]["rounds"])
     run.tracker.tag(report.PLAYED, str(run.plan.cfg.rounds))
 
 
-def _note(run: Run) -> Note:
+def _note(run: ActiveRun) -> Note:
     execution = notes.absolute(run.request.execution, run.tracker.uri)
     package = run.package.key if run.package else ""
     return Note(run.name, run.plan.cfg, execution, run.tracker.run_id, package, run.plan.digests)
 
 
-def _log(run: Run, metrics: RoundMetrics, values: Mapping[str, float]) -> None:
+def _log(run: ActiveRun, metrics: RoundMetrics, values: Mapping[str, float]) -> None:
     """A line of the log for a round, and one for each of its failures, with what is known of it."""
     for failure in metrics.failures:
         then = f" ({failure.action})" if failure.action else ""
@@ -293,7 +293,7 @@ def _log(run: Run, metrics: RoundMetrics, values: Mapping[str, float]) -> None:
 
 
 def _after(
-    run: Run, last: Status, metrics: RoundMetrics, values: Mapping[str, float], recent: Sequence[float]
+    run: ActiveRun, last: Status, metrics: RoundMetrics, values: Mapping[str, float], recent: Sequence[float]
 ) -> Status:
     """The status after one more round."""
     saved = run.store.wants(run.plan, metrics.round) and all(f.kind != checkpoint.KIND for f in metrics.failures)
@@ -309,21 +309,21 @@ def _after(
     )
 
 
-def _uncertainty(run: Run, federation: Source) -> Uncertainty:
+def _uncertainty(run: ActiveRun, federation: Source) -> Uncertainty:
     """The uncertainty report of the models after the last round."""
     say("uncertainty: every client's models predict their test examples, corrupted ones and strange ones")
     ood = run.request.execution.ood
     return federation.uncertainty(questions.far(run.plan, ood) if ood else None)
 
 
-def _saved(run: Run, federation: Source, history: State) -> Snapshot:
+def _saved(run: ActiveRun, federation: Source, history: State) -> Snapshot:
     """The federation with the clients' states in the files of its result, for they may not fit into memory."""
     folder = run.writer.folder / PERSONAL
     folder.mkdir()
     return Snapshot(history.server, Saved(str(folder), history.round, tuple(federation.save(str(folder)))))
 
 
-def _write(run: Run, summary: dict[str, Any], played: Played) -> None:
+def _write(run: ActiveRun, summary: dict[str, Any], played: Played) -> None:
     """Write the tables and models of the result."""
     writer = run.writer
     writer.run(run.plan, played.snapshot, played.history.spotlights)
@@ -345,7 +345,7 @@ def _write(run: Run, summary: dict[str, Any], played: Played) -> None:
         writer.table(failure_list.FILE, failure_list.rows(played.failures))
 
 
-def _draw(run: Run) -> None:
+def _draw(run: ActiveRun) -> None:
     """Draw the figures of the result from its tables."""
     folder = run.writer.folder
     try:

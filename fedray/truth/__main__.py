@@ -37,7 +37,7 @@ class Options:
     """Print truth.json instead of the tables."""
 
 
-def measure(options: Options) -> list[meter.Row]:
+def measure(options: Options) -> list[meter.Contest]:
     """All rows; raises FedRayError for options that cannot be, before the first federation."""
     for name in options.problems:
         registry.pick(PROBLEMS, "`problems`", name)
@@ -66,7 +66,7 @@ def _unwritten(folder: Path, error: OSError) -> str:
     return f"--output {folder}: cannot be written ({error.strerror}); choose a folder that can be, with room for files"
 
 
-def keep(options: Options, rows: Sequence[meter.Row]) -> None:
+def keep(options: Options, rows: Sequence[meter.Contest]) -> None:
     """Write the files."""
     folder = options.output
     write_table(folder / "table.csv", [report.record(row) for row in rows])

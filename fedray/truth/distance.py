@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import norm
 
-from fedray.truth.posterior import Moments
+from fedray.truth.posterior import MeanAndCovariance
 
 LEVEL = 0.9  # of the central intervals
 
@@ -27,7 +27,7 @@ class Distance(NamedTuple):
     coverage: float  # mean over the parameters of the mass that p has in q's central 90 % interval
 
 
-def distance(q: Moments, p: Moments) -> Distance:
+def distance(q: MeanAndCovariance, p: MeanAndCovariance) -> Distance:
     """All measures."""
     ratio, gap = q.sd / p.sd, (q.mean - p.mean) / p.sd
     half = norm.ppf((1 + LEVEL) / 2) * ratio
@@ -41,7 +41,7 @@ def mean(found: list[Distance]) -> Distance:
     return Distance(*(float(np.mean(values)) for values in zip(*found, strict=True)))
 
 
-def kl(q: Moments, p: Moments) -> float:
+def kl(q: MeanAndCovariance, p: MeanAndCovariance) -> float:
     """KL(q‖p) = ½ [tr(Σ_p⁻¹ Σ_q) + gᵀ Σ_p⁻¹ g - d + log det Σ_p - log det Σ_q], g = μ_q - μ_p, nats."""
     gap = q.mean - p.mean
     (sign, log_det), (_, other) = np.linalg.slogdet(q.cov), np.linalg.slogdet(p.cov)
@@ -51,7 +51,7 @@ def kl(q: Moments, p: Moments) -> float:
     return float(traces - len(gap) + other - log_det) / 2
 
 
-def wasserstein(q: Moments, p: Moments) -> float:
+def wasserstein(q: MeanAndCovariance, p: MeanAndCovariance) -> float:
     """W₂² = ‖μ_q - μ_p‖² + tr(Σ_q + Σ_p - 2 (Σ_p^½ Σ_q Σ_p^½)^½). Gelbrich 1990."""
     root = _root(p.cov)
     spread = np.trace(q.cov + p.cov - 2 * _root(root @ q.cov @ root))

@@ -19,7 +19,7 @@ import torch
 from fedray.truth import calibration, contestants, reference
 from fedray.truth.calibration import Calibration
 from fedray.truth.distance import Distance, distance, mean
-from fedray.truth.posterior import Moments, Reader
+from fedray.truth.posterior import MeanAndCovariance, Reader
 from fedray.truth.problem import PROBLEMS, simulate
 
 DRAWS = 99  # of a Gaussian, among which the truth is ranked
@@ -34,7 +34,7 @@ class Job(NamedTuple):
     measured: bool  # whether the first data set is also compared with its exact posterior
 
 
-class Outcome(NamedTuple):
+class Finding(NamedTuple):
     """What a job finds."""
 
     job: Job
@@ -43,7 +43,7 @@ class Outcome(NamedTuple):
     seconds: float  # of CPU
 
 
-class Row(NamedTuple):
+class Contest(NamedTuple):
     """A method on a problem."""
 
     problem: str
@@ -53,7 +53,7 @@ class Row(NamedTuple):
     seconds: float = 0.0  # of CPU
 
 
-def measure(job: Job) -> Outcome:
+def measure(job: Job) -> Finding:
     """Play the federations of a job."""
     torch.set_num_threads(1)
     began = time.process_time()
@@ -72,10 +72,10 @@ def measure(job: Job) -> Outcome:
             taken = reader.draws(i, DRAWS)
             ranks.append(calibration.rank(world.theta[i or 0], taken))
             draws = len(taken)
-    return Outcome(job, found, Calibration(np.stack(ranks), draws), time.process_time() - began)
+    return Finding(job, found, Calibration(np.stack(ranks), draws), time.process_time() - began)
 
 
-def held_to(reader: Reader) -> Moments | None:
+def held_to(reader: Reader) -> MeanAndCovariance | None:
     """The global distribution, which is the prior of the personal posteriors; None: there is none."""
     return reader.moments() if reader.federation.plan.algorithm.predict_global else None
 
@@ -99,7 +99,7 @@ RANKED = "correlated"  # the problem of the global posteriors on which the truth
 PIECES = 5  # jobs of its data sets
 
 
-def bounds(problems: Sequence[str]) -> list[Row]:
+def bounds(problems: Sequence[str]) -> list[Contest]:
     """What no method with independent Gaussian parameters can be better than, where the exact posterior is known."""
     rows = []
     for name in problems:
@@ -107,13 +107,15 @@ def bounds(problems: Sequence[str]) -> list[Row]:
         if problem.noise_sd is None or problem.personal:
             continue
         (exact,) = reference.posteriors(problem, reference.pooled(simulate(problem, 0)))
-        rows.append(Row(name, "bound: best independent Gaussian", distance(reference.independent(exact), exact), None))
+        rows.append(
+            Contest(name, "bound: best independent Gaussian", distance(reference.independent(exact), exact), None)
+        )
     return rows
 
 
 def play(
     problems: Sequence[str], sets: int, processes: int, moved: Callable[[int, str], Any] = lambda done, note: None
-) -> list[Row]:
+) -> list[Contest]:
     """All rows, in the order of the problems and methods; ``moved`` is told of every job that has ended."""
     wanted = list(jobs(problems, sets))
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
@@ -130,9 +132,9 @@ def count(problems: Sequence[str], sets: int) -> int:
     return len(list(jobs(problems, sets)))
 
 
-def joined(outcomes: Sequence[Outcome]) -> list[Row]:
+def joined(outcomes: Sequence[Finding]) -> list[Contest]:
     """A row for each method on each problem, of the pieces of its data sets."""
-    groups: dict[tuple[str, str], list[Outcome]] = {}
+    groups: dict[tuple[str, str], list[Finding]] = {}
     for outcome in outcomes:
         groups.setdefault(outcome.job[:2], []).append(outcome)
     rows = []
@@ -141,5 +143,5 @@ def joined(outcomes: Sequence[Outcome]) -> list[Row]:
         ranks = np.concatenate([part.calibration.ranks for part in parts])
         seconds = sum(part.seconds for part in parts)
         ranked = Calibration(ranks, parts[0].calibration.draws) if len(ranks) > 1 else None
-        rows.append(Row(problem, method, found, ranked, seconds))
+        rows.append(Contest(problem, method, found, ranked, seconds))
     return rows

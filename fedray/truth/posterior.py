@@ -19,7 +19,7 @@ from fedray.federate.in_process import LocalFederation
 from fedray.truth.problem import Problem
 
 
-class Moments(NamedTuple):
+class MeanAndCovariance(NamedTuple):
     """Mean and covariance of parameters θ."""
 
     mean: np.ndarray  # [..., d]
@@ -31,11 +31,11 @@ class Moments(NamedTuple):
         return np.sqrt(np.diagonal(self.cov, axis1=-2, axis2=-1))
 
 
-def moments(draws: np.ndarray) -> Moments:
+def moments(draws: np.ndarray) -> MeanAndCovariance:
     """Of draws [M, d] of equal weight."""
     mean = draws.mean(0)
     away = draws - mean
-    return Moments(mean, away.T @ away / len(draws))
+    return MeanAndCovariance(mean, away.T @ away / len(draws))
 
 
 class Reader(NamedTuple):
@@ -44,7 +44,7 @@ class Reader(NamedTuple):
     problem: Problem
     federation: LocalFederation
 
-    def moments(self, client: int | None = None) -> Moments:
+    def moments(self, client: int | None = None) -> MeanAndCovariance:
         """The moments of the global posterior, or of a client's."""
         padded = self.federation.plan.model.padded
         axes = padded**0.5 * torch.eye(padded)

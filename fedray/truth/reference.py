@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedray.truth.posterior import Moments, moments
+from fedray.truth.posterior import MeanAndCovariance, moments
 from fedray.truth.problem import Problem, World
 from fedray.types import FedRayError
 
@@ -15,22 +15,22 @@ WARMUP, DRAWS, CHAINS = 500, 2000, 4
 LARGEST_RHAT = 1.02
 
 
-class Data(NamedTuple):
+class Evidence(NamedTuple):
     """The examples that some posteriors are conditioned on, each on its own."""
 
     design: np.ndarray  # [K, n, d]
     y: np.ndarray  # [K, n]
 
 
-def pooled(world: World) -> Data:
+def pooled(world: World) -> Evidence:
     """The examples of all clients together: K = 1."""
     design = world.problem.design
-    return Data(design.reshape(1, -1, design.shape[-1]), world.y.reshape(1, -1))
+    return Evidence(design.reshape(1, -1, design.shape[-1]), world.y.reshape(1, -1))
 
 
-def of_clients(world: World) -> Data:
+def of_clients(world: World) -> Evidence:
     """The examples of every client alone: K = N."""
-    return Data(world.problem.design, world.y)
+    return Evidence(world.problem.design, world.y)
 
 
 def check(problem: Problem) -> None:
@@ -42,28 +42,28 @@ def check(problem: Problem) -> None:
         )
 
 
-def posteriors(problem: Problem, data: Data, prior: Moments | None = None) -> list[Moments]:
+def posteriors(problem: Problem, data: Evidence, prior: MeanAndCovariance | None = None) -> list[MeanAndCovariance]:
     """The exact posteriors of K data sets, under the problem's prior or one of independent parameters."""
-    prior = prior or Moments(np.zeros(problem.size), problem.prior_sd**2 * np.eye(problem.size))
+    prior = prior or MeanAndCovariance(np.zeros(problem.size), problem.prior_sd**2 * np.eye(problem.size))
     if problem.noise_sd is not None:
         return [conjugate(x, y, problem.noise_sd, prior) for x, y in zip(*data, strict=True)]
     return [moments(draws.reshape(-1, problem.size)) for draws in nuts(data, prior)]
 
 
-def conjugate(x: np.ndarray, y: np.ndarray, noise_sd: float, prior: Moments) -> Moments:
+def conjugate(x: np.ndarray, y: np.ndarray, noise_sd: float, prior: MeanAndCovariance) -> MeanAndCovariance:
     """Λ = Λ_0 + XᵀX/s², μ = Λ⁻¹ (Λ_0 μ_0 + Xᵀy/s²) for inputs X [n, d], targets y [n] and a prior N(μ_0, Λ_0⁻¹)."""
     before = np.linalg.inv(prior.cov)
     cov = np.linalg.inv(before + x.T @ x / noise_sd**2)
-    return Moments(cov @ (before @ prior.mean + x.T @ y / noise_sd**2), cov)
+    return MeanAndCovariance(cov @ (before @ prior.mean + x.T @ y / noise_sd**2), cov)
 
 
-def independent(p: Moments) -> Moments:
+def independent(p: MeanAndCovariance) -> MeanAndCovariance:
     """The Gaussian with independent parameters that is nearest to a Gaussian p in KL(q‖p): its precision is p's
     diagonal. Bishop, "Pattern Recognition and Machine Learning", section 10.1.2."""
-    return Moments(p.mean, np.diag(1 / np.diagonal(np.linalg.inv(p.cov))))
+    return MeanAndCovariance(p.mean, np.diag(1 / np.diagonal(np.linalg.inv(p.cov))))
 
 
-def nuts(data: Data, prior: Moments, seed: int = 0) -> np.ndarray:
+def nuts(data: Evidence, prior: MeanAndCovariance, seed: int = 0) -> np.ndarray:
     """Draws [K, chains, draws, d] of the posteriors of logistic regression, log p(D|θ) = Σ_n y_n f_n - log(1 + e^f_n).
 
     Raises FedRayError where the chains have not mixed: R-hat above 1.02.

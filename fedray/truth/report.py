@@ -10,7 +10,7 @@ import numpy as np
 
 from fedray.running.drawing import figure_style
 from fedray.truth import calibration, contestants
-from fedray.truth.meter import Row
+from fedray.truth.meter import Contest
 from fedray.truth.problem import PROBLEMS
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ BAR = 1e-3  # of KL where a method has to be exact, nats
 EXACT = "orthogonal"  # the problem of which this is asked
 
 
-def record(row: Row) -> dict[str, Any]:
+def record(row: Contest) -> dict[str, Any]:
     """A row with plain values: one line of table.csv."""
     found = row.calibration
     ranked = {} if found is None else {"ranked": len(found.ranks), "sbc_coverage": calibration.coverage(found)}
@@ -30,7 +30,7 @@ def record(row: Row) -> dict[str, Any]:
     return names | row.distance._asdict() | empty | ranked | {"sbc": verdict, "cpu_seconds": row.seconds}
 
 
-def histogram(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def histogram(rows: Sequence[Contest]) -> list[dict[str, Any]]:
     """The lines of ranks.csv: the counts of every bin, of every parameter of every ranked row, with their band."""
     lines = []
     for row in rows:
@@ -46,7 +46,7 @@ def histogram(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return lines
 
 
-def bars(rows: Sequence[Row]) -> dict[str, bool]:
+def bars(rows: Sequence[Contest]) -> dict[str, bool]:
     """Whether each method that has to be exact is."""
     asked = contestants.GLOBAL
     return {
@@ -56,7 +56,7 @@ def bars(rows: Sequence[Row]) -> dict[str, bool]:
     }
 
 
-def markdown(rows: Sequence[Row]) -> str:
+def markdown(rows: Sequence[Contest]) -> str:
     """A table for each problem."""
     parts = []
     for name in dict.fromkeys(row.problem for row in rows):
@@ -67,7 +67,7 @@ def markdown(rows: Sequence[Row]) -> str:
     return "\n\n".join(parts)
 
 
-def _line(row: Row) -> str:
+def _line(row: Contest) -> str:
     found = row.distance
     ranked = row.calibration
     sbc = "" if ranked is None else f"{calibration.verdict(ranked)} ({len(ranked.ranks)} sets)"
@@ -83,7 +83,7 @@ def _line(row: Row) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def draw(rows: Sequence[Row]) -> Figure | None:
+def draw(rows: Sequence[Contest]) -> Figure | None:
     """Rank histograms, the parameters on top of each other, with the band of a calibrated method."""
     ranked = [(row, row.calibration) for row in rows if row.calibration is not None]
     if not ranked:
@@ -108,11 +108,11 @@ def draw(rows: Sequence[Row]) -> Figure | None:
     return figure
 
 
-def summary(rows: Sequence[Row], settings: Mapping[str, Any]) -> dict[str, Any]:
+def summary(rows: Sequence[Contest], settings: Mapping[str, Any]) -> dict[str, Any]:
     """The content of truth.json."""
     return {**settings, "bars": bars(rows), "rows": [record(row) for row in rows]}
 
 
-def save_figure(folder: Path, rows: Sequence[Row]) -> None:
+def save_figure(folder: Path, rows: Sequence[Contest]) -> None:
     """Write figures/ranks.png, if anything was ranked."""
     figure_style.save(folder, "ranks.png", lambda: draw(rows))

@@ -15,7 +15,7 @@ from actors.machines.placement import Layout
 from actors.server import Hosted, ServerActor, remote_options
 from fedray.federate.device.cpu import numerics
 from tests.helpers import experiment, small_plan
-from tune.trial import Common, Trial
+from tune.trial import CommonToTrials, Trial
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers know nothing of the tests
@@ -53,7 +53,7 @@ def test_the_processes_of_a_federation() -> None:
 
 
 def test_the_processes_of_a_trial(tmp_path: object) -> None:
-    common = Common(experiment(settings={"rounds": 1}), LAYOUT, "loop", "global/accuracy", (), None)
+    common = CommonToTrials(experiment(settings={"rounds": 1}), LAYOUT, "loop", "global/accuracy", (), None)
     analysis = ray_tune.run(
         ray_tune.with_parameters(Observed, common=common),
         config={"seed": 0},

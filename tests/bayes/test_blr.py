@@ -13,7 +13,7 @@ from fedray.arrays.rng import Stream
 from fedray.bayes import importance, particles
 from fedray.bayes.kde import kde_gradient
 from fedray.bayes.priors import PriorSettings
-from fedray.bayes.sites import BACKENDS, Count, visits_cavity, visits_pull, visits_site
+from fedray.bayes.sites import BACKENDS, VisitCount, visits_cavity, visits_pull, visits_site
 from fedray.bayes.stein import Descent, descend, rbf, reference
 from fedray.federate.device.cpu import numerics
 from fedray.nets import likelihood
@@ -139,7 +139,7 @@ def test_history_divides_the_particles_of_others_by_the_gamma_prior():
     cfg = DSVGD(prior="gamma", prior_rate=2.0, sites="history")
     settings, x, q = cfg.site_settings(7), thetas(4), 0.1 * thetas(5)
     own = visits_site(settings, q)
-    found = visits_pull(settings, visits_cavity(settings, Count(torch.ones(())), own, q), x)
+    found = visits_pull(settings, visits_cavity(settings, VisitCount(torch.ones(())), own, q), x)
     assert_close(found, kde_gradient(x, q, settings.width, 7) - cfg.p0(7).score(x))
 
 

@@ -30,7 +30,7 @@ import numpy as np
 from fedray import launch
 from fedray.federate.device.cpu import fix_numerics
 from fedray.running.served import answers, web
-from fedray.running.served.answers import CLIENT, Terms, digest_of
+from fedray.running.served.answers import CLIENT, Limits, digest_of
 
 TOKEN = "a token of some length"
 SHARD = 8  # examples of a client: what the models are good for does not matter here
@@ -44,7 +44,7 @@ def alone(folder: Path, loaded: int, port: int) -> None:
     from starlette.routing import Route
 
     fix_numerics()
-    service = answers.opened(folder, Terms(), digest_of(TOKEN))
+    service = answers.opened(folder, Limits(), digest_of(TOKEN))
     kept = functools.lru_cache(loaded)(service.model)
 
     async def personal(client: str) -> object:
@@ -59,7 +59,7 @@ def behind_serve(folder: Path, loaded: int, replicas: int, port: int) -> None:
     """The server of the command."""
     from actors import serving
 
-    opened = functools.partial(answers.opened, folder, Terms(), digest_of(TOKEN))
+    opened = functools.partial(answers.opened, folder, Limits(), digest_of(TOKEN))
     with serving.running(serving.application(opened, web.respond, loaded, replicas), "local", "127.0.0.1", port):
         threading.Event().wait()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from fedray.compare.latex import LINE, LINES, NOTES, latex
-from fedray.compare.tables import CONTROLS, Entry, Table
+from fedray.compare.tables import CONTROLS, ComparisonTable, Entry
 
 LONG = "personal ECE (%) ↓"  # without its arrow it would fill a line
 HOSTILE = r"<script>&|#%$_^~{\end{table}"
@@ -13,7 +13,7 @@ HOSTILE = r"<script>&|#%$_^~{\end{table}"
 
 def table(*rows, header=("algorithm", "settings", "n", "accuracy (%) ↑"), caption="What it is.", left=2):
     block = [[cell if isinstance(cell, Entry) else Entry(cell) for cell in cells] for cells in rows]
-    return Table("comparison", list(header), [block], left, caption)
+    return ComparisonTable("comparison", list(header), [block], left, caption)
 
 
 def lines(text):

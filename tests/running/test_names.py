@@ -56,7 +56,7 @@ def test_a_client_is_asked_by_its_name(result):
 
 def test_a_served_client_is_named_in_the_header_and_classes_in_the_reply(result, monkeypatch):
     folder, x = result
-    served = answers.opened(folder, answers.Terms(), answers.digest_of("token"))
+    served = answers.opened(folder, answers.Limits(), answers.digest_of("token"))
     own = fedray.load(folder)
     body = json.dumps({"x": x[:3].tolist()}).encode()
 

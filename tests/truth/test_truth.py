@@ -22,8 +22,8 @@ from fedray.truth.__main__ import main
 from fedray.truth.calibration import Calibration
 from fedray.truth.contestants import Contestant
 from fedray.truth.distance import Distance, distance, kl, wasserstein
-from fedray.truth.meter import Job, Outcome, Row
-from fedray.truth.posterior import Moments, Reader, moments
+from fedray.truth.meter import Contest, Finding, Job
+from fedray.truth.posterior import MeanAndCovariance, Reader, moments
 from fedray.truth.problem import PROBLEMS, Problem, correlated, orthogonal, simulate
 
 SMALL = Problem("a line", orthogonal(2, 12, 1), prior_sd=1.5, noise_sd=0.5)
@@ -32,7 +32,7 @@ SMALL = Problem("a line", orthogonal(2, 12, 1), prior_sd=1.5, noise_sd=0.5)
 def gaussian(seed, d=3):
     rng = np.random.default_rng(seed)
     a = rng.normal(size=(d, 2 * d))
-    return Moments(rng.normal(size=d), a @ a.T / d)
+    return MeanAndCovariance(rng.normal(size=d), a @ a.T / d)
 
 
 def test_the_divergence_is_that_of_pytorch_and_zero_of_a_distribution_to_itself():
@@ -41,21 +41,21 @@ def test_the_divergence_is_that_of_pytorch_and_zero_of_a_distribution_to_itself(
     assert kl(q, p) == pytest.approx(float(kl_divergence(a, b)), rel=1e-10)
     same = distance(p, p)
     assert_allclose(same, [0, 0, 1, 0, 0.9], atol=1e-6)
-    assert kl(Moments(p.mean, np.zeros((3, 3))), p) == np.inf
+    assert kl(MeanAndCovariance(p.mean, np.zeros((3, 3))), p) == np.inf
 
 
 def test_the_wasserstein_distance_of_commuting_covariances_is_that_of_their_axes():
     rotation = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))[0]
     first, second = np.array([1.0, 4.0, 0.25]), np.array([9.0, 1.0, 0.25])
-    q = Moments(np.array([1.0, 2.0, 2.0]), rotation @ np.diag(first) @ rotation.T)
-    p = Moments(np.zeros(3), rotation @ np.diag(second) @ rotation.T)
+    q = MeanAndCovariance(np.array([1.0, 2.0, 2.0]), rotation @ np.diag(first) @ rotation.T)
+    p = MeanAndCovariance(np.zeros(3), rotation @ np.diag(second) @ rotation.T)
     assert wasserstein(q, p) ** 2 == pytest.approx(9 + ((first**0.5 - second**0.5) ** 2).sum(), rel=1e-10)
 
 
 def test_an_interval_of_half_the_width_holds_what_the_normal_distribution_says():
-    p = Moments(np.zeros(1), np.eye(1))
-    assert distance(Moments(np.zeros(1), np.eye(1) / 4), p).coverage == pytest.approx(0.589, abs=1e-3)
-    assert distance(Moments(np.ones(1), np.eye(1)), p).error == 1
+    p = MeanAndCovariance(np.zeros(1), np.eye(1))
+    assert distance(MeanAndCovariance(np.zeros(1), np.eye(1) / 4), p).coverage == pytest.approx(0.589, abs=1e-3)
+    assert distance(MeanAndCovariance(np.ones(1), np.eye(1)), p).error == 1
 
 
 def test_the_closed_form_is_what_integration_finds():
@@ -81,7 +81,7 @@ def test_no_independent_gaussian_is_nearer_than_the_bound():
         for j in range(3):
             cov = best.cov.copy()
             cov[j, j] *= change
-            assert kl(Moments(best.mean, cov), exact) > kl(best, exact)
+            assert kl(MeanAndCovariance(best.mean, cov), exact) > kl(best, exact)
 
 
 def test_a_known_noise_is_a_learned_one_that_stays_where_it_is():
@@ -178,7 +178,7 @@ def test_every_contestant_can_be_planned_and_every_problem_has_some():
 def test_pieces_of_a_method_become_one_row():
     p = Distance(0.1, 0.2, 1.0, 0.3, 0.9)
     parts = [
-        Outcome(Job("correlated", "pvi", seeds, found is not None), found, Calibration(np.full((2, 3), rank), 99), 1.5)
+        Finding(Job("correlated", "pvi", seeds, found is not None), found, Calibration(np.full((2, 3), rank), 99), 1.5)
         for seeds, found, rank in (((1, 3), None, 4), ((0, 2), p, 7))
     ]
     (row,) = meter.joined(parts)
@@ -187,14 +187,14 @@ def test_pieces_of_a_method_become_one_row():
 
 def test_a_bar_is_missed_by_a_kl_that_is_too_large():
     fine, bad = Distance(9e-4, 0, 1, 0, 0.9), Distance(2e-3, 0, 1, 0, 0.9)
-    rows = [Row(problem, "pvi", found, None) for problem, found in (("orthogonal", fine), ("correlated", bad))]
+    rows = [Contest(problem, "pvi", found, None) for problem, found in (("orthogonal", fine), ("correlated", bad))]
     assert report.bars(rows) == {"pvi": True}
-    assert report.bars([Row("orthogonal", "pvi", bad, None)]) == {"pvi": False}
+    assert report.bars([Contest("orthogonal", "pvi", bad, None)]) == {"pvi": False}
 
 
 def test_tables_files_and_the_figure_show_the_same_rows(tmp_path, monkeypatch, capsys):
     ranked = Calibration(np.random.default_rng(0).integers(0, 100, (50, 2)), 99)
-    rows = [Row("orthogonal", "pvi", Distance(5e-4, 0.1, 0.99, 0.02, 0.898), ranked, 2.0)]
+    rows = [Contest("orthogonal", "pvi", Distance(5e-4, 0.1, 0.99, 0.02, 0.898), ranked, 2.0)]
     monkeypatch.setattr(meter, "play", lambda *_: rows)
     assert main(["--quick", "--output", str(tmp_path), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
@@ -217,7 +217,7 @@ def test_a_disk_that_is_full_at_the_end_does_not_cost_the_tables(tmp_path, monke
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    rows = [Row("orthogonal", "pvi", Distance(5e-4, 0.1, 0.99, 0.02, 0.898), None, 2.0)]
+    rows = [Contest("orthogonal", "pvi", Distance(5e-4, 0.1, 0.99, 0.02, 0.898), None, 2.0)]
     monkeypatch.setattr(meter, "play", lambda *_: rows)
     monkeypatch.setattr(report, "save_figure", full)
     assert main(["--quick", "--output", str(tmp_path)]) == 1
@@ -245,7 +245,7 @@ def test_nuts_agrees_with_integration_on_a_grid():
     weight = np.exp(log_p - log_p.max())
     weight /= weight.sum()
     mean = weight @ theta
-    exact = Moments(mean, (theta - mean).T @ ((theta - mean) * weight[:, None]))
+    exact = MeanAndCovariance(mean, (theta - mean).T @ ((theta - mean) * weight[:, None]))
     assert kl(found, exact) < 5e-3
 
 

@@ -31,7 +31,7 @@ from tune.children import ChildRun, ParentRun
 from tune.options import Sweep, validation_share
 from tune.planner import Planner
 from tune.results import TrialResult
-from tune.trial import Common, Trial
+from tune.trial import CommonToTrials, Trial
 
 LAYOUT = Layout((tuple(range(6)),), 0.1, 0.0, inside=True)
 RATES = (0.02, 0.05, 0.1, 0.2, 0.4)
@@ -59,7 +59,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]
         found = []
         for value in RATES:
             trial = object.__new__(Trial)
-            trial.setup({f"algorithm.{rate}": value, "seed": 0}, Common(base, LAYOUT, "loop", metric, (), None))
+            trial.setup({f"algorithm.{rate}": value, "seed": 0}, CommonToTrials(base, LAYOUT, "loop", metric, (), None))
             while not (result := trial.step())["done"]:
                 pass
             found.append(result | {"rate": value})

@@ -24,7 +24,7 @@ from tune.__main__ import main
 from tune.options import MODES, Sweep
 from tune.planner import Planner
 from tune.space import make
-from tune.trial import Common, Trial
+from tune.trial import CommonToTrials, Trial
 
 HONOURED = {
     "backend", "clients_per_actor", "gpus_per_client", "gpus", "cpus", "start_timeout", "address", "name", "output",
@@ -106,7 +106,7 @@ def policies(monkeypatch: pytest.MonkeyPatch) -> list[FailurePolicy]:
 def begun(on_failure: str) -> Trial:
     base = override(experiment(), {"on_failure": on_failure, "clients_per_round": 6, "rounds": 1})
     trial = object.__new__(Trial)
-    trial.setup({"seed": 0}, Common(base, LAYOUT, "loop", "test/global/accuracy", (), None, 7.0))
+    trial.setup({"seed": 0}, CommonToTrials(base, LAYOUT, "loop", "test/global/accuracy", (), None, 7.0))
     return trial
 
 

@@ -9,7 +9,7 @@ from fedray.federate.planning import make_plan
 from fedray.running.files import write_json
 from fedray.running.folder import lock
 from tune import planner, sweep
-from tune.__main__ import Note, main, read
+from tune.__main__ import SweepNote, main, read
 
 REFUSED = [
     (["--space", "lrr=uniform(1,2)"], "--space lrr: no such setting"),
@@ -94,7 +94,7 @@ def test_a_sweep_that_another_process_plays_is_left_alone(tmp_path, monkeypatch,
         assert main([*words, "--name", "s"]) == 2
         assert "going on in another process" in capsys.readouterr().err
         assert not folder.exists()
-        write_json(folder / "sweep.json", Note("s", words, "validation/global/accuracy")._asdict())
+        write_json(folder / "sweep.json", SweepNote("s", words, "validation/global/accuracy")._asdict())
         assert main(["--resume", "runs/s"]) == 2
         assert "going on in another process" in capsys.readouterr().err
 

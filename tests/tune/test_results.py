@@ -20,7 +20,7 @@ from fedray.running.folder import naming
 from fedray.running.tracking import NullTracker
 from fedray.types import Choice, FedRayError, LogUniform
 from tune import record, results, search, sweep
-from tune.__main__ import NOTE, Note, main, read
+from tune.__main__ import NOTE, SweepNote, main, read
 from tune.options import Sweep, complete
 from tune.results import TrialResult
 from tune.space import Grid
@@ -198,7 +198,7 @@ def test_a_finished_sweep_is_shown_again_without_ray(tmp_path, monkeypatch, caps
     ]
     assert sweep.concluded(request) is None
     told = sweep._conclude(request, ended, NullTracker())
-    write_json(request.folder / NOTE, Note("s", words, request.sweep.metric)._asdict())
+    write_json(request.folder / NOTE, SweepNote("s", words, request.sweep.metric)._asdict())
     assert main(["--resume", "runs/s"]) == 0
     out = capsys.readouterr().out
     assert f"best     {told.command}\n         plays it again, bit for bit\n" in out

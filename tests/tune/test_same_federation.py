@@ -21,7 +21,7 @@ from tune import runs
 from tune import trial as trial_module
 from tune.__main__ import read
 from tune.planner import Planner
-from tune.trial import Common, Trial
+from tune.trial import CommonToTrials, Trial
 
 WRITERS = 210  # more than the paper's 198 clients
 INSIDE = Layout((tuple(range(198)),), 0.1, 0.0, inside=True)
@@ -43,7 +43,7 @@ def of_a_trial(cfg: Experiment, monkeypatch: pytest.MonkeyPatch) -> Plan:
     monkeypatch.setattr(trial_module, "Processes", lambda: hosts)
     monkeypatch.setattr(trial_module.ray, "get", lambda reference: reference)
     trial = object.__new__(Trial)
-    trial.setup({"seed": 0}, Common(cfg, INSIDE, "loop", "test/global/accuracy", (), loading.load(cfg.data)))
+    trial.setup({"seed": 0}, CommonToTrials(cfg, INSIDE, "loop", "test/global/accuracy", (), loading.load(cfg.data)))
     return trial._plan
 
 

@@ -69,7 +69,7 @@ class FedPop:
         require(ok, "prior", self.prior, reason, "use `prior=fixed`, or `sampler=sgld`")
 
 
-class Prior(NamedTuple):
+class HeadPrior(NamedTuple):
     """β, or a gradient in it: p(z|β) = N(μ, diag(v))."""
 
     mu: Tensor  # [k] mean μ
@@ -80,7 +80,7 @@ class Server(NamedTuple):
     """The server's state."""
 
     phi: Tensor  # [d_s]
-    beta: Prior
+    beta: HeadPrior
     memory: OptimizerState  # of φ's optimizer
 
 
@@ -88,7 +88,7 @@ class Down(NamedTuple):
     """What the server sends."""
 
     phi: Tensor  # [d_s]
-    beta: Prior
+    beta: HeadPrior
 
 
 class Client(NamedTuple):
@@ -106,7 +106,7 @@ class Local(NamedTuple):
     own: Tensor  # [k] where z lies in it; finding it out in every step would cost half a gradient
     client: Client  # as it was before the round
     down: Down
-    i: Prior  # sum of ∇_β log p(z_m|β)
+    i: HeadPrior  # sum of ∇_β log p(z_m|β)
     j: Tensor  # [P] sum of ∇ log p(D_i|φ, z_m), of which only the part in φ is sent
     r: Tensor  # [] local steps so far
     shard: Batch | fedavg.Nothing  # with ula; other samplers look at minibatches alone
@@ -121,7 +121,7 @@ class Networks(NamedTuple):
 class Up(NamedTuple):
     """What a client uploads: the means over its chain."""
 
-    i: Prior  # I_i
+    i: HeadPrior  # I_i
     j: Tensor  # [d_s] J_i
 
 
@@ -132,7 +132,7 @@ def server_init(ctx: Context[FedPop], rng: Stream) -> Server:
     require(cfg.burn_in < ctx.facts.local_steps, "burn_in", cfg.burn_in, reason, "lower it")
     phi = ctx.model.init(rng)[ctx.model.rest(cfg.personal)]
     mu = torch.zeros(len(ctx.model.part(cfg.personal)))
-    beta = Prior(mu, torch.full_like(mu, cfg.prior_sd**2))
+    beta = HeadPrior(mu, torch.full_like(mu, cfg.prior_sd**2))
     return Server(phi, beta, initial_state(cfg.optimizer, phi))
 
 
@@ -179,7 +179,7 @@ def advance(cfg: FedPop, local: Local, score: Tensor, n: Tensor, noise: Tensor) 
     z, beta = local.theta.gather(0, local.own), local.down.beta
     pull = (z - beta.mu) / beta.var
     used = (local.r >= cfg.burn_in).to(z.dtype)
-    i = Prior(local.i.mu + used * pull, local.i.var + used * (pull * pull - 1 / beta.var) / 2)
+    i = HeadPrior(local.i.mu + used * pull, local.i.var + used * (pull * pull - 1 / beta.var) / 2)
     local.j.add_(used * score)
     h = (cfg.step_size / n).minimum(beta.var / 2)
     moved = z + h * (score.gather(0, local.own) - pull)
@@ -192,7 +192,7 @@ def finish(ctx: Context[FedPop], local: Local, data: Batch) -> tuple[Client, Up]
     """Keep the chain's last state; upload the means over its states after the burn-in."""
     states = ctx.facts.local_steps - ctx.cfg.burn_in
     z, j = local.theta.gather(0, local.own), local.j[ctx.model.rest(ctx.cfg.personal, local.j.device)]
-    return keep(local.client, z), Up(Prior(local.i.mu / states, local.i.var / states), j / states)
+    return keep(local.client, z), Up(HeadPrior(local.i.mu / states, local.i.var / states), j / states)
 
 
 def keep(client: Client, z: Tensor) -> Client:
@@ -219,7 +219,7 @@ def absorb(ctx: Context[FedPop], server: Server, sums: Up, n: Tensor) -> Server:
     moved = mu + cfg.lr_prior * var * by_mu
     spread = var + cfg.lr_prior * 2 * var.square() * by_var - (moved - mu).square()
     least = max(1 - cfg.lr_prior, torch.finfo(var.dtype).eps) * var  # rounding turns no variance negative
-    return Server(phi, Prior(moved, spread.maximum(least)), memory)
+    return Server(phi, HeadPrior(moved, spread.maximum(least)), memory)
 
 
 def personalize(ctx: Context[FedPop], client: Client, view: Down, data: Batch, noise: Tensor) -> Networks:

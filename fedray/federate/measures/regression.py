@@ -15,7 +15,7 @@ from torch import Tensor
 from fedray.types import LEVELS, RegressionStats
 
 
-class Mixture(NamedTuple):
+class Predictive(NamedTuple):
     """The predictive distribution of B real targets, in their own units."""
 
     mean: Tensor  # [B] μ̄
@@ -25,7 +25,7 @@ class Mixture(NamedTuple):
     log_variances: Tensor  # [M, B] log σ_m²
 
 
-class Summary(NamedTuple):
+class RegressionSummary(NamedTuple):
     """Ratios of :class:`RegressionStats`; rmse and sds in the target's units, nll in nats of its density there.
 
     ``coverage`` is that of the central 90 % interval.
@@ -38,11 +38,11 @@ class Summary(NamedTuple):
     epistemic_sd: float
 
 
-def mixture(predictions: Tensor, shift: float = 0.0, unit: float = 1.0) -> Mixture:
+def mixture(predictions: Tensor, shift: float = 0.0, unit: float = 1.0) -> Predictive:
     """The mixture of draws [M, B, 2] of mean and log-variance, of which the target is ``shift`` + ``unit`` times."""
     means, log_variances = predictions.double().unbind(-1)
     means, log_variances = shift + unit * means, log_variances + 2 * math.log(unit)
-    return Mixture(means.mean(0), log_variances.exp().mean(0), means.var(0, correction=0), means, log_variances)
+    return Predictive(means.mean(0), log_variances.exp().mean(0), means.var(0, correction=0), means, log_variances)
 
 
 def evaluate(predictions: Tensor, y: Tensor, unit: float = 1.0) -> RegressionStats:
@@ -67,10 +67,10 @@ def evaluate(predictions: Tensor, y: Tensor, unit: float = 1.0) -> RegressionSta
     )
 
 
-def summarize(stats: RegressionStats) -> Summary:
+def summarize(stats: RegressionStats) -> RegressionSummary:
     """The ratios of sums without leading axes; pool first."""
     n = float(stats.examples)
-    return Summary(
+    return RegressionSummary(
         rmse=math.sqrt(float(stats.squared_error) / n),
         nll=float(stats.nll) / n,
         coverage=float(stats.covered[-1]) / n,

@@ -57,7 +57,7 @@ CLASSIFICATION = Task(
 )
 REGRESSION = Task(
     headline="rmse",
-    ratios=regression.Summary._fields,
+    ratios=regression.RegressionSummary._fields,
     summarize=regression.summarize,
     worst=("worst_rmse", regression.worst_rmse),
     shown=(

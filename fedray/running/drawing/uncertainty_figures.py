@@ -35,7 +35,7 @@ RULES = {"thr": "THR", "aps": "APS"}
 UNDER_SHIFT = {"accuracy": "Accuracy (%)", "ece": "ECE (%)"}
 
 
-class Line(NamedTuple):
+class DrawnLine(NamedTuple):
     """The rows of a file that make one line of a figure, with its name and look."""
 
     name: str
@@ -54,16 +54,16 @@ def builders(folder: Path) -> Builders:
     }
 
 
-def _by_model(rows: Rows) -> list[Line]:
+def _by_model(rows: Rows) -> list[DrawnLine]:
     lines = []
     for model in dict.fromkeys(row["model"] for row in rows):
         style, marker = LINES[model]
         look = {"color": COLOURS[model], "linestyle": style, "marker": marker, "markersize": 4}
-        lines.append(Line(NAMES[model], [row for row in rows if row["model"] == model], look))
+        lines.append(DrawnLine(NAMES[model], [row for row in rows if row["model"] == model], look))
     return lines
 
 
-def risk_figure(lines: Sequence[Line]) -> Figure | None:
+def risk_figure(lines: Sequence[DrawnLine]) -> Figure | None:
     """Errors among the predictions that are answered (%), against the share that is answered (%), the surest first."""
     if not lines:
         return None
@@ -79,7 +79,7 @@ def risk_figure(lines: Sequence[Line]) -> Figure | None:
     return figure
 
 
-def shift_figure(lines: Sequence[Line]) -> Figure | None:
+def shift_figure(lines: Sequence[DrawnLine]) -> Figure | None:
     """Accuracy (%) and ECE (%) against the severity of every kind of corruption; severity 0 has none."""
     kinds = list(dict.fromkeys(row["corruption"] for line in lines for row in line.rows if row["severity"] != "0"))
     if not kinds:
@@ -101,7 +101,7 @@ def shift_figure(lines: Sequence[Line]) -> Figure | None:
     return figure
 
 
-def _named(line: Line) -> dict[str, Any]:
+def _named(line: DrawnLine) -> dict[str, Any]:
     return {**line.look, "label": line.name}
 
 

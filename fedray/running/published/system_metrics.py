@@ -23,7 +23,7 @@ SECONDS = 10.0  # between two samples, unless MLflow's own variable says otherwi
 STOP_SECONDS = 5.0  # that a sample under way may take at the end of a run
 
 
-class Source(Protocol):
+class SampleSource(Protocol):
     """Where samples come from."""
 
     def look(self) -> Mapping[str, Mapping[str, float]]:
@@ -66,7 +66,7 @@ def sampled(federation: Federation, tracker: Tracker, warn: Callable[[str], obje
             source.close()
 
 
-def _source(federation: Federation, warn: Callable[[str], object]) -> Source:
+def _source(federation: Federation, warn: Callable[[str], object]) -> SampleSource:
     if isinstance(federation, LocalFederation):
         return Here()
     from actors.federation import RayFederation
@@ -76,7 +76,7 @@ def _source(federation: Federation, warn: Callable[[str], object]) -> Source:
     return Observers(federation.hosts, Sampler, warn)
 
 
-def _watch(source: Source, tracker: Tracker, stop: threading.Event, warn: Callable[[str], object]) -> None:
+def _watch(source: SampleSource, tracker: Tracker, stop: threading.Event, warn: Callable[[str], object]) -> None:
     from mlflow.environment_variables import MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL
 
     pause = float(MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL.get() or SECONDS)

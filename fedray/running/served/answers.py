@@ -27,7 +27,7 @@ MAX_SEED = 2**31
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
+class Limits:
     """What is answered, and what is refused."""
 
     unknown_client: Literal["404", "global"] = "404"
@@ -58,10 +58,10 @@ class RequestError(FedRayError):
         self.status = status
 
 
-class Answers:
+class Answerer:
     """The models of a run, what is granted to whoever asks, and to whom."""
 
-    def __init__(self, run: Predictor, terms: Terms, digest: bytes):
+    def __init__(self, run: Predictor, terms: Limits, digest: bytes):
         """``digest`` is :func:`digest_of` the token. Raises FedRayError for terms that the run cannot keep."""
         _check(run, terms)
         if run.plan.personal and run.plan.algorithm.trains_to_predict:
@@ -213,12 +213,12 @@ def digest_of(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()
 
 
-def opened(folder: Path, terms: Terms, digest: bytes) -> Answers:
+def opened(folder: Path, terms: Limits, digest: bytes) -> Answerer:
     """The answers of the run in a folder; raises FedRayError."""
-    return Answers(predictor.load(folder), terms, digest)
+    return Answerer(predictor.load(folder), terms, digest)
 
 
-def _check(run: Predictor, terms: Terms) -> None:
+def _check(run: Predictor, terms: Limits) -> None:
     """Raise FedRayError for terms that the run cannot keep."""
     name = registry.algorithm_name(run.plan.cfg.algorithm)
     able = terms.unknown_client == "404" or run.plan.algorithm.predict_global is not None

@@ -10,13 +10,13 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from fedray.running.served.answers import CLIENT, Answers, Reply, RequestError
+from fedray.running.served.answers import CLIENT, Answerer, Reply, RequestError
 
 PATHS = {"/": "GET", "/example": "GET", "/health": "GET", "/predict": "POST"}
 logger = logging.getLogger(__name__)
 
 
-async def respond(answers: Answers, personal: Callable[[str], Awaitable[Any]], request: Request) -> Response:
+async def respond(answers: Answerer, personal: Callable[[str], Awaitable[Any]], request: Request) -> Response:
     """The response to a request; ``personal`` gives the model of a client that the run has."""
     try:
         reply = await _reply(answers, personal, request)
@@ -31,7 +31,7 @@ async def respond(answers: Answers, personal: Callable[[str], Awaitable[Any]], r
     return Response(reply.text, reply.status, {"cache-control": "no-store", **head}, reply.kind)
 
 
-async def _reply(answers: Answers, personal: Callable[[str], Awaitable[Any]], request: Request) -> Reply:
+async def _reply(answers: Answerer, personal: Callable[[str], Awaitable[Any]], request: Request) -> Reply:
     path, method = request.url.path, request.method
     if path == "/health":
         return Reply(200, json.dumps({"status": "ok"}))

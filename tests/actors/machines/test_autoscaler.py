@@ -15,7 +15,7 @@ from ray.experimental import internal_kv
 
 from actors.machines import autoscaler
 from actors.machines.autoscaler import Starting
-from actors.machines.offer import Kind, Offer
+from actors.machines.offer import MachineKind, Offer
 from actors.machines.placement import Node
 
 CLUSTER = Path(__file__).parents[3] / "cluster"
@@ -40,9 +40,9 @@ def asked(
 def test_the_offer_of_our_own_file_counts_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Node(8, 1)
     found = asked("gpu", {"head": 1}, tmp_path, monkeypatch)
-    assert found == Offer("fedray-gpu", (Kind("g6", machine, 4), Kind("g5_spot", machine, 0)), 4)
+    assert found == Offer("fedray-gpu", (MachineKind("g6", machine, 4), MachineKind("g5_spot", machine, 0)), 4)
     found = asked("gpu", {"head": 1, "g6": 3}, tmp_path, monkeypatch)
-    assert found == Offer("fedray-gpu", (Kind("g6", machine, 1), Kind("g5_spot", machine, 0)), 1)
+    assert found == Offer("fedray-gpu", (MachineKind("g6", machine, 1), MachineKind("g5_spot", machine, 0)), 1)
 
 
 def test_machines_that_do_not_say_what_they_have_are_not_offered(

@@ -10,11 +10,11 @@ import pytest
 from actors.machines import autoscaler, boots, demand
 from actors.machines.autoscaler import Starting
 from actors.machines.demand import Cluster
-from actors.machines.offer import Kind
+from actors.machines.offer import MachineKind
 from actors.machines.placement import Node
 from fedray.federate.compiled import cache
 
-G6 = Kind("g6", Node(8, 1), 4)
+G6 = MachineKind("g6", Node(8, 1), 4)
 ASKED = Cluster([Node(2, 0)], (G6, G6), "mine")
 QUOTA = {("g6", 7.0): "no quota"}
 

@@ -6,18 +6,18 @@ import math
 
 import pytest
 
-from actors.machines.offer import Kind, Need, Offer, enlist, need, need_of_trials
+from actors.machines.offer import MachineKind, Need, Offer, enlist, need, need_of_trials
 from actors.machines.placement import ACTORS_PER_GPU, ANYTHING, Node, Wish, arrange
 from fedray.types import FedRayError
 
 HEAD = Node(2, 0)
-SINGLE = Kind("single", Node(8, 1), 4)
-FOURFOLD = Kind("fourfold", Node(32, 4), 2)
-PLAIN = Kind("plain", Node(16, 0), 3)
+SINGLE = MachineKind("single", Node(8, 1), 4)
+FOURFOLD = MachineKind("fourfold", Node(32, 4), 2)
+PLAIN = MachineKind("plain", Node(16, 0), 3)
 
 
 def names(
-    clients: int, *kinds: Kind, wish: Wish = ANYTHING, nodes: list[Node] | None = None, more: int = 10
+    clients: int, *kinds: MachineKind, wish: Wish = ANYTHING, nodes: list[Node] | None = None, more: int = 10
 ) -> list[str]:
     picked = enlist(need(clients, wish), nodes or [HEAD], Offer("c", kinds, more))
     return sorted(kind.name for kind in picked)
@@ -30,7 +30,7 @@ def test_a_gpu_for_every_eight_clients_as_far_as_the_types_go(clients: int, mach
 
 @pytest.mark.parametrize("clients", [1, 10, 24, 50, 500])
 @pytest.mark.parametrize("kinds", [(SINGLE,), (FOURFOLD,), (SINGLE, FOURFOLD), (PLAIN,), (PLAIN, SINGLE)])
-def test_the_machines_that_are_asked_for_hold_the_federation(clients: int, kinds: tuple[Kind, ...]) -> None:
+def test_the_machines_that_are_asked_for_hold_the_federation(clients: int, kinds: tuple[MachineKind, ...]) -> None:
     wanted = need(clients, Wish())
     planned = [HEAD, *(kind.node for kind in enlist(wanted, [HEAD], Offer("c", kinds, 10)))]
     layout = arrange(clients, planned)

@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 from fedray.algorithms.averaging import fedavg
 from fedray.algorithms.bayesian import fedpop, fedsoul
-from fedray.algorithms.bayesian.fedpop import FedPop, Prior
+from fedray.algorithms.bayesian.fedpop import FedPop, HeadPrior
 from fedray.arrays import trees
 from fedray.arrays.rng import Stream
 from fedray.types import FedRayError
@@ -32,11 +32,11 @@ def silence(theta):
 
 def chain(score, steps, cfg, z=None, gain=1.0):
     """(local, states [steps, K]) of the closed case after so many steps; noise times ``gain``."""
-    beta = Prior(torch.full([K], MU), torch.full([K], S**2))
+    beta = HeadPrior(torch.full([K], MU), torch.full([K], S**2))
     phi = torch.full([K], PHI)
     z = beta.mu if z is None else z
     client = fedpop.Client(z, z[None], torch.zeros(()))
-    nothing = Prior(torch.zeros(K), torch.zeros(K))
+    nothing = HeadPrior(torch.zeros(K), torch.zeros(K))
     theta = torch.cat([z, phi])
     down, sum_j = fedpop.Down(phi, beta), torch.zeros(2 * K)
     local = fedpop.Local(theta, torch.arange(K), client, down, nothing, sum_j, torch.zeros(()), None)
@@ -200,10 +200,10 @@ def moved_prior(z, rate, mu=0.0, sd=0.05):
     """β after one round at the learning rate ``rate``, from N(mu, sd²) and heads [N, k], with I_i by autograd."""
     plan = small_plan("fedpop", {"algorithm.lr_prior": rate})
     server = plan.initial_server()
-    start = Prior(torch.full_like(server.beta.mu, mu), torch.full_like(server.beta.var, sd**2))
+    start = HeadPrior(torch.full_like(server.beta.mu, mu), torch.full_like(server.beta.var, sd**2))
     at = tuple(leaf.expand_as(z).clone().requires_grad_() for leaf in start)
     torch.distributions.Normal(at[0], at[1].sqrt()).log_prob(z).sum().backward()
-    ups = fedpop.Up(Prior(*(leaf.grad for leaf in at)), torch.zeros(len(z), len(server.phi)))
+    ups = fedpop.Up(HeadPrior(*(leaf.grad for leaf in at)), torch.zeros(len(z), len(server.phi)))
     after = aggregated(
         plan.algorithm, plan.context, server._replace(beta=start), range(len(z)), ups, torch.arange(1, len(z) + 1)
     )
@@ -284,7 +284,7 @@ def test_after_few_rounds_no_state_counts_more_than_once_more_than_another(visit
 
 def test_a_client_that_was_never_asked_predicts_with_the_learned_mean():
     plan = small_plan("fedpop", {"algorithm.particles": 2})
-    beta = Prior(*(leaf + 0.5 for leaf in plan.initial_server().beta))
+    beta = HeadPrior(*(leaf + 0.5 for leaf in plan.initial_server().beta))
     view = plan.view(plan.initial_server())._replace(beta=beta)
     host = block(plan)
     personal = fedpop.personalize(plan.context, trees.row(host.states, 2), view, shard(host, 2), torch.zeros(0))
@@ -307,7 +307,7 @@ def test_no_state_of_a_chain_is_uploaded():
     plan = small_plan("fedpop")
     shapes = trees.tree_map(lambda leaf: len(leaf), fedpop.Up(plan.initial_server().beta, plan.initial_server().phi))
     k = len(plan.model.part(("head",)))
-    assert shapes == fedpop.Up(Prior(k, k), plan.model.size - k)
+    assert shapes == fedpop.Up(HeadPrior(k, k), plan.model.size - k)
 
 
 def test_what_cannot_run_is_refused():

@@ -14,7 +14,7 @@ from fedray.arrays import trees
 from fedray.data import text
 from fedray.running import predictor
 from fedray.running.served import answers
-from fedray.running.served.answers import Answers, RequestError, Terms, digest_of
+from fedray.running.served.answers import Answerer, Limits, RequestError, digest_of
 from fedray.types import FedRayError
 
 pytestmark = pytest.mark.usefixtures("unpainted")
@@ -35,7 +35,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture
 def serve(runs):
-    return lambda name="both", **terms: answers.opened(runs[name], Terms(**terms), digest_of(TOKEN))
+    return lambda name="both", **terms: answers.opened(runs[name], Limits(**terms), digest_of(TOKEN))
 
 
 def body(**fields):
@@ -58,7 +58,7 @@ def test_a_run_on_texts_is_asked_with_texts(tmp_path):
     data = ["--data.name", str(path), "--data.partition", "iid", "--clients", "2", "--model.lstm-hidden", "2"]
     assert launch.main(["fedavg", *FAST, *data, "--output", str(folder)]) == 0
     path.unlink()
-    served = answers.opened(folder, Terms(max_inputs=2), digest_of(TOKEN))
+    served = answers.opened(folder, Limits(max_inputs=2), digest_of(TOKEN))
     asked = ["a bad film", "nothing like it"]
     found = ask(served, asked)
     run = fedray.load(folder)
@@ -239,7 +239,7 @@ def test_it_asks_for_no_header_that_would_be_refused(serve):
 def test_a_run_on_data_from_python_is_served_if_its_models_need_none(tmp_path):
     x, y = np.random.default_rng(0).random((60, 4)), np.arange(60) % 3
     fedray.run("fedavg", (x, y), clients=2, rounds=1, output=tmp_path / "run", figures="none")
-    served = answers.opened(tmp_path / "run", Terms(), digest_of(TOKEN))
+    served = answers.opened(tmp_path / "run", Limits(), digest_of(TOKEN))
     assert len(ask(served, x[:2])["label"]) == 2
 
 
@@ -259,6 +259,6 @@ def test_terms_that_cannot_be_kept_are_refused_before_anything_starts(serve, ter
 
 def test_largest_body_follows_from_the_largest_number_of_inputs(serve):
     served = serve(max_inputs=2)
-    assert isinstance(served, Answers)
+    assert isinstance(served, Answerer)
     longest = json.dumps({"x": np.full((2, 1, 8, 8), -1.2345678901234567e-300).tolist()}, indent=None)
     assert len(longest) <= served.max_bytes
