@@ -32,6 +32,8 @@ from fedray.federate.in_process import LocalCohort
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot, State, play_round
 from fedray.running import predictor
+from fedray.running.folder import naming
+from fedray.running.folder.lock import locked
 from fedray.running.predictor import Predictor
 from fedray.running.writer import Writer
 from fedray.terminal import bar, headlines, say
@@ -82,6 +84,8 @@ def make_plan(run: Plan, options: Options) -> tuple[Plan, Shards]:
         "data.name": str(Path(options.data).expanduser().resolve()),
         "data.partition": "iid" if dataset.users is None else "natural",
         "data.validation": 0.0,
+        "data.classes": None,  # of the run's own file; theirs was read without
+        "eval_clients": None,
         "clients": clients,
         "novel_clients": clients,
         "adapt_rounds": options.rounds,
@@ -168,17 +172,19 @@ def play(options: Options) -> tuple[dict[str, Any], Path]:
         require(value is None or value >= 1, name, value, "at least one is needed", "leave it out")
     require(options.seed >= 0, "seed", options.seed, "is negative", "give a whole number from 0 on")
     run = predictor.load(options.run)
-    writer = Writer(options.output or Path(f"{str(options.run).rstrip('/')}-newcomers"))
-    try:
-        plan, snapshot, state = adapt(run, options)
-        summary = summarize(plan, state, options)
-        with writing(writer.destination):
-            writer.run(plan, snapshot, ())
-            writer.table("metrics.csv", state.rows)
-            writer.json("summary.json", summary)
-            return summary, writer.commit()
-    finally:
-        writer.discard()
+    destination = naming.place("", options.output or f"{str(options.run).rstrip('/')}-newcomers", "")
+    with locked(destination):
+        writer = Writer(destination)
+        try:
+            plan, snapshot, state = adapt(run, options)
+            summary = summarize(plan, state, options)
+            with writing(writer.destination):
+                writer.run(plan, snapshot, ())
+                writer.table("metrics.csv", state.rows)
+                writer.json("summary.json", summary)
+                return summary, writer.commit()
+        finally:
+            writer.discard()
 
 
 def show(options: Options, summary: dict[str, Any], folder: Path) -> None:

@@ -39,7 +39,7 @@ LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Served:
+class Serving:
     """What is served."""
 
     run: tyro.conf.Positional[Path]
@@ -52,7 +52,7 @@ class Served:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(Served):
+class Options(Serving):
     """Serve the models of a finished run."""
 
     host: str = "127.0.0.1"
@@ -63,14 +63,14 @@ class Options(Served):
     """Address of a Ray cluster; by default the running one, or one of this machine's own."""
 
 
-def opened(service: Served, digest: bytes) -> Answerer:
+def opened(service: Serving, digest: bytes) -> Answerer:
     """The answers of a service, checked; raises FedRayError."""
     for name in ("loaded", "replicas"):
         require(getattr(service, name) >= 1, name, getattr(service, name), "at least one is needed", "leave it out")
     return answers.opened(service.run.expanduser().absolute(), service.terms, digest)
 
 
-def deployment(service: Served, digest: bytes) -> Application:
+def deployment(service: Serving, digest: bytes) -> Application:
     """The application of a service for Ray Serve; raises FedRayError where Ray Serve is not installed."""
     try:
         from actors import serving
@@ -91,7 +91,7 @@ def application(args: Mapping[str, Any]) -> Application:
 
     Raises FedRayError for a run that cannot be served, and without a token.
     """
-    service = from_dict(Served, args)
+    service = from_dict(Serving, args)
     token = given_token()
     require(token is not None, TOKEN, "", "there is no token", "set it where Ray is started on the head")
     digest = answers.digest_of(token or "")

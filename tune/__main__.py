@@ -62,7 +62,7 @@ def read(argv: Sequence[str]) -> tuple[SweepRequest, bool]:
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")[:-3]
     algorithm = registry.algorithm_name(parsed.experiment.algorithm)
     name = naming.given_name(parsed.execution) or f"sweep-{algorithm}-{Path(parsed.experiment.data.name).stem}-{stamp}"
-    target = Path(os.path.abspath(parsed.execution.output or Path("runs") / name))
+    target = naming.place("", parsed.execution.output, name)
     if taken(target):
         raise FedRayError(f"--output {target}: already holds something; choose another, or --resume {target}")
     return check(name, target, parsed.experiment, parsed.execution, parsed.more.sweep), False

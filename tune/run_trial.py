@@ -111,7 +111,7 @@ class RunTrial(ray_tune.Trainable):
         store = checkpoint_place.store(folder, execution)
         self._run = stages.ActiveRun(plan, request, note.name, Writer(folder, True), self._relay, store, Log(), note)
         run, begun = stages.ready(self._run, layout.gpus > 0)
-        run = run._replace(plan=on_device(plan, layout.gpus > 0))
+        run = run._replace(plan=on_device(run.plan, layout.gpus > 0))
         policy = failure_policy(plan.cfg, execution.round_timeout)
         backend = run.package or execution.backend
         hosted = Hosted(run.plan, layout, backend, policy, dataset, store, begun, note.name)

@@ -163,7 +163,7 @@ class _TrackedRun:
         self._trial = trial
         self._tracker = session.open_tracker(plan, execution, self._name, tags, note)
         noted = notes.absolute(execution, self._tracker.uri)
-        package = note.package if note else ""
+        package = note.package if note else None
         own = notes.Note(self._name, plan.cfg, noted, self._tracker.run_id, package, plan.digests)
         notes.write(self._folder, own)
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedray.cli.reading import read_options
+from fedray.cli.written import typed
 
 WIDTH = 100
 FIRST = {  # in the order in which a new user meets them
@@ -48,7 +49,7 @@ def _typed(name: str, value: Any) -> str:
     """An option with its default as the user types it; a switch turns away from its default."""
     if isinstance(value, bool):
         return f"{option(f'no_{name}')} (on)" if value else f"{option(name)} (off)"
-    return f"{option(name)} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
+    return f"{option(name)} {' '.join(typed(value))}"
 
 
 def long(algorithm: str, fields: Sequence[tuple[str, Any, Any]]) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +38,15 @@ def _options(cfg: Any, default: Any, prefix: str) -> list[str]:
         elif isinstance(value, bool):
             words += [f"--{option}" if value else f"--{prefix}no-{name}"]
         else:
-            items = value if isinstance(value, tuple) else (value,)
-            words += [f"--{option}", *(shlex.quote(str(item)) for item in items)]
+            words += [f"--{option}", *(shlex.quote(word) for word in typed(value))]
     return words
+
+
+def typed(value: Any) -> list[str]:
+    """The words by which a command line has a value: of a mapping, each key before what it stands for."""
+    if isinstance(value, Mapping):
+        value = tuple(itertools.chain.from_iterable(value.items()))
+    return [str(item) for item in (value if isinstance(value, tuple) else (value,))]
 
 
 def load_command(folder: Path) -> str:

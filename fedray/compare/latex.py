@@ -30,7 +30,7 @@ class SetEntry(NamedTuple):
     note: str = ""
 
 
-class Piece(NamedTuple):
+class TablePart(NamedTuple):
     """Some columns of some rows."""
 
     layout: str  # the argument of tabular
@@ -50,7 +50,7 @@ class Piece(NamedTuple):
 class Page(NamedTuple):
     """Some parts, one below the other, and the notes below them."""
 
-    parts: list[Piece]
+    parts: list[TablePart]
 
     @property
     def notes(self) -> list[str]:
@@ -86,7 +86,7 @@ def _is_title(row: Sequence[Entry]) -> bool:
     return row[0].text == CONTROLS
 
 
-def _parts(table: ComparisonTable, left_out: Container[int], room: int) -> list[Piece]:
+def _parts(table: ComparisonTable, left_out: Container[int], room: int) -> list[TablePart]:
     """The parts of a table, each no wider than a line and with room for so many lines."""
     titles = titled(table)
     blocks = [[_set(row, table.left) for row in block] for block in table.blocks]
@@ -97,7 +97,7 @@ def _parts(table: ComparisonTable, left_out: Container[int], room: int) -> list[
     ]
     words = [at for at in range(table.left + 1) if at not in left_out]
     return [
-        Piece("".join("l" if at < table.left else "r" for at in columns), [titles[at] for at in columns], some)
+        TablePart("".join("l" if at < table.left else "r" for at in columns), [titles[at] for at in columns], some)
         for columns in parts(words, range(table.left + 1, len(titles)), widths, LINE)
         for some in _split([[_chosen(row, columns) for row in block] for block in blocks], room)
     ]
@@ -142,7 +142,7 @@ def _split(blocks: Sequence[Sequence[list[SetEntry]]], room: int) -> list[list[l
     return [[block for block in turn if block] for turn in found]
 
 
-def _pages(pieces: Sequence[Piece], room: int) -> list[Page]:
+def _pages(pieces: Sequence[TablePart], room: int) -> list[Page]:
     """The parts on pages that have room for so many lines, or for one part."""
     found = [Page([])]
     for part in pieces:

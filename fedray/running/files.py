@@ -53,6 +53,15 @@ def write_json(path: Path, value: Any) -> None:
     write_whole(path, json.dumps(value, indent=2) + "\n")
 
 
+def to_disk(path: Path) -> None:
+    """Wait until a file, or the list of the files of a folder, is on the disk; raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def leftover(path: Path) -> bool:
     """Whether a file is what a killed process left of a file that it was writing."""
     older = path.name == "run.part"  # of FedRay before 0.1.0 was released

@@ -291,7 +291,7 @@ def load(folder: str | Path, model: nn.Module | None = None, data: Any = None) -
 
     Raises FedRayError naming the file that is missing, damaged or of another run, and for other examples.
     """
-    folder = Path(folder)
+    folder = Path(folder).expanduser()
     with refuse_damage(f"{folder / 'config.json'} cannot be read", "give the folder of a finished run"):
         described = decode((folder / "config.json").read_bytes())
         plan = _plan(folder, described, model)

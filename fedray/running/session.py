@@ -233,7 +233,8 @@ def open_tracker(
     )
     where = execution.tracking
     address = mlflow_store.shown(mlflow_store.locate(where.uri).uri)
-    run_id = note.run_id if note and note.execution.tracking.uri == address else None
+    kept_at = (note.execution.tracking.uri, note.execution.tracking.experiment) if note else None
+    run_id = note.run_id if note and kept_at == (address, where.experiment) else None
     params = {"algorithm.name": algorithm} | flatten(to_dict(plan.cfg)) | {**plan.digests, "runtime": execution.runtime}
     kept = {} if run_id else params
     return tracking.MLflowTracker(

@@ -174,7 +174,7 @@ class MLflowTracker:
 
         now = int(time.time() * 1000)
         if step == 1 or self._rows:  # the rounds before a resumed one are not known here
-            self._rows.append(metrics)
+            self._rows = [*(() if step == 1 else self._rows), metrics]  # a trial that is begun again logs all again
         values = {_key(name): value for name, value in (dict(metrics) | averages(self._rows)).items()}
         fresh = {name: value for name, value in values.items() if (name, step) not in self._held and self._fits(name)}
         self._held |= {(name, step) for name in fresh}

@@ -45,7 +45,7 @@ from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot
 from fedray.federate.uncertainty import summary as uncertain
 from fedray.running import posterior_files
-from fedray.running.files import leftover, remove_leftovers, write_json, write_table
+from fedray.running.files import leftover, remove_leftovers, to_disk, write_json, write_table
 from fedray.terminal import uninterrupted
 from fedray.types import FedRayError
 
@@ -69,7 +69,10 @@ class Writer:
         self.destination = Path(os.path.abspath(destination))
         if taken(self.destination) and not resumed:
             raise FedRayError(f"--output {destination}: already holds something; choose another --output")
-        self.folder = self.destination.parent / f".{self.destination.name}.part"
+        # Files are moved from there, which cannot be another volume.
+        mounted = os.path.ismount(self.destination)
+        beside = self.destination if mounted else self.destination.parent
+        self.folder = beside / part_of(self.destination)
         shutil.rmtree(self.folder, ignore_errors=True)  # of a process that was killed
         try:
             self.folder.mkdir(parents=True)
@@ -122,6 +125,8 @@ class Writer:
 
     def commit(self) -> Path:
         """Move everything to the destination: last what makes it a result, its config.json, and then its status."""
+        for path in filter(Path.is_file, self.folder.iterdir()):
+            to_disk(path)  # the checkpoints go once the result is there, and that has to survive the machine's own fall
         with uninterrupted():  # what is replaced and what replaces it would both be lost
             self.destination.mkdir(exist_ok=True)
             remove_leftovers(self.destination)
@@ -133,6 +138,8 @@ class Writer:
                 self.folder.iterdir(), key=lambda path: last.index(path.name) if path.name in last else -1
             ):
                 os.replace(path, self.destination / path.name)
+            to_disk(self.destination)
+            self.discard()
         return self.destination
 
     def discard(self) -> None:
@@ -144,7 +151,12 @@ def taken(destination: Path) -> bool:
     """Whether anything but what a killed process left is at a place."""
     if not destination.is_dir():
         return destination.exists()
-    return not all(map(leftover, destination.iterdir()))
+    return not all(leftover(path) or path.name == part_of(destination) for path in destination.iterdir())
+
+
+def part_of(destination: Path) -> str:
+    """The name of the hidden folder in which the result of a destination is collected."""
+    return f".{destination.name}.part"
 
 
 def describe(plan: Plan) -> dict[str, Any]:

@@ -164,7 +164,7 @@ def _rounds(planned: PlannedRun) -> int:
 
 
 def _folder(study: str, options: Options) -> Path:
-    return Path(options.execution.output or Path("runs") / study)
+    return Path(options.execution.output or Path("runs") / study).expanduser()
 
 
 def _record(study: str, options: Options, runs: Sequence[PlannedRun]) -> None:

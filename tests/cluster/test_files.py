@@ -209,11 +209,11 @@ def test_a_slurm_job_is_queued_again_at_the_end_of_its_time_and_not_when_it_is_c
 
 def test_the_file_that_serves_a_run_gives_settings_that_exist_and_listens_on_the_head_only():
     from fedray.config import from_dict
-    from fedray.serve import Served
+    from fedray.serve import Serving
 
     config = read("serve")
     [app] = config["applications"]
     assert app["import_path"] == "fedray.serve:application"
-    assert from_dict(Served, app["args"]).terms.unknown_client == "404"
+    assert from_dict(Serving, app["args"]).terms.unknown_client == "404"
     assert config["http_options"]["host"] == "127.0.0.1"
     assert "token" not in app["args"]

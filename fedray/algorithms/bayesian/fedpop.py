@@ -4,7 +4,8 @@ Kotelevskii, Vono, Moulines and Durmus, "FedPop: A Bayesian Approach for Persona
 2022; their algorithm is called FedSOUL. Empirical Bayes: maximize Σ_i log ∫ p(D_i|φ, z) p(z|β) dz over φ and β, here
 with p(z|β) = N(μ, diag(v)), β = (μ, v). By Fisher's identity the gradient is a mean over the posterior of z_i:
 ∇_φ = E[∇_φ log p(D_i|φ, z_i)], ∇_β = E[∇_β log p(z_i|β)]. A client's chain
-z ← z - (γ/n_i) ∇U(z) + √(2γ/n_i) ξ, U = -log p(D_i|φ, z) - log p(z|β), estimates both; the server takes the step.
+z ← z - h ∇U(z) + √(2h (1 - h/2v)) ξ, h = min(γ/n_i, v/2), U = -log p(D_i|φ, z) - log p(z|β), estimates both; the
+server takes the step.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedray.types import LEVELS, RegressionStats
 
 
-class Predictive(NamedTuple):
+class TargetMixture(NamedTuple):
     """The predictive distribution of B real targets, in their own units."""
 
     mean: Tensor  # [B] μ̄
@@ -38,11 +38,11 @@ class RegressionSummary(NamedTuple):
     epistemic_sd: float
 
 
-def mixture(predictions: Tensor, shift: float = 0.0, unit: float = 1.0) -> Predictive:
+def mixture(predictions: Tensor, shift: float = 0.0, unit: float = 1.0) -> TargetMixture:
     """The mixture of draws [M, B, 2] of mean and log-variance, of which the target is ``shift`` + ``unit`` times."""
     means, log_variances = predictions.double().unbind(-1)
     means, log_variances = shift + unit * means, log_variances + 2 * math.log(unit)
-    return Predictive(means.mean(0), log_variances.exp().mean(0), means.var(0, correction=0), means, log_variances)
+    return TargetMixture(means.mean(0), log_variances.exp().mean(0), means.var(0, correction=0), means, log_variances)
 
 
 def evaluate(predictions: Tensor, y: Tensor, unit: float = 1.0) -> RegressionStats:

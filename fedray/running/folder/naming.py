@@ -34,7 +34,7 @@ def given_name(execution: Execution) -> str:
 def place(resume: str, output: str | Path | None, name: str) -> Path:
     """Where a result goes: the folder that is resumed, or a new one."""
     here = resume and "://" not in resume
-    return Path(os.path.abspath(resume if here else output or Path("runs") / name))
+    return Path(os.path.abspath(os.path.expanduser(resume if here else output or Path("runs") / name)))
 
 
 def command(folder: Path) -> str:

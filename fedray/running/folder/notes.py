@@ -27,7 +27,7 @@ class Note(NamedTuple):
     experiment: Experiment  # resolved
     execution: Execution
     run_id: str | None  # in the tracking store
-    package: str = ""  # key of the compiled step that it trains with; empty: none
+    package: str | None = None  # key of the compiled step that it trains with; empty: none; None: it has not begun
     digests: Mapping[str, str] = {}  # of what is the user's own; older versions noted none
 
 
@@ -71,7 +71,7 @@ def read(place: str) -> Note:
             not isinstance(name, str)
             or Path(name).name != name
             or not fits(run_id, str | None)
-            or not fits(package, str)
+            or not fits(package, str | None)
             or not fits(digests, dict[str, str])
         ):
             raise ValueError("its name, its run_id, its package or its digests are not one")

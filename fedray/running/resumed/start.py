@@ -30,6 +30,7 @@ def newest(folder: Path, store: CheckpointStore, plan: Plan, note: Note) -> Chec
         return extension.from_result(folder, plan)
     if begun is None:
         _check_lost(folder, store)
+    if begun is None and note.package is not None:
         say("no checkpoint was written to its end before the run stopped: it starts again at round 0")
     return begun
 
