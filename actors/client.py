@@ -153,6 +153,10 @@ class ClientActor:
         """Write the hosted clients' private states into a folder; None where this machine does not see it."""
         return self._block.private.save(folder) if sees(folder) else None
 
+    def clear(self) -> None:
+        """Leave no states on this machine's disk."""
+        self._block.private.clear()
+
     def hand_over(self) -> tuple[list[int], Any]:
         """(clients, states) of those hosted clients that have trained."""
         ids = self._block.private.trained

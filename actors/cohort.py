@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 
 import ray
 import torch
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from actors.client import ClientActor, named
 from actors.commits import Commits, inherited
@@ -27,6 +28,8 @@ from fedray.federate.storage import checkpoint_files
 from fedray.federate.storage.states import Piece
 from fedray.federate.uncertainty.reply import Uncertainty, together
 from fedray.types import Sums
+
+CLEAR_SECONDS = 20.0  # for actors to remove what they have on disk
 
 PASSES = 20.0  # evaluations that take about as long as an uncertainty report
 
@@ -156,7 +159,11 @@ class RayCohort:
                 self.crew.ask(Question(ClientActor.restore, {slot: (ref,)}))
 
     def close(self) -> None:
-        """Stop the actors."""
+        """Stop the actors; states that they keep on their machines' disks go with them, of all that answer in time."""
+        if self._folder:
+            with contextlib.suppress(RayError):
+                ray.wait([actor.clear.remote() for actor in self.crew.actors], num_returns=len(self.crew.actors),
+                         timeout=CLEAR_SECONDS)  # fmt: skip
         self.crew.close()
 
     def train(self, round_number: int, ids: Sequence[int], down: Any) -> list[TrainReply]:

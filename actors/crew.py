@@ -14,7 +14,7 @@ from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, Ray
 from actors.machines.cluster import machines
 from actors.machines.seats import Seat, doomed
 from fedray.arrays import trees
-from fedray.federate.failures import FailurePolicy, StageError
+from fedray.federate.failures import ClientsLostError, FailurePolicy, StageError
 from fedray.federate.messages import Failure, TrainReply
 from fedray.federate.storage.states import Piece
 from fedray.terminal import say
@@ -34,10 +34,6 @@ def refusal(error: RayError) -> str:
     """
     kind, _, reason = str(error).rstrip().rpartition("\n")[2].partition(": ")
     return reason if isinstance(error, RayActorError) and kind.startswith(f"{FedRayError.__module__}.") else ""
-
-
-class ClientsLostError(Exception):
-    """Clients are gone for good, perhaps with their states: the federation must go back to a checkpoint."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from ray.util.placement_group import placement_group_table, remove_placement_gro
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch import Tensor
 
-from actors.crew import ClientsLostError, refusal
+from actors.crew import refusal
 from actors.machines import demand, versions
 from actors.machines.cluster import connect, machines, nodes
 from actors.machines.demand import Cluster
@@ -27,7 +27,7 @@ from fedray.arrays import trees
 from fedray.config import Execution
 from fedray.federate.compiled.package import Backend, Package, obtain
 from fedray.federate.device.numbers import on_device
-from fedray.federate.failures import failure_policy
+from fedray.federate.failures import ClientsLostError, failure_policy
 from fedray.federate.messages import ClassLosses, Failure, File, RoundMetrics
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot, State
@@ -37,6 +37,7 @@ from fedray.federate.uncertainty.reply import Uncertainty
 from fedray.terminal import say
 from fedray.types import FedRayError, RunError, first_line
 
+CLOSE_SECONDS = 30.0  # for the server to end its clients
 WATCH_SECONDS = 5.0  # between two looks at a reservation
 HOMELESS_SECONDS = 30.0  # a reservation that lost a machine may look for another
 REBUILD_SECONDS = 900.0  # how long a cluster may take to replace what it lost
@@ -77,8 +78,7 @@ class RayFederation:
         self.server: Any = None
         self._runs_ahead = ahead
         self._ahead: Any = None  # the reference to the round that is under way
-        compiled = execution.backend == "compiled"
-        self._backend: Backend = package or (obtain(plan) if compiled else execution.backend)
+        self._package = package
         self._own_cluster = connect(execution.address)
         try:
             self._dataset = None if plan.given is None else ray.put(plan.given)
@@ -149,6 +149,9 @@ class RayFederation:
 
     def close(self) -> None:
         """Stop the actors, free the reservation, and stop Ray if it was started here."""
+        if self.server is not None and self._store and self._store.states:
+            with contextlib.suppress(RayError):
+                ray.get(self.server.close.remote(), timeout=CLOSE_SECONDS)
         self._tear_down()
         if self._own_cluster:
             ray.shutdown()
@@ -157,6 +160,7 @@ class RayFederation:
         execution = self._execution
         self.layout = self._arrange(cluster.nodes, before)
         self.plan = on_device(self.plan, self.layout.gpus > 0)
+        backend = self._backend()
         self._group = demand.reserve(self.layout.bundles, cluster)
         if not self._own_cluster:
             versions.check()  # some machines may be there only since something was reserved
@@ -165,7 +169,7 @@ class RayFederation:
         )
         remote = remote_options(num_cpus=self.layout.bundles[0]["CPU"], num_gpus=0, scheduling_strategy=strategy)
         plan, name = self.plan._replace(given=None), execution.name or "fedray"
-        hosted = Hosted(plan, self.layout, self._backend, self._policy, self._dataset, self._store, begun, name)
+        hosted = Hosted(plan, self.layout, backend, self._policy, self._dataset, self._store, begun, name)
         self.server = remote.remote(hosted, self._most())
         self._played = begun.state.round if begun else 0
         self._ahead = None
@@ -184,6 +188,14 @@ class RayFederation:
         if before is not None and before.gpus and not layout.gpus:
             raise FedRayError("no machine with a GPU is left; start one, or go on later with --resume")
         return layout
+
+    def _backend(self) -> Backend:
+        """How the clients of the layout train: a package is for CPUs, and made once."""
+        if self.layout.gpus:
+            return self._execution.backend
+        if self._execution.backend == "compiled":
+            self._package = self._package or obtain(self.plan)
+        return self._package or self._execution.backend
 
     def _most(self) -> int:
         """The actors that the federation may grow to; 0: it keeps its machines."""

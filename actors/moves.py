@@ -13,12 +13,13 @@ from ray.exceptions import RayError
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from actors.cohort import RayCohort
-from actors.crew import START_SECONDS, ClientsLostError, Recruit, refusal
+from actors.crew import START_SECONDS, Recruit, refusal
 from actors.machines import versions
 from actors.machines.cluster import Machine, machines
 from actors.machines.placement import seats_in
 from actors.machines.seats import Seat, added_name, reserved
 from actors.machines.spread import spread
+from fedray.federate.failures import ClientsLostError
 from fedray.federate.messages import Failure, Move
 from fedray.types import first_line
 

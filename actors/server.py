@@ -10,7 +10,6 @@ import ray
 from ray.util.placement_group import get_current_placement_group
 
 from actors.cohort import RayCohort
-from actors.crew import ClientsLostError
 from actors.inside import InsideCohort
 from actors.machines.cluster import machines
 from actors.machines.placement import Layout
@@ -20,7 +19,7 @@ from actors.telemetry.gauges import Gauges
 from fedray.arrays import trees
 from fedray.federate.compiled.package import Backend
 from fedray.federate.device.cpu import fix_numerics
-from fedray.federate.failures import RETRY, FailurePolicy
+from fedray.federate.failures import RETRY, ClientsLostError, FailurePolicy
 from fedray.federate.in_process import play_and_keep
 from fedray.federate.messages import ClassLosses, File, Move, RoundMetrics
 from fedray.federate.plan import Plan

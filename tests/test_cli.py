@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 
 import fedray
 from fedray import cli
+from fedray.cli.written import _options
 from fedray.types import FedRayError, RunError
 
 
@@ -192,3 +194,11 @@ def test_another_broken_pipe_is_not_hidden():
     ended = subprocess.run([sys.executable, "-c", lost], capture_output=True, text=True, timeout=300)
     assert ended.returncode == 1
     assert "BrokenPipeError: the other end" in ended.stderr
+
+
+def test_a_mapping_is_typed_as_it_is_read() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Settings:
+        weights: dict[str, float]
+
+    assert _options(Settings({"a": 1.0, "b c": 2.0}), Settings({}), "") == ["--weights", "a", "1.0", "'b c'", "2.0"]

@@ -21,6 +21,7 @@ from fedray.federate.in_process import LocalFederation
 from fedray.federate.planning import make_plan
 from fedray.federate.storage import checkpoint
 from fedray.federate.storage.checkpoint import CheckpointStore
+from fedray.running.folder import lock
 from fedray.types import FedRayError, Selection
 from tests.helpers import block, differing, each_of, small_plan
 
@@ -374,3 +375,36 @@ def test_targets_of_another_kind_than_the_runs_are_refused(tmp_path, ran, theirs
     options = newcomers.Options(run=tmp_path, data=str(tmp_path / "theirs.npz"))
     with pytest.raises(FedRayError, match=r"its targets are (labels|real numbers), those of the run (lab|real)"):
         newcomers.make_plan(make_plan(cfg, (x, ran)), options)
+
+
+def test_newcomers_are_all_measured_and_their_models_predict_whatever_the_run_was_limited_to(tmp_path, capsys):
+    """The run: five of ten classes, two clients evaluated. FedEM reads a client's examples before it predicts."""
+    run, theirs = tmp_path / "run", tmp_path / "theirs.npz"
+    options = [
+        "--runtime",
+        "local",
+        "--tracking.uri",
+        "none",
+        "--rounds",
+        "2",
+        "--model.hidden",
+        "8",
+        "--figures",
+        "none",
+    ]
+    options += ["--data.classes", "5", "--data.partition", "iid", "--eval-clients", "2"]
+    assert launch.main(["fedem", *options, "--output", str(run)]) == 0
+    data = loading.load(DataConfig())
+    few = data.y < 3
+    np.savez(theirs, x=data.x[few], y=data.y[few])
+    assert newcomers.main([str(run), "--data", str(theirs), "--clients", "4", "--rounds", "1"]) == 0
+    found = fedray.load(f"{run}-newcomers")
+    assert found.plan.cfg.eval_clients is None
+    assert found.predict(data.x[few][:5], client=3).probs.shape == (5, 5)
+
+
+def test_two_commands_do_not_write_the_same_newcomers(finished, capsys):
+    command = [str(finished / "bpfed"), "--data", str(finished / "theirs.npz"), "--output", str(finished / "twice")]
+    with lock.locked(finished / "twice"):
+        assert newcomers.main(command) == 2
+    assert "going on in another process" in capsys.readouterr().err

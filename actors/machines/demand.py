@@ -72,7 +72,7 @@ def reserve(bundles: Sequence[Mapping[str, float]], cluster: Cluster) -> Any:
                     if reason := watch.refusal():
                         raise FedRayError(f"{reason}; the request is withdrawn")
                     if watch.took >= cluster.patience:
-                        raise FedRayError(_too_late(watch, clients, cluster.patience))
+                        raise FedRayError(_too_late(watch, clients or [server], cluster.patience))
                     tell(watch.progress(), watch.took)
             watch.look()
     except BaseException:

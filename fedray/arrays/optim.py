@@ -97,8 +97,9 @@ def _fused(
     steps: Sequence[Tensor],
     lr: float,
 ) -> None:
+    grads = [grad.contiguous() for grad in grads]  # PyTorch's kernel reads memory as it lies, whatever the strides
     torch._fused_adam_(  # pyright: ignore[reportPrivateImportUsage]
-        list(thetas), list(grads), list(ms), list(vs), [], list(steps),
+        list(thetas), grads, list(ms), list(vs), [], list(steps),
         lr=lr, beta1=BETA1, beta2=BETA2, weight_decay=0.0, eps=EPS, amsgrad=False, maximize=False,
     )  # fmt: skip
 

@@ -196,7 +196,7 @@ class Block:
         # Terms that are the whole upload are looked at once.
         bad = {} if isinstance(sent, PendingTerms) and sent.values is ups else bad_rows(ups)
         if isinstance(sent, PendingTerms):
-            bad = bad or totals.boundless(sent)
+            bad = totals.boundless(sent) | bad
         kept = bad_rows(clients)  # more than the upload, which of a newcomer and of a control says nothing
         if not bad and not kept:
             return _Part(index, result, (), up_bytes)

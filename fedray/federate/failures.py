@@ -32,6 +32,10 @@ class FailurePolicy(NamedTuple):
 RETRY = FailurePolicy()
 
 
+class ClientsLostError(Exception):
+    """Clients are gone for good, perhaps with their states: the federation must go back to a checkpoint."""
+
+
 def failure_policy(cfg: Experiment, timeout: float | None = None) -> FailurePolicy:
     """The policy of an experiment (retry, skip or abort), executed with this time limit in seconds."""
     return FailurePolicy(1 if cfg.on_failure == "abort" else ATTEMPTS, cfg.on_failure == "skip", timeout)

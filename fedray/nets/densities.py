@@ -57,7 +57,7 @@ def categorical_predict(f: Tensor, g: Tensor) -> Tensor:
 def categorical_fisher(f: Tensor, g: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """diag(p) - p pᵀ = Σ_c p_c (e_c - p)(e_c - p)ᵀ."""
     p = torch.softmax(f, -1)
-    scale = (weight[:, None] * p).sqrt()  # [..., B, C]
+    scale = (weight[..., None] * p).sqrt()  # [..., B, C]
     off = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)[:, None] - p[..., None, :, :]
     return off * scale.mT[..., None], g
 
@@ -77,16 +77,16 @@ def gaussian_slopes(f: Tensor, g: Tensor, y: Tensor, weight: Tensor) -> tuple[Te
     away = f - (y[:, None] if y.is_floating_point() else _one_hot(f, y))
     pull = g.exp()[..., None] * away  # [..., B, C]
     slope = (((pull * away).sum(-1) - outputs) * weight).sum(-1, keepdim=True) / 2
-    value = slope.squeeze(-1) + outputs / 2 * weight.sum() * (1 + LOG_TAU - g.squeeze(-1))
-    return value, pull * weight[:, None], slope
+    value = slope.squeeze(-1) + outputs / 2 * weight.sum(-1) * (1 + LOG_TAU - g.squeeze(-1))
+    return value, pull * weight[..., None], slope
 
 
 def gaussian_fisher(f: Tensor, g: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """γ I of the mean, and C/2 of log γ."""
     outputs = f.shape[-1]
     each = torch.eye(outputs, dtype=f.dtype, device=f.device)[:, None]  # [K, 1, C]
-    scale = (g.exp()[..., None, None] * weight[:, None]).sqrt()  # [..., 1, B, 1]
-    return each * scale, (outputs / 2 * weight.sum()).expand(g.shape)
+    scale = (g.exp()[..., None, None] * weight[..., None, :, None]).sqrt()  # [..., 1, B, 1]
+    return each * scale, (outputs / 2 * weight.sum(-1, keepdim=True)).expand(g.shape)
 
 
 def mean_and_log_variance(f: Tensor, g: Tensor) -> Tensor:

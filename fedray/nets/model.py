@@ -85,7 +85,9 @@ class Model:
             raise FedRayError(f"network {self.layers}: has no parameters to learn; add an nn.Linear")
         head = "head" if "head" in slices else list(slices)[-1]  # a caller's module has one
         tensors |= {
-            f"head.{kind}": tensors[f"{head}.{kind}"] for kind in ("weight", "bias") if f"{head}.bias" in tensors
+            f"head.{kind}": tensors[f"{head}.{kind}"]
+            for kind in ("weight", "bias")
+            if {f"{head}.weight", f"{head}.bias"} <= tensors.keys()
         }
         size = start + self.extra + self.density.noise
         slices |= {"head": slices[head], "body": slice(0, slices[head].start)}
@@ -108,6 +110,7 @@ class Model:
         # With our own arithmetic on zeros: running the modules on the meta device would import PyTorch's compiler,
         # ten seconds of every process.
         total = 0
+        once = self.density.noise == 0  # whether every weight enters one pre-activation of an example
         x = torch.zeros(1, *self.input_shape)
         zeros = iter(self.split(torch.zeros(self.padded)))
         for place, layer in enumerate(self.layers):
@@ -118,7 +121,11 @@ class Model:
                     f"network: layer {place} ({layer}) cannot take {list(x.shape)}, which inputs of shape "
                     f"{list(self.input_shape)} become ({error}); mend its sizes"
                 ) from None
-            total += x.numel() if _parametric(layer) else 0
+            if not isinstance(x, Tensor):
+                raise FedRayError(f"network: layer {place} ({layer}) returns {type(x).__name__}, not a tensor; mend it")
+            if _parametric(layer):
+                total += x.numel()
+                once = once and not isinstance(layer, REUSING) and x.numel() == x.shape[1]
         if x.shape != (1, self.classes):
             raise FedRayError(
                 f"network: maps an input of shape {list(self.input_shape)} to {list(x.shape[1:])}, not to the "
@@ -126,8 +133,7 @@ class Model:
             )
         if (own := own_module(self)) is not None:
             own.check_stacking(torch.zeros(2, *self.input_shape))
-        covered = self.density.noise == 0 and not any(isinstance(layer, REUSING) for layer in self.layers)
-        return total if covered else 0
+        return total if once else 0
 
     def _check_rows(self) -> None:
         """Raise FedRayError where the output for one example is not the same in every minibatch: tried on two.
@@ -206,9 +212,10 @@ class Model:
     def forward_local(self, mu: Sequence[Tensor], sigma: Sequence[Tensor], x: Tensor, noise: Tensor) -> Tensor:
         """Logits [B, C] by local reparameterization: each pre-activation a ~ N(x μ, x² σ²) is drawn by itself.
 
-        noise [B, activations] is standard normal. Kingma, Salimans and Welling 2015, eq. 6. Raises FedRayError for an
-        LSTM, whose weights act many times on what they have made, for a GroupNorm, whose scale all places of a channel
-        have in common, and for a caller's module, which may do the same.
+        noise [B, activations] is standard normal. Kingma, Salimans and Welling 2015, eq. 6. Raises FedRayError where a
+        weight enters several pre-activations of an example, which are not independent then: all places of a channel
+        have a convolution's weights and a GroupNorm's scale in common, an LSTM's weights act many times on what they
+        have made, and a caller's module may do the same.
         """
         if self.activations == 0:
             raise FedRayError(

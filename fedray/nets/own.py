@@ -124,7 +124,7 @@ def _places(module: nn.Module) -> list[list[str]]:
     """
     found: dict[nn.Parameter, list[str]] = {}
     for path, part in module.named_modules():
-        for name, parameter in part.named_parameters(path, recurse=False):
+        for name, parameter in part.named_parameters(path, recurse=False, remove_duplicate=False):
             found.setdefault(parameter, []).append(name)
     return list(found.values())
 
@@ -141,6 +141,8 @@ def _check(module: nn.Module) -> None:
     if not named:
         raise FedRayError(f"{what}: has no parameters to learn; add an nn.Linear")
     for name, parameter in named:
+        if isinstance(parameter, nn.UninitializedParameter):
+            raise FedRayError(f"{what}: its parameter {name} has no shape yet (a lazy layer); call it once on an input")
         if parameter.dtype != torch.float32 or not parameter.requires_grad:
             reason = f"is {parameter.dtype}" if parameter.requires_grad else "is frozen (requires_grad=False)"
             raise FedRayError(f"{what}: its parameter {name} {reason}; all parameters are float32 and trained")

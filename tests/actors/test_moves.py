@@ -8,7 +8,7 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from actors import moves
-from actors.crew import ClientsLostError, Recruit
+from actors.crew import Recruit
 from actors.machines import seats
 from actors.machines.cluster import Machine
 from actors.machines.placement import Layout, Node
@@ -16,6 +16,7 @@ from actors.machines.seats import LEAVE_SECONDS, Seat, doomed
 from actors.machines.spread import even
 from actors.moves import LeaveError, Mover
 from actors.server import ServerActor
+from fedray.federate.failures import ClientsLostError
 from fedray.federate.storage.checkpoint import CheckpointStore
 from tests.helpers import small_plan
 

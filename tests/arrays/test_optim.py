@@ -67,3 +67,23 @@ def test_the_steps_that_compile_are_the_fused_ones_to_rounding():
         return torch.stack(thetas)
 
     assert_close(ended(_plain), ended(adam_), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_gradient_may_lie_in_memory_as_it_likes(stacked):
+    wide = Stream(0, "wide").normal([2, 64, 3])
+    for strided in (wide[..., 1], torch.tensor(0.5).expand(2, 64)):
+        found = []
+        for grad in (strided, strided.contiguous()):
+            theta, moments = torch.zeros(2, 64), zero_moments(torch.zeros(2, 64))
+
+            def step(theta, grad, moments):
+                t = adam_([theta], [grad], [moments], torch.tensor(0.0), 0.1)
+                return theta, t
+
+            if stacked:
+                torch.vmap(step, in_dims=(0, 0, 0))(theta, grad, moments)
+            else:
+                step(theta[0], grad[0], trees.row(moments, 0))
+            found.append(theta)
+        assert torch.equal(*found)

@@ -1,5 +1,7 @@
 """A block of clients: packing and company change nothing, and every client gets what is its own."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -286,3 +288,16 @@ def test_a_batch_far_larger_than_every_shard_is_the_shard(name):
 
 def test_a_batch_whose_rows_have_noise_is_as_wide_as_asked():
     assert small_plan("pfedbayes", {"batch_size": 5000, "algorithm.estimator": "local"}).facts.batch_size == 5000
+
+
+def test_a_client_whose_terms_are_infinite_is_found_beside_one_whose_upload_is():
+    """Its upload is finite; as an integer of the sum its infinite term would be any number."""
+    plan = small_plan("fedavg")
+    grown = plan.algorithm.aggregate._replace(terms=lambda ctx, up: fedavg.Point(up.theta * 1e30))
+    hosts = block(plan._replace(algorithm=plan.algorithm._replace(aggregate=grown)), gather=False)
+    theta = torch.ones(3, hosts.context.model.padded)
+    theta[0], theta[1] = math.nan, 1e20
+    ups, index = fedavg.Point(theta), (0, 1, 2)
+    result = fedavg.Nothing(), hosts._sent(1, index, ups), fedavg.Info(torch.zeros(3))
+    part = hosts._sorted_out(1, index, ups, result)
+    assert [failure.who for failure in part.failures] == ["client 0", "client 1"]

@@ -71,6 +71,17 @@ def test_a_stack_of_particles_computes_what_each_does(density):
 
 
 @every_density
+def test_particles_may_weigh_the_examples_each_in_its_own_way(density):
+    net, (_, y, _) = model(density), batch(density)
+    f, g = Stream(0, "f").normal([3, 6, CLASSES[density]]).double(), Stream(0, "g").normal([3, density.noise]).double()
+    weights = Stream(0, "weights").uniform([3, 6]).double()
+    slopes, fisher = net.density.slopes(f, g, y, weights), net.density.fisher(f, g, weights)
+    for m in range(3):
+        assert_close(tuple(part[m] for part in slopes), net.density.slopes(f[m], g[m], y, weights[m]))
+        assert_close(tuple(part[m] for part in fisher), net.density.fisher(f[m], g[m], weights[m]))
+
+
+@every_density
 @pytest.mark.parametrize("layers", ["linear", "deep"])
 def test_the_curvature_is_the_expected_square_of_the_score(density, layers):
     """Fisher information: Σ_b weight_b E[(∂ log p(y | x_b, θ)/∂θ)²], the expectation over y under the model."""

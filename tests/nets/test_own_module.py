@@ -117,6 +117,11 @@ class Branches(nn.Linear):
         return y if y.sum() > 0 else 2 * y
 
 
+class Pair(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.flatten(1)), x
+
+
 class Draws(nn.Linear):
     def forward(self, x):
         return super().forward(x.flatten(1)) * torch.rand(4)
@@ -156,7 +161,32 @@ REFUSED = {
     "mixes": (Mixes(6, 4), "Mixes: the output for one example changes with the others"),
     "head": (Headed(), "head is not the last part"),
     "outputs": (nn.Sequential(nn.Flatten(), nn.LayerNorm(6), nn.Linear(6, 3)), "not to the 4 outputs"),
+    "lazy": (nn.Sequential(nn.Flatten(), nn.LayerNorm(6), nn.LazyLinear(4)), "weight has no shape yet"),
+    "pair": (Pair(6, 4), "returns tuple, not a tensor"),
 }
+
+
+def test_a_parameter_with_two_names_in_one_module_is_one():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(4, 6))
+            self.v = self.w
+
+        def forward(self, x):
+            return x.flatten(1) @ self.w.T @ self.v @ self.v.T
+
+    model, x = given(Tied(), (2, 3), 4), torch.randn(5, 2, 3)
+    theta = torch.randn(model.padded)
+    assert model.size == 24
+    torch.testing.assert_close(model.apply(2 * theta, x), 8 * model.apply(theta, x))
+
+
+def test_a_head_whose_weight_is_made_of_other_parameters_has_no_name_for_it():
+    head = nn.utils.parametrizations.weight_norm(nn.Linear(6, 4))
+    model = given(nn.Sequential(nn.Flatten(), nn.LayerNorm(6), head), (2, 3), 4)
+    assert "head.weight" not in model.tensors
+    assert model.apply(torch.randn(model.padded), torch.randn(5, 2, 3)).shape == (5, 4)
 
 
 @pytest.mark.parametrize(("module", "message"), REFUSED.values(), ids=REFUSED)

@@ -282,3 +282,15 @@ def test_git_commit_tells_clean_from_dirty(tmp_path, monkeypatch):
     assert git_commit() == commit[:12]
     (tmp_path / "new.py").write_text("1")
     assert git_commit() == f"{commit[:12]}+dirty"
+
+
+def test_a_trial_that_is_begun_again_has_the_averages_of_each_round_once(store, warned):
+    """Its process was lost: it logs all rounds again, into the same run."""
+    from mlflow.tracking import MlflowClient
+
+    tracker = start(store, warned)
+    for step in (*range(1, 11), *range(1, 21)):
+        tracker.log(step, {"personal/accuracy": step / 100})
+    tracker.finish("FINISHED")
+    averaged = MlflowClient(store).get_run(tracker.run_id).data.metrics["averaged/personal_accuracy"]
+    assert averaged == pytest.approx((0.19 + 0.20) / 2)

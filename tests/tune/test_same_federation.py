@@ -17,10 +17,15 @@ from fedray.data import loading
 from fedray.federate.plan import Plan
 from fedray.federate.planning import make_plan
 from fedray.running import stages
+from fedray.running.folder import checkpoint_place, notes
+from fedray.running.log import Log
+from fedray.running.writer import Writer
+from tests.helpers import small_plan
 from tune import runs
 from tune import trial as trial_module
 from tune.__main__ import read
 from tune.planner import Planner
+from tune.run_trial import Relay
 from tune.trial import CommonToTrials, Trial
 
 WRITERS = 210  # more than the paper's 198 clients
@@ -82,3 +87,28 @@ def test_the_papers_protocol_holds_where_the_examples_are_given(
         assert getattr(plan.cfg, name) == getattr(alone.cfg, name)
     assert plan.names == alone.names
     assert all(map(np.array_equal, plan.partition.train, alone.partition.train))
+
+
+def test_a_run_beside_others_that_begins_may_compile_its_step_as_a_launch_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``choose`` is told of a package, or of none, where a run goes on, and of nothing where it begins."""
+    told: list[str | None] = []
+    monkeypatch.setattr(stages, "choose", lambda plan, backend, known, tell: told.append(known))
+    execution = Execution(name="run", output=tmp_path / "run", tracking=TrackingConfig(uri="none"))
+    with contextlib.ExitStack() as locks:
+        entered = runs._enter(stages.Request(small_plan().cfg, execution), Planner(), locks)
+        runs._TrackedRun(entered, {}, None, None)  # type: ignore[arg-type]
+
+        def ready() -> stages.ActiveRun:
+            """The run as a trial gets it, the first time and after the loss of its process."""
+            note = notes.read(str(entered.folder))
+            request = stages.Request(entered.plan.cfg, entered.execution, resume=str(entered.folder))
+            store = checkpoint_place.store(entered.folder, entered.execution)
+            writer, relay = Writer(entered.folder, True), Relay(None, "none")
+            run = stages.ActiveRun(entered.plan, request, note.name, writer, relay, store, Log(), note)
+            return stages.ready(run, on_gpus=False)[0]
+
+        stages.begin(ready(), None)
+        ready()
+    assert told == [None, ""]

@@ -97,7 +97,7 @@ class Info(NamedTuple):
 def server_init(ctx: Context[PFedBayes], rng: Stream) -> Gaussian:
     """μ ~ N(0, 0.1²), ρ ~ N(rho_init, rho_sd²): the start of the server and of every client."""
     cfg, model = ctx.cfg, ctx.model
-    reason = "local reparameterization covers no recurrent layers, no GroupNorm, nor the noise of a Gaussian likelihood"
+    reason = "local reparameterization covers linear layers alone, and not the noise of a Gaussian likelihood"
     possible = cfg.estimator == "weights" or model.activations > 0
     require(possible, "estimator", cfg.estimator, reason, "use `estimator=weights`")
     mu = model.pad(INIT_SD * rng.normal([model.padded]))

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable
 from typing import NamedTuple
 
+from fedray.federate.failures import ClientsLostError
 from fedray.federate.messages import Cohort, Failure
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import State
@@ -48,6 +49,10 @@ def keep(store: CheckpointStore, plan: Plan, state: State, cohort: Cohort) -> tu
         fs, path = located(folder)
         fs.makedirs(path, exist_ok=True)
         write(folder, plan, state, cohort.save(folder))
+    except ClientsLostError:  # no fault of the store
+        with contextlib.suppress(Exception):
+            _remove(folder)
+        raise
     except Exception as error:  # any of a storage library's
         reason = f"{first_line(error)}, while writing {folder}"
         with contextlib.suppress(Exception):  # a part of one only takes room

@@ -14,7 +14,9 @@ until then, the successor of a process that dies may still need it.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import stat
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -71,6 +73,10 @@ class ClientStates(Protocol):
         """Take the states of a checkpoint, in the place of those that are here."""
         ...
 
+    def clear(self) -> None:
+        """Leave nothing on this machine: the federation has ended."""
+        ...
+
 
 def rows(states: ClientStates, ids: Iterable[int]) -> Any:
     """The states of some clients, stacked [K, ...], in memory of the caller's own."""
@@ -118,6 +124,9 @@ class InMemory:
         self._own = {}
         for i, state in read_clients(saved, self._ids, self._initial):
             self._own[i] = trees.tree_map(lambda leaf: leaf.to(self._device, copy=True), state)
+
+    def clear(self) -> None:
+        self._own = {}
 
 
 def _make_private(folder: Path) -> None:
@@ -218,6 +227,12 @@ class OnDisk:
                 self._files[i] = saved.round, alone[i]
         for i, state in read_clients(saved, self._ids - self._files.keys(), self._initial):
             self.replace(saved.round, [i], trees.tree_map(lambda leaf: leaf[None], state))
+
+    def clear(self) -> None:
+        self._files = {}
+        shutil.rmtree(self._root, ignore_errors=True)
+        with contextlib.suppress(OSError):  # where it holds those of others
+            self._base.rmdir()
 
     def _secure(self, path: Path) -> None:
         """Have a file outlive the machine's own fall, too."""

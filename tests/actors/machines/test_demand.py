@@ -13,6 +13,7 @@ from actors.machines.demand import Cluster
 from actors.machines.offer import MachineKind
 from actors.machines.placement import Node
 from fedray.federate.compiled import cache
+from fedray.types import FedRayError
 
 G6 = MachineKind("g6", Node(8, 1), 4)
 ASKED = Cluster([Node(2, 0)], (G6, G6), "mine")
@@ -123,3 +124,16 @@ def test_a_cluster_without_an_autoscaler_is_not_asked(clock: list[float], monkey
     watch.look()
     assert (watch.took, watch.refusal()) == (5.0, "")
     assert "free" in watch.progress()
+
+
+def test_the_process_of_a_trial_that_gets_no_room_is_named_where_it_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Group:
+        def wait(self, seconds: float) -> bool:
+            return False
+
+    monkeypatch.setattr(demand, "placement_group", lambda *_, **__: Group())
+    monkeypatch.setattr(demand, "remove_placement_group", lambda group: None)
+    monkeypatch.setattr(demand, "here", dict)
+    monkeypatch.setattr(demand.ray, "available_resources", lambda: {"CPU": 0.5})
+    with pytest.raises(FedRayError, match=r"did not have 1 x \(CPU 1, GPU 0\) free, it has \{'CPU': 0.5\}"):
+        demand.bring_up([{"CPU": 1.0}], Cluster([Node(2, 0)], (G6,), "", patience=0.0))

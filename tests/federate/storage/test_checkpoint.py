@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedray.federate import report
-from fedray.federate.failures import RETRY
+from fedray.federate.failures import RETRY, ClientsLostError
 from fedray.federate.in_process import LocalCohort, LocalFederation, play_and_keep
 from fedray.federate.rounds import start
 from fedray.federate.storage import checkpoint, checkpoint_files
@@ -191,6 +191,20 @@ def test_a_full_disk_is_said_and_the_run_goes_on_or_stops(tmp_path, monkeypatch)
             play_and_keep(plan, state, cohort, RETRY, store._replace(stop=True))
     assert after.round == 3
     assert checkpoint.newest(store, plan, lambda _: None).state.round == 2
+
+
+def test_clients_that_are_lost_while_they_are_saved_are_no_fault_of_the_store(tmp_path):
+    plan, store, state, _ = kept(tmp_path)
+
+    class Lost(LocalCohort):
+        def save(self, folder):
+            raise ClientsLostError("its machine is gone")
+
+    for each in (store, store._replace(stop=True)):
+        with pytest.raises(ClientsLostError, match="its machine is gone"):
+            checkpoint.keep(each, plan, state._replace(round=9), Lost(plan, "loop"))
+    assert checkpoint.rounds(store) == checkpoint.rounds(store._replace(stop=True))
+    assert 9 not in checkpoint.rounds(store)
 
 
 def test_a_lost_permission_or_store_is_said_too(tmp_path):

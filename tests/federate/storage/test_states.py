@@ -259,3 +259,14 @@ def test_fedpop_looks_at_shards_only_where_its_chain_does(sampler, looks):
     host = block(plan)
     play(plan, [host], ((0, 3),))
     assert host._seen["train"] == looks * plan.facts.shard
+
+
+def test_who_ends_leaves_nothing_on_its_machine_but_what_others_have_there(tmp_path):
+    first, second = (OnDisk(torch.zeros(2), ids, CPU, str(tmp_path / "states")) for ids in ([0, 1], [2]))
+    for states, ids in ((first, [0, 1]), (second, [2])):
+        states.replace(1, ids, torch.ones(len(ids), 2))
+    first.clear()
+    assert [path.parts[-3] for path in files(tmp_path)] == ["000002-000002"]
+    assert torch.equal(second.row(2), torch.ones(2))
+    second.clear()
+    assert list(tmp_path.iterdir()) == []

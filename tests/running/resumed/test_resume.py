@@ -380,3 +380,19 @@ def test_a_line_of_a_failure_that_was_cut_between_two_fields_is_left_out(tmp_pat
 def failures(folder: str) -> list[dict[str, str]]:
     with (Path(folder) / "failures.csv").open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def test_a_run_that_goes_on_in_another_experiment_of_the_store_is_whole_there(cut: Callable[..., int]) -> None:
+    from mlflow.tracking import MlflowClient
+
+    assert cut([*FAST, "--name", "cut", "--tracking.experiment", "a"], 3) == 130
+    assert launch.main(["--resume", "runs/cut", "--tracking.experiment", "b"]) == 0
+    client = MlflowClient(f"sqlite:///{Path.cwd()}/runs/mlflow.db")
+    found = {}
+    for name in ("a", "b"):
+        experiment = client.get_experiment_by_name(name)
+        assert experiment is not None
+        (run,) = client.search_runs([experiment.experiment_id])
+        steps = [metric.step for metric in client.get_metric_history(run.info.run_id, "personal/accuracy")]
+        found[name] = run.info.status, steps
+    assert found == {"a": ("KILLED", [1, 2, 3]), "b": ("FINISHED", [1, 2, 3, 4, 5, 6])}

@@ -1,0 +1,52 @@
+"""The folder of a result: how it gets there, whatever is there, and whether it lasts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fedray.running import predictor, writer
+from fedray.running.folder import naming
+from fedray.running.writer import Writer
+from fedray.types import FedRayError
+
+
+def test_a_result_may_go_to_where_a_volume_is_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files cannot be moved onto another volume: they are collected on it."""
+    place = tmp_path / "volume"
+    place.mkdir()
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == place)
+    result = Writer(place)
+    assert result.folder.parent == place
+    (place / "theirs").touch()
+    with pytest.raises(FedRayError, match="already holds something"):
+        Writer(place)
+    (place / "theirs").unlink()
+    result = Writer(place)  # in the place of one whose process was killed
+    result.json("summary.json", {})
+    result.commit()
+    assert [path.name for path in place.iterdir()] == ["summary.json"]
+
+
+def test_every_file_is_on_the_disk_before_it_is_part_of_a_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoints are removed right after it."""
+    synced: list[Path] = []
+    monkeypatch.setattr(writer, "to_disk", synced.append)
+    result = Writer(tmp_path / "x")
+    for name in ("summary.json", "config.json"):
+        result.json(name, {})
+    result.commit()
+    assert synced[-1] == tmp_path / "x"
+    assert {path.name for path in synced[:-1]} == {"summary.json", "config.json"}
+    assert not result.folder.exists()
+
+
+def test_a_place_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert naming.place("", "~/runs/x", "x") == tmp_path / "runs/x"
+    with pytest.raises(FedRayError, match=f"{tmp_path}/runs/x/config.json"):
+        predictor.load("~/runs/x")
