@@ -131,7 +131,7 @@ def test_class_counts_are_of_the_shard():
     of = plan()
     host = block(of, [4])
     data = shard(host, 0)
-    local = bnfed.begin(of.context, bnfed.Nothing(), bnfed.Point(trained(of, 1)[0]), data)
+    local = bnfed.ALGORITHM.begin(of.context, bnfed.Nothing(), bnfed.Point(trained(of, 1)[0]), data)
     _, up = bnfed.finish(of.context, local, data)
     assert torch.equal(up.classes, torch.bincount(data.y[data.weight > 0], minlength=10).float())
 
