@@ -83,9 +83,9 @@ class RayCohort:
     def reset(self, plan: Plan, policy: FailurePolicy) -> None:
         """Begin another federation, of as many clients, in the same actors."""
         self._plan = plan._replace(given=None)
-        self.crew.policy = policy
+        self.crew.reset(policy)
         self._plan_ref = ray.put(self._plan)
-        self._committed = [Commits() for _ in self.layout.blocks]
+        self._committed, self._trained = [Commits() for _ in self.layout.blocks], {}
         self._units = ()
         self.crew.ask(Question(ClientActor.reset, self._to_all(self._plan_ref)))
 

@@ -112,6 +112,11 @@ class Crew:
         """Whether every actor has answered since it was started."""
         return not self._fresh
 
+    def reset(self, policy: FailurePolicy) -> None:
+        """Begin another federation: the states, failures and times of the last one are none of its own."""
+        self.policy = policy
+        self._held, self._failures, self.lags = {}, [], {}
+
     def report(self, failure: Failure) -> None:
         """Note a failure that the federation could go on after."""
         self._failures.append(failure)

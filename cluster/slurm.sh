@@ -49,6 +49,11 @@ export FEDRAY_WORKER="--address=$head:$port" FEDRAY_SCRATCH="${TMPDIR:-/tmp}/ray
 srun --kill-on-bad-exit=0 bash -c '
     ulimit -n 65536 2> /dev/null || true
     mkdir -p -m 700 "$FEDRAY_SCRATCH"
+    # Its name can be guessed: one that another user made is not ours to write to.
+    [ -O "$FEDRAY_SCRATCH" ] && [ ! -L "$FEDRAY_SCRATCH" ] && chmod 700 "$FEDRAY_SCRATCH" || {
+        echo "slurm.sh: $FEDRAY_SCRATCH is not yours; set TMPDIR to a folder of your own" >&2
+        exit 1
+    }
     [ "$SLURM_NODEID" = 0 ] && place=$FEDRAY_HEAD || place=$FEDRAY_WORKER
     for attempt in 1 2 3 4 5; do  # the head may not listen yet
         ray start $place --block --disable-usage-stats --num-cpus="$SLURM_CPUS_PER_TASK" --temp-dir="$FEDRAY_SCRATCH" \

@@ -68,6 +68,30 @@ def test_from_dict_answers_an_unknown_name_with_the_known_ones():
         config.from_dict(DataConfig, {"alpa": 1})
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("fedpop", {"sampler": "map", "prior": "fixed"}),
+        ("pfedbred", {"variance": (2.0,), "prior": "gaussian"}),
+        ("heurfedamp", {"lr": 30.0, "mu": 0.01}),
+    ],
+)
+def test_a_rule_about_two_settings_is_asked_of_both_whichever_comes_first(name, settings):
+    """The first of these alone is refused."""
+    backwards = dict(reversed(settings.items()))
+    for each in (settings, backwards):
+        cfg = override(experiment(name), {f"algorithm.{field}": value for field, value in each.items()})
+        assert {field: getattr(cfg.algorithm, field) for field in each} == each
+    first = next(iter(settings))
+    with pytest.raises(FedRayError):
+        override(experiment(name), {f"algorithm.{first}": settings[first]})
+
+
+def test_a_part_may_be_replaced_and_changed_at_once():
+    cfg = override(experiment(), {"data.alpha": 9.0, "data": DataConfig(name="mnist")})
+    assert cfg.data == DataConfig(name="mnist", alpha=9.0)
+
+
 def test_override_validates():
     with pytest.raises(FedRayError, match=r"zeta -1"):
         override(experiment("pfedbayes"), {"algorithm.zeta": -1})

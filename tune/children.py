@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 from fedray.config import Experiment, flatten, override, to_dict
 from fedray.federate import report
 from fedray.federate.planning import resolve
+from fedray.running import mlflow_store
 from fedray.running.mlflow_store import connect
 from fedray.running.tracking import MLflowTracker, NullTracker, Tracker
+from fedray.terminal import say
 from fedray.types import FedRayError
 from tune.options import Sweep, by_test
 from tune.planner import Planner
@@ -71,6 +73,15 @@ def child_run(parent: ParentRun | None, base: Experiment, sweep: Sweep, planner:
     """The run of a trial that starts, continued where the store has it; without a parent nothing is recorded."""
     if parent is None:
         return ChildRun(NullTracker(), 0, trial, base.rounds, sweep)
+    try:
+        return _opened(parent, base, sweep, planner, trial)
+    except Exception as error:  # any of a store that was there when the sweep began
+        why = str(error) if isinstance(error, FedRayError) else mlflow_store.reason(error)
+        say(f"warning: trial {trial.trial_id} is not in the tracking store: {why}")
+        return ChildRun(NullTracker(), 0, trial, base.rounds, sweep)
+
+
+def _opened(parent: ParentRun, base: Experiment, sweep: Sweep, planner: Planner, trial: Any) -> ChildRun:
     cfg, digests = _planned(planner, override(base, trial.config))
     found = find_child(parent, trial.trial_id)
     tags = {

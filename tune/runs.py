@@ -28,10 +28,11 @@ from fedray.config import Execution
 from fedray.data.readers import Dataset
 from fedray.federate.failures import ATTEMPTS
 from fedray.federate.plan import Plan
-from fedray.running import progress, session, stages
+from fedray.running import mlflow_store, progress, session, stages
 from fedray.running.folder import checkpoint_place, lock, naming, notes
 from fedray.running.published.publish import Finished
 from fedray.running.side_by_side import Ended, Listener
+from fedray.running.tracking import NullTracker, Tracker
 from fedray.running.writer import Writer
 from fedray.terminal import same_handlers, say
 from fedray.types import FedRayError, require
@@ -161,8 +162,14 @@ class _TrackedRun:
         self._plan, self._register = plan, execution.register
         self._listen = listen
         self._trial = trial
-        self._tracker = session.open_tracker(plan, execution, self._name, tags, note)
-        noted = notes.absolute(execution, self._tracker.uri)
+        self._tracker: Tracker = NullTracker()
+        try:
+            self._tracker = session.open_tracker(plan, execution, self._name, tags, note)
+            uri = self._tracker.uri
+        except FedRayError as error:  # of a store that was there when the study began
+            uri = mlflow_store.locate(execution.tracking.uri).uri
+            say(f"warning: {self._name} is not in the tracking store until this command is run again: {error}")
+        noted = notes.absolute(execution, uri)
         package = note.package if note else None
         own = notes.Note(self._name, plan.cfg, noted, self._tracker.run_id, package, plan.digests)
         notes.write(self._folder, own)

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import ray
 from ray import tune as ray_tune
 
-from actors.machines import demand
-from actors.machines.cluster import connect
+from actors.machines import demand, sight
+from actors.machines.cluster import connect, here, machines
 from actors.machines.offer import need_of_trials
 from actors.machines.placement import Layout, arrange_trials
 from fedray import cli, registry
@@ -169,6 +169,10 @@ def play(
         apart = execution.round_timeout is not None  # nobody could stop a process that hangs with its own clients
         layout, at_once = arrange_trials(clients, request.trials, cluster.nodes, concurrency, wish, apart)
         demand.bring_up(layout.bundles, cluster)
+        tied = _tied(request, layout, say)
+        if tied and layout.inside:  # the processes of trials are all that there is, and have to be on this machine
+            alone = [machines()[ray.get_runtime_context().get_node_id()].free]
+            layout, at_once = arrange_trials(clients, request.trials, alone, concurrency, wish, apart)
         where = "the trial's own process" if layout.inside else f"{len(layout.blocks)} actor(s) each"
         say(f"{request.trials} trials, {at_once} at a time: {clients} clients in {where}")
         say(results.basis(sweep.metric, request.base.data.validation))
@@ -179,7 +183,7 @@ def play(
         trials: list[Any] = []
         try:
             show([])
-            trials = play_trials(_programme(request, layout, at_once, resume, planner), recorder)
+            trials = play_trials(_programme(request, layout, at_once, resume, planner, tied), recorder)
         finally:
             if not trials:
                 tracker.finish("KILLED")
@@ -188,6 +192,26 @@ def play(
     finally:
         if own:
             ray.shutdown()
+
+
+def _tied(request: SweepRequest, layout: Layout, say: Callable[[str], object]) -> dict[str, float]:
+    """What ties the processes of trials to this machine: nothing where all machines see its folder, where they write.
+
+    Raises FedRayError where they do not, and this machine has no CPU for trials.
+    """
+    unseen = sight.blind(request.folder.parent)
+    if not unseen:
+        return {}
+    tied = here()
+    who = f"{', '.join(unseen)} {'does' if len(unseen) == 1 else 'do'} not see {request.folder.parent}"
+    if not tied:
+        raise FedRayError(
+            f"--output {request.folder}: {who}, where trials write; give a folder that all machines see, or let the "
+            "machine on which you start offer CPUs"
+        )
+    rest = "" if layout.inside else ", only their clients elsewhere"
+    say(f"warning: {who}: trials play on this machine{rest}; give --output a folder that all machines see")
+    return tied
 
 
 def concluded(request: SweepRequest) -> Report | None:
@@ -215,7 +239,9 @@ def _plain(settings: dict[str, Any]) -> Any:
     return decode(json.dumps(settings).encode())
 
 
-def _programme(request: SweepRequest, layout: Layout, at_once: int, resume: bool, planner: Planner) -> Programme:
+def _programme(
+    request: SweepRequest, layout: Layout, at_once: int, resume: bool, planner: Planner, tied: Mapping[str, float]
+) -> Programme:
     sweep = request.sweep
     base = request.base
     dataset = None if request.space.keys() & set(LOADED) else ray.put(planner.dataset(base))
@@ -233,7 +259,7 @@ def _programme(request: SweepRequest, layout: Layout, at_once: int, resume: bool
         common,
         search.parameters(request.space, sweep.search, request.seeds),
         lambda config: layout,
-        {},
+        dict(tied),
         search.searcher(sweep, request.space, at_once, request.seeds),
         search.scheduler(sweep, request.space, request.base.eval_every),
         samples=search.draws(request.space, sweep.search, sweep.samples),

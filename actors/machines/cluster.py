@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 import os
+import secrets
 import socket
 import threading
 import time
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 
 import ray
 from ray._private.state import state as _state  # nothing public tells what a single machine has free, or that it goes
-from ray.exceptions import RayError
+from ray.exceptions import AuthenticationError, RayError
 
 from actors.machines import streams, versions
 from actors.machines.placement import Node
@@ -39,6 +40,8 @@ def connect(address: str | None) -> bool:
         return False
     given = address or os.environ.get("RAY_ADDRESS")
     address = given or _running()
+    if not given and address != "local":
+        _show_token()
     if address != "local" and _join(address, bool(given)):
         return False
     say("starting Ray on this machine")
@@ -57,6 +60,11 @@ def _join(address: str, given: bool) -> bool:
             raise FedRayError(
                 f"--address {address}: {' '.join(str(error).split())}; start the driver with the cluster's versions, "
                 "or the cluster with the driver's"
+            ) from None
+        if isinstance(error, AuthenticationError):
+            raise FedRayError(
+                f"--address {address}: the cluster asks for its token ({first_line(error)}); set RAY_AUTH_MODE=token, "
+                "with the token in ~/.ray/auth_token"
             ) from None
         if given:
             raise FedRayError(
@@ -80,8 +88,38 @@ def _init(address: str, shipped: list[str], **options: Any) -> None:
     streams.listen()
 
 
+def _show_token() -> None:
+    """Let this process show the token that it may have to a cluster of `ray start` on this machine, which asks for it.
+
+    Ray does so for the address `auto`, and for no other.
+    """
+    with contextlib.suppress(ImportError):
+        from ray._private.authentication import authentication_token_setup as setup
+
+        setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+
+
+def _keep_token() -> None:
+    """Have the token of local clusters, which Ray would write for every user of the machine to read, read by ours only.
+
+    Whoever has it can run code in our name, for Ray listens at every address.
+    """
+    if {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
+        return
+    path = Path.home() / ".ray" / "auth_token"
+    with contextlib.suppress(OSError):  # Ray says what is wrong
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(secrets.token_hex(32))
+        except FileExistsError:
+            if path.stat().st_uid == os.geteuid():
+                path.chmod(0o600)
+
+
 def _start() -> None:
     """Start a local cluster; raises FedRayError where Ray does not come up within START_SECONDS."""
+    _keep_token()
     deadline = time.monotonic() + START_SECONDS
     pause = 1.0
     while True:

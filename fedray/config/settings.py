@@ -19,8 +19,11 @@ from fedray.types import BEFORE, FedRayError, at_its_origin, suggestion
 def override(cfg: Any, settings: Mapping[str, Any]) -> Any:
     """A copy of a config with dotted fields replaced, e.g. ``{"algorithm.zeta": 3.0}``.
 
-    Raises FedRayError for a field that does not exist, listing those that do.
+    All at once, so that rules about several fields are asked of the outcome alone. Raises FedRayError for a field that
+    does not exist, listing those that do.
     """
+    changes: dict[str, Any] = {}
+    inner: dict[str, dict[str, Any]] = {}
     for dotted, value in settings.items():
         if not dataclasses.is_dataclass(cfg) or isinstance(cfg, type):
             raise FedRayError(f"{dotted!r}: {cfg!r} has no settings of its own; give a field of the experiment")
@@ -32,9 +35,12 @@ def override(cfg: Any, settings: Mapping[str, Any]) -> Any:
                 f"{dotted!r} is not a setting of {type(cfg).__name__}; {near}choose from {', '.join(names)}"
             )
         if rest:
-            value = override(getattr(cfg, head), {rest: value})
-        cfg = dataclasses.replace(cfg, **{head: value})
-    return cfg
+            inner.setdefault(head, {})[rest] = value
+        else:
+            changes[head] = value
+    for head, its in inner.items():
+        changes[head] = override(changes.get(head, getattr(cfg, head)), its)
+    return dataclasses.replace(cfg, **changes) if changes else cfg
 
 
 def to_dict(cfg: Any) -> Any:

@@ -86,22 +86,22 @@ class _Parts(NamedTuple):
 
     def set(self, settings: Mapping[str, Any]) -> _Parts:
         """The same with some settings; raises FedRayError for a name that no config has, or two have."""
-        parts = self
+        parts = self._asdict()
+        given: dict[str, dict[str, Any]] = {}
         for name, value in settings.items():
-            fields = [field for field, cfg in parts._asdict().items() if name in _names(cfg, field)]
+            fields = [field for field, cfg in parts.items() if name in _names(cfg, field)]
             if not fields:
-                known = [each for field, cfg in parts._asdict().items() for each in _names(cfg, field)]
+                known = [each for field, cfg in parts.items() for each in _names(cfg, field)]
                 near = suggestion(name, known)
-                own = f"{type(parts.algorithm).__name__} has {', '.join(_names(parts.algorithm, 'algorithm'))}"
+                own = f"{type(self.algorithm).__name__} has {', '.join(_names(self.algorithm, 'algorithm'))}"
                 raise FedRayError(f"{name}={value!r}: fedray.run has no such argument; {near}{own}")
             if len(fields) > 1:
-                kinds = " and ".join(type(parts._asdict()[field]).__name__ for field in fields)
+                kinds = " and ".join(type(parts[field]).__name__ for field in fields)
                 raise FedRayError(
                     f"{name}={value!r}: {kinds} have a setting of this name; give the object that you mean"
                 )
-            cfg = override(parts._asdict()[fields[0]], {name: value})
-            parts = parts._replace(**{fields[0]: cfg})
-        return parts
+            given.setdefault(fields[0], {})[name] = value
+        return self._replace(**{field: override(parts[field], own) for field, own in given.items()})
 
 
 def _names(cfg: Any, part: str) -> list[str]:

@@ -68,7 +68,7 @@ class Writer:
     def __init__(self, destination: Path, resumed: bool = False):
         self.destination = Path(os.path.abspath(destination))
         if taken(self.destination) and not resumed:
-            raise FedRayError(f"--output {destination}: already holds something; choose another --output")
+            raise FedRayError(f"--output {destination}: already holds something; choose another --name or --output")
         # Files are moved from there, which cannot be another volume.
         mounted = os.path.ismount(self.destination)
         beside = self.destination if mounted else self.destination.parent

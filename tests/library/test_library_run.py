@@ -264,6 +264,12 @@ def test_errors_name_the_argument(arguments, message):
     assert "`" not in str(caught.value)
 
 
+@pytest.mark.parametrize("settings", [{"sampler": "map", "prior": "fixed"}, {"prior": "fixed", "sampler": "map"}])
+def test_settings_that_need_each_other_may_come_in_any_order(settings):
+    cfg = fedray.run("fedpop", play=False, **settings).plan.cfg.algorithm
+    assert (cfg.sampler, cfg.prior) == ("map", "fixed")
+
+
 def test_messages_are_translated_from_settings_and_options():
     assert translated("use `data.partition=iid` or `model.hidden`") == 'use partition="iid" or hidden'
     assert translated("--tracking.uri x: give --on-failure skip") == "tracking x: give on_failure skip"

@@ -1,6 +1,7 @@
 """The MLflow run of a trial has the settings that the trial plays, and says of what data."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from fedray.algorithms.averaging.fedavg import FedAvg
 from fedray.config import DataConfig, Experiment
 from fedray.running.mlflow_store import connect
 from fedray.running.tracking import MLflowTracker
+from tests.helpers import small_plan
 from tune.children import ParentRun, child_run
 from tune.options import Sweep
 from tune.planner import Planner
@@ -49,3 +51,15 @@ def test_a_trial_that_cannot_be_planned_is_noted_all_the_same(params):
     found = params("first", np.ones((60, 4)), clients=50)
     assert (found["clients"], found["algorithm.lr"]) == ("50", "0.3")
     assert "data.examples" not in found
+
+
+def test_a_trial_whose_store_is_lost_as_it_starts_is_played_all_the_same(capfd: pytest.CaptureFixture[str]) -> None:
+    """What it raised would end the whole sweep; the address in it has a password."""
+    parent = ParentRun("http://me:secret@127.0.0.1:9", "fedray", "0" * 32, "sweep", "fedavg")
+    trial: Any = SimpleNamespace(trial_id="t1", config={}, last_result={}, status="RUNNING")
+    child = child_run(parent, small_plan().cfg, Sweep(), Planner(), trial)
+    said = capfd.readouterr().err
+    assert "warning: trial t1 is not in the tracking store: " in said
+    assert "secret" not in said
+    child.add({"round": 1, "personal/accuracy": 0.5})
+    child.close()

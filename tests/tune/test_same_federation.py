@@ -16,10 +16,11 @@ from fedray.config import DataConfig, Execution, Experiment, TrackingConfig
 from fedray.data import loading
 from fedray.federate.plan import Plan
 from fedray.federate.planning import make_plan
-from fedray.running import stages
+from fedray.running import session, stages
 from fedray.running.folder import checkpoint_place, notes
 from fedray.running.log import Log
 from fedray.running.writer import Writer
+from fedray.types import FedRayError
 from tests.helpers import small_plan
 from tune import runs
 from tune import trial as trial_module
@@ -112,3 +113,23 @@ def test_a_run_beside_others_that_begins_may_compile_its_step_as_a_launch_may(
         stages.begin(ready(), None)
         ready()
     assert told == [None, ""]
+
+
+def test_a_run_whose_store_is_lost_as_it_begins_is_played_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def lost(*_: object) -> None:
+        raise FedRayError("--tracking.uri http://me:***@store: does not answer")
+
+    monkeypatch.setattr(session, "open_tracker", lost)
+    execution = Execution(name="run", output=tmp_path / "run", tracking=TrackingConfig(uri="http://me:secret@store"))
+    with contextlib.ExitStack() as locks:
+        entered = runs._enter(stages.Request(small_plan().cfg, execution), Planner(), locks)
+        runs._TrackedRun(entered, {}, None, None)  # type: ignore[arg-type]
+    said = capfd.readouterr().err
+    assert (
+        "warning: run is not in the tracking store until this command is run again: --tracking.uri http://me:***"
+        in said
+    )
+    note = notes.read(str(tmp_path / "run"))
+    assert (note.run_id, note.execution.tracking.uri) == (None, "http://me:***@store")

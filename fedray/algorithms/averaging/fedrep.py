@@ -86,8 +86,8 @@ def finish(ctx: Context[FedRep], local: Local, data: Batch) -> tuple[fedper.Part
 
 PUBLIC_CODE = Preset(
     overrides={"algorithm.head_steps": 45, "local_steps": 50},
-    warning="preset public_code takes 45 of 50 steps on the head, as the authors' code does in ten epochs of five "
-    "minibatches; it repeats neither their momentum nor their weight decay",
+    warning="preset public_code takes 45 of 50 steps on the head, as the authors' code gives it nine of ten epochs; "
+    "it repeats neither their momentum nor their weight decay",
 )
 
 ALGORITHM = fedper.ALGORITHM._replace(

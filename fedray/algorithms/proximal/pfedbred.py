@@ -35,7 +35,7 @@ class Proximal(Averaging):
     alpha_m: float = 0.01
     """Learning rate α_m of the local copy w of the global model: w ← w - α_m λ ∇²g*(μ)(μ - θ)."""
     lam: float = 15.0
-    """Weight λ of the divergence D(θ, μ), the scale of the prior; the tables have 30 for 784-100-10, else 15."""
+    """Weight λ of the divergence D(θ, μ), the scale of the prior; the tables have 30 for the DNN, else 15."""
     inner_steps: int = 5
     """Proximal steps K on every minibatch."""
     start: Literal["reset", "warm_round", "warm_all"] = "reset"
@@ -218,7 +218,7 @@ WRITTEN = {"algorithm.start": "warm_all", "algorithm.weighting": "uniform"}
 PAPER_TABLES = Preset(
     overrides=TABLES | RELEASED | {"algorithm.strategy": "mh", "algorithm.residual": "mu"},
     warning="preset paper_tables follows the released code, which is what reproduces the tables of pFedBreD: their "
-    "'mg' is mh; λ is 15, but add --lam 30 for 784-100-10; their networks have leaky ReLUs, their accuracies are the "
+    "'mg' is mh; λ is 15, but add --lam 30 for the DNN; their networks have leaky ReLUs, their accuracies are the "
     "maximum over rounds, and their MNIST has 5% of its test labels wrong",
 )
 PAPER_TEXT = Preset(

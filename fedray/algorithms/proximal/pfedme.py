@@ -37,7 +37,7 @@ def step(ctx: Context[PFedMe], local: Local, batch: Batch, noise: Tensor) -> tup
 
 PAPER_TABLES = Preset(
     overrides=pfedbred.TABLES | pfedbred.RELEASED,
-    warning="preset paper_tables is pFedMe as in the tables of pFedBreD: λ is 15, but add --lam 30 for 784-100-10",
+    warning="preset paper_tables is pFedMe as in the tables of pFedBreD: λ is 15, but add --lam 30 for the DNN",
 )
 PAPER_TEXT = Preset(
     overrides=pfedbred.TABLES | pfedbred.WRITTEN,

@@ -302,6 +302,7 @@ def _draw_counts(ax: Axes, rows: Rows, client: int, who: str) -> None:
     behind.bar(classes + 0.2, own, 0.4, color=DARK, label=f"test examples of {who}")
     behind.set_yscale("log")
     behind.yaxis.set_major_formatter("{x:g}")
+    behind.yaxis.set_minor_formatter("")
     behind.set(ylabel="Test examples", ylim=(0.8, None))
     behind.grid(visible=False)
     behind.spines["right"].set_visible(True)

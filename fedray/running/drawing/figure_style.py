@@ -36,6 +36,7 @@ STYLE: dict[Any, Any] = {
     "grid.color": "#E5E5E5",
     "legend.frameon": False,
     "legend.fontsize": 9,
+    "text.parse_math": False,  # names of classes and clients may hold $
 }
 
 Rows = Sequence[Mapping[str, Any]]  # of a CSV file

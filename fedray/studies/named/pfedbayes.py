@@ -21,7 +21,8 @@ TUNED: Mapping[str, Mapping[str, Any]] = {
 }
 # Beside section 5.2: pFedBayes' Algorithm 1, a step of the posterior and one of the global distribution in turn.
 # What the paper leaves to "the settings in (T Dinh et al., 2020)", pFedMe's public code, or does not say, is as in the
-# public code of the method. But every method has pFedBayes' minibatches: those of 20 are pFedMe's and Per-FedAvg's own.
+# public code of the method. But every method of the paper has pFedBayes' minibatches: those of 20 are pFedMe's and
+# Per-FedAvg's own.
 MINIBATCH = 100
 PUBLIC_NOISE = 0.001  # in the place of 1: public code draws weights that are all but μ
 PROTOCOL: Mapping[str, Mapping[str, Any]] = {

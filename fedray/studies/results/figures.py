@@ -83,6 +83,7 @@ def agreement(sections: Sequence[Section]) -> Figure | None:
         ax.set_xlabel(f"accuracy in {where} (%)")
     axes[0].set_yscale("symlog", linthresh=1)
     axes[0].yaxis.set_major_formatter("{x:g}")
+    axes[0].yaxis.set_minor_formatter("")
     axes[0].set_ylabel("ours - paper (points)")
     add_legend(figure, axes, ncols=5)
     return figure
@@ -183,6 +184,7 @@ def _draw_claims(ax: Axes, claims: Sequence[Judged]) -> None:
         ax.set_xscale("symlog", linthresh=1)
         ax.autoscale(axis="x")
         ax.xaxis.set_major_formatter("{x:g}")
+        ax.xaxis.set_minor_formatter("")
 
 
 def _ordering(judged: Judged) -> str:

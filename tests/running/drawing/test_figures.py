@@ -206,3 +206,11 @@ def test_a_second_format_is_written_beside_the_first(folder):
     names = {path.name for path in (folder / "figures").iterdir()}
     assert {"accuracy.png", "accuracy.svg", "reliability.png", "reliability.svg"} <= names
     assert "<svg" in (folder / "figures/accuracy.svg").read_text()
+
+
+def test_names_with_dollars_are_drawn_as_they_are(folder: Path) -> None:
+    """Between two of them matplotlib would set mathematics, or raise."""
+    names = {"classes": ["$0_to_$50", "$50_to_$100", "c", "d"], "users": [f"$a_$ {i}" for i in range(9)]}
+    (folder / "config.json").write_text(json.dumps({"data": {"names": names}}))
+    drawn = save_all(folder, figures.builders(folder))
+    assert {path.stem for path in drawn} >= {"accuracy", "uncertainty", "reliability"}
