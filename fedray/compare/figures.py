@@ -161,7 +161,8 @@ def accuracy_figure(series: Sequence[Series]) -> Figure | None:
         for ax, cost in zip(panels, COSTS, strict=True):
             _draw_curves(ax, series, kind, cost, of)
             ax.set_xlabel(cost.label)
-            ax.locator_params(axis="x", nbins=5)  # large totals have long labels
+            # Large totals have long labels; rounds are whole.
+            ax.locator_params(axis="x", nbins=5, **({} if cost.metrics else {"integer": True, "min_n_ticks": 1}))
         panels[0].set_ylabel(_labelled(of, f"of the {report.NAMES[kind]}"))
     _legend(figure, series)
     return figure

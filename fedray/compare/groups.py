@@ -183,7 +183,9 @@ def _similar(group: RunGroup, groups: Sequence[RunGroup], key: str) -> list[RunG
     A hyperparameter is compared within one method, a setting of the protocol within one dataset.
     """
     same_values = [each for each in groups if each.values == group.values]
-    if key in ("algorithm.name", *DATA):
+    if key in DATA:  # figures of different data are no comparison, whatever the rows are made of
+        return list(groups)
+    if key == "algorithm.name":
         return same_values
     if key.startswith("algorithm."):
         return [each for each in same_values if _agree(each, group, ["algorithm.name"])]

@@ -131,6 +131,9 @@ def with_target(dataset: Dataset, y: Any, classes: int | None) -> Dataset:
         values, numbers = np.arange(hot), y
     if classes is None and len(values) < 2:
         raise ValueError(f"every example has the label {values[0]}; a classifier needs two")
+    if values.dtype.kind in "iu" and _like_targets(len(values), count):
+        what = f"y: {len(values)} different whole numbers are labels"
+        notes += (f"{what}; give targets of a regression as floats, in a unit in which not all are whole",)
     known = len(values) if classes is None else classes
     if values.dtype.kind in "iu" and values.min() >= 0 and values.max() < known:
         return dataset._replace(y=y.astype(np.int64), classes=known, notes=notes)
@@ -199,12 +202,17 @@ def _check_words(values: np.ndarray) -> None:
         raise ValueError(f"y holds {word!r} among numbers; correct it, or leave this example out")
 
 
+def _like_targets(different: int, examples: int) -> bool:
+    """Whether there are so many different labels that they may be real targets."""
+    return different > max(MANY, examples // 10)
+
+
 def _whole(y: np.ndarray) -> np.ndarray:
     """Labels that were given as floats, as integers."""
     different = len(np.unique(y))
     if np.abs(y).max() >= EXACT:
         raise ValueError("y holds whole numbers that are too large for labels; divide real targets by a unit of theirs")
-    if different > max(MANY, len(y) // 10):
+    if _like_targets(different, len(y)):
         raise ValueError(
             f"y holds {different} different whole numbers as floats; labels are given as integers, and real targets in "
             "a unit in which not all of them are whole"

@@ -164,7 +164,9 @@ def check_gpu(execution: Execution) -> None:
 
 def _finish_again(run: ActiveRun) -> RunResult:
     """Finish a run that was interrupted after its result was written: send the result to the tracker again."""
-    say(f"{run.folder} is finished; its result goes to the tracking store again")
+    tracked = not isinstance(run.tracker, tracking.NullTracker)
+    then = "its result goes to the tracking store again" if tracked else "there is nothing left to do"
+    say(f"{run.folder} is finished; {then}")
     written = (run.folder / notes.FINISHED).stat().st_mtime
     checkpoint_place.clear(run.folder, run.store)
     remove_leftovers(run.folder)

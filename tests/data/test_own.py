@@ -117,6 +117,14 @@ def test_targets_that_are_none_are_refused(labels, reason):
         own.from_arrays(FEATURES, labels)
 
 
+def test_labels_that_may_be_targets_are_said_to_be_labels():
+    """Ages, say; ten kinds are kinds."""
+    ages = own.from_arrays(FEATURES, np.arange(N) + 18)
+    assert ages.classes == N
+    assert any(note.startswith("y: 60 different whole numbers are labels; give targets") for note in ages.notes)
+    assert not any("different whole numbers" in note for note in own.from_arrays(FEATURES, KINDS).notes)
+
+
 def test_whole_numbers_are_features_or_pixels_by_their_shape():
     table = np.arange(4 * N).reshape(N, 4)
     features = own.from_arrays(table, KINDS)
