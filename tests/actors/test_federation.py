@@ -313,7 +313,9 @@ def test_only_a_cluster_of_ray_start_is_joined_unasked(noted: bool) -> None:
         (Path(folder) / "ray").mkdir()
         if noted:
             (Path(folder) / "ray/ray_current_cluster").write_text(ray.get_runtime_context().gcs_address)
-        environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+        # Ray sets the mode in this process as it starts a cluster; a user's shell has none, and a token by then.
+        own = ("RAY_ADDRESS", "RAY_AUTH_MODE")
+        environment = {name: value for name, value in os.environ.items() if name not in own}
         environment["RAY_TMPDIR"] = folder
         found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert found.stdout.split() == ["joined" if noted else "own"], found.stderr
