@@ -73,13 +73,15 @@ def fill_from_protocol(cfg: DataConfig) -> DataConfig:
 
 
 def _labels(cfg: DataConfig, own: Protocol) -> int | None:
-    """The protocol's classes per client, but no more than there are; None where only the examples can tell."""
+    """The protocol's classes per client, but no more than there are; None where only the user's file can tell."""
     name = partition_name(cfg)
     if name == GIVEN or not partition_record(cfg).by_class:
         return own.labels
     record = loading.record(cfg.name)
     classes = cfg.classes or record.classes
-    return None if classes is None else min(own.labels, classes)
+    if classes is None:
+        return None if record.suffixes or cfg.name == GIVEN else own.labels
+    return min(own.labels, classes)
 
 
 def _with_labels(cfg: DataConfig, dataset: Dataset) -> DataConfig:
