@@ -29,7 +29,7 @@ from fedray.federate.storage.states import Piece
 from fedray.federate.uncertainty.reply import Uncertainty, together
 from fedray.types import Sums
 
-CLEAR_SECONDS = 20.0  # for actors to remove what they have on disk
+CLEAR_SECONDS = 10.0  # for actors to remove what they have on disk
 
 PASSES = 20.0  # evaluations that take about as long as an uncertainty report
 

@@ -37,7 +37,7 @@ from fedray.federate.uncertainty.reply import Uncertainty
 from fedray.terminal import say
 from fedray.types import FedRayError, RunError, first_line
 
-CLOSE_SECONDS = 30.0  # for the server to end its clients
+CLOSE_SECONDS = 15.0  # for the server to end its clients
 WATCH_SECONDS = 5.0  # between two looks at a reservation
 HOMELESS_SECONDS = 30.0  # a reservation that lost a machine may look for another
 REBUILD_SECONDS = 900.0  # how long a cluster may take to replace what it lost

@@ -46,4 +46,5 @@ class InsideCohort(LocalCohort):
         return [os.getpid()]
 
     def close(self) -> None:
-        """Nothing to stop."""
+        """Nothing to stop; states on this machine's disk go."""
+        self.block.private.clear()

@@ -165,13 +165,16 @@ class _TrackedRun:
         self._tracker: Tracker = NullTracker()
         try:
             self._tracker = session.open_tracker(plan, execution, self._name, tags, note)
-            uri = self._tracker.uri
+            uri, run_id = self._tracker.uri, self._tracker.run_id
         except FedRayError as error:  # of a store that was there when the study began
-            uri = mlflow_store.locate(execution.tracking.uri).uri
             say(f"warning: {self._name} is not in the tracking store until this command is run again: {error}")
+            uri, run_id = mlflow_store.locate(execution.tracking.uri).uri, None
+            if note:  # its run is there as far as it came
+                execution, run_id = dataclasses.replace(execution, tracking=note.execution.tracking), note.run_id
+                uri = note.execution.tracking.uri
         noted = notes.absolute(execution, uri)
         package = note.package if note else None
-        own = notes.Note(self._name, plan.cfg, noted, self._tracker.run_id, package, plan.digests)
+        own = notes.Note(self._name, plan.cfg, noted, run_id, package, plan.digests)
         notes.write(self._folder, own)
 
     def add(self, row: Mapping[str, float]) -> None:

@@ -17,7 +17,7 @@ import ray
 from ray import tune as ray_tune
 
 from actors.machines import demand, sight
-from actors.machines.cluster import connect, here, machines
+from actors.machines.cluster import connect, here, this_node
 from actors.machines.offer import need_of_trials
 from actors.machines.placement import Layout, arrange_trials
 from fedray import cli, registry
@@ -171,8 +171,7 @@ def play(
         demand.bring_up(layout.bundles, cluster)
         tied = _tied(request, layout, say)
         if tied and layout.inside:  # the processes of trials are all that there is, and have to be on this machine
-            alone = [machines()[ray.get_runtime_context().get_node_id()].free]
-            layout, at_once = arrange_trials(clients, request.trials, alone, concurrency, wish, apart)
+            layout, at_once = arrange_trials(clients, request.trials, [this_node()], concurrency, wish, apart)
         where = "the trial's own process" if layout.inside else f"{len(layout.blocks)} actor(s) each"
         say(f"{request.trials} trials, {at_once} at a time: {clients} clients in {where}")
         say(results.basis(sweep.metric, request.base.data.validation))

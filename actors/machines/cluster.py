@@ -62,9 +62,10 @@ def _join(address: str, given: bool) -> bool:
                 "or the cluster with the driver's"
             ) from None
         if isinstance(error, AuthenticationError):
+            alone = "" if given else ", or play on this machine alone with --address local"
             raise FedRayError(
-                f"--address {address}: the cluster asks for its token ({first_line(error)}); set RAY_AUTH_MODE=token, "
-                "with the token in ~/.ray/auth_token"
+                f"--address {address}: the cluster asks for its token; set RAY_AUTH_MODE=token, with the token in "
+                f"~/.ray/auth_token{alone}"
             ) from None
         if given:
             raise FedRayError(
@@ -104,7 +105,8 @@ def _keep_token() -> None:
 
     Whoever has it can run code in our name, for Ray listens at every address.
     """
-    if {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
+    off = os.environ.get("RAY_AUTH_MODE", "token").lower() != "token"
+    if off or {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
         return
     path = Path.home() / ".ray" / "auth_token"
     with contextlib.suppress(OSError):  # Ray says what is wrong
@@ -153,14 +155,15 @@ def _announced(seconds: float, text: str) -> Iterator[None]:
 
 
 def _running() -> str:
-    """Address of the cluster that `ray start` noted on this machine, or 'local'.
+    """Address of the cluster that our user's `ray start` noted on this machine, or 'local'.
 
-    Not `auto`, which also finds the private cluster of another run, and would lose it when that run ends.
+    Not `auto`, which also finds the private cluster of another run, and would lose it when that run ends. Nor what
+    another user noted: it is shown our token.
     """
     folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
     note = Path(folder) / "ray" / "ray_current_cluster"
     try:
-        return note.read_text().strip() or "local"
+        return (note.read_text().strip() if note.stat().st_uid == os.geteuid() else "") or "local"
     except OSError:
         return "local"
 
@@ -220,9 +223,19 @@ def _offer(resources: Mapping[str, float]) -> Node:
     return Node(resources.get("CPU", 0.0), resources.get("GPU", 0.0))
 
 
+def _resources() -> dict[str, float]:
+    """What this machine offers, whoever has reserved it."""
+    me = ray.get_runtime_context().get_node_id()
+    return next((node["Resources"] for node in ray.nodes() if node["NodeID"] == me), {})
+
+
+def this_node() -> Node:
+    """This machine as a node of the cluster."""
+    return _offer(_resources())
+
+
 def here() -> dict[str, float]:
     """What ties a bundle to this machine, where checkpoints are kept by default; nothing if it offers no CPU."""
-    me = ray.get_runtime_context().get_node_id()
-    offered = next((node["Resources"] for node in ray.nodes() if node["NodeID"] == me), {})
+    offered = _resources()
     names = [name for name in offered if name.startswith("node:") and name != "node:__internal_head__"]
     return dict.fromkeys(names[:1], 0.001) if offered.get("CPU", 0.0) >= 1 else {}

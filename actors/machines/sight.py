@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-SECONDS = 60.0  # for every machine to look
+from actors.machines.versions import SECONDS
 
 
 def blind(folder: Path) -> list[str]:

@@ -58,6 +58,9 @@ def to_disk(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError:
+        if not path.is_dir():  # of which some file systems cannot
+            raise
     finally:
         os.close(descriptor)
 

@@ -68,7 +68,7 @@ class Writer:
     def __init__(self, destination: Path, resumed: bool = False):
         self.destination = Path(os.path.abspath(destination))
         if taken(self.destination) and not resumed:
-            raise FedRayError(f"--output {destination}: already holds something; choose another --name or --output")
+            raise FedRayError(f"--output {destination}: already holds something; choose another --output")
         # Files are moved from there, which cannot be another volume.
         mounted = os.path.ismount(self.destination)
         beside = self.destination if mounted else self.destination.parent
@@ -125,7 +125,7 @@ class Writer:
 
     def commit(self) -> Path:
         """Move everything to the destination: last what makes it a result, its config.json, and then its status."""
-        for path in filter(Path.is_file, self.folder.iterdir()):
+        for path in self.folder.rglob("*"):
             to_disk(path)  # the checkpoints go once the result is there, and that has to survive the machine's own fall
         with uninterrupted():  # what is replaced and what replaces it would both be lost
             self.destination.mkdir(exist_ok=True)

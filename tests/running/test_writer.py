@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -37,12 +39,29 @@ def test_every_file_is_on_the_disk_before_it_is_part_of_a_result(
     synced: list[Path] = []
     monkeypatch.setattr(writer, "to_disk", synced.append)
     result = Writer(tmp_path / "x")
-    for name in ("summary.json", "config.json"):
+    for name in ("summary.json", "config.json", "personal/files.json"):
         result.json(name, {})
     result.commit()
     assert synced[-1] == tmp_path / "x"
-    assert {path.name for path in synced[:-1]} == {"summary.json", "config.json"}
+    assert {path.name for path in synced[:-1]} == {"summary.json", "config.json", "personal", "files.json"}
     assert not result.folder.exists()
+
+
+def test_a_file_system_that_cannot_sync_a_folder_costs_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        honest(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    result = Writer(tmp_path / "x")
+    result.json("personal/files.json", {})
+    result.commit()
+    assert (tmp_path / "x/personal/files.json").exists()
 
 
 def test_a_place_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

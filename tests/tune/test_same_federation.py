@@ -133,3 +133,5 @@ def test_a_run_whose_store_is_lost_as_it_begins_is_played_all_the_same(
     )
     note = notes.read(str(tmp_path / "run"))
     assert (note.run_id, note.execution.tracking.uri) == (None, "http://me:***@store")
+    runs._TrackedRun(entered._replace(note=note._replace(run_id="its own")), {}, None, None)  # type: ignore[arg-type]
+    assert notes.read(str(tmp_path / "run")).run_id == "its own"  # which goes on when the store is back

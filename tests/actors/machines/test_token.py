@@ -16,7 +16,7 @@ from fedray.types import FedRayError
 @pytest.fixture
 def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS"):
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE", "RAY_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path / ".ray" / "auth_token"
 
@@ -37,6 +37,22 @@ def test_a_token_elsewhere_is_the_users_own_business(token: Path, monkeypatch: p
     assert not token.exists()
 
 
+def test_none_is_made_where_ray_is_told_to_ask_for_none(token: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    cluster._keep_token()
+    assert not token.exists()
+
+
+def test_the_cluster_of_another_user_is_not_joined_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be shown the token: whoever may write the note could collect it."""
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("10.9.9.9:6379")
+    assert cluster._running() == "10.9.9.9:6379"
+    monkeypatch.setattr(cluster.os, "geteuid", lambda: 12345)
+    assert cluster._running() == "local"
+
+
 @pytest.mark.parametrize("given", [None, "10.0.0.1:6379"])
 def test_a_cluster_that_wants_a_token_is_not_passed_by(
     given: str | None, token: Path, monkeypatch: pytest.MonkeyPatch
@@ -52,6 +68,7 @@ def test_a_cluster_that_wants_a_token_is_not_passed_by(
     monkeypatch.setattr(cluster, "_init", refuse)
     monkeypatch.setattr(cluster, "_show_token", lambda: shown.append(True))
     monkeypatch.setattr(cluster.ray, "is_initialized", lambda: False)
-    with pytest.raises(FedRayError, match=r"asks for its token.*RAY_AUTH_MODE=token"):
+    with pytest.raises(FedRayError, match=r"asks for its token.*RAY_AUTH_MODE=token") as caught:
         cluster.connect(given)
+    assert ("--address local" in str(caught.value)) is (given is None)
     assert shown == ([] if given else [True])
