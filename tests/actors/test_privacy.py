@@ -178,6 +178,7 @@ CLIENT_CASES: dict[str, Callable[[ClientActor, Plan], Any]] = {
     "load": saved,
     "hand_over": lambda actor, plan: actor.hand_over(),
     "pid": lambda actor, plan: actor.pid(),
+    "clear": lambda actor, plan: actor.clear(),
 }
 SERVER_CASES = {"play", "snapshot", "class_losses", "uncertainty", "history", "pid", "client_pids", "save"}
 

@@ -57,7 +57,7 @@ def test_trials_share_the_examples_unless_a_setting_that_decides_them_is_searche
     base, asked = experiment(), Sweep(max_rounds=2, mode="max", scheduler="asha")
     space = make([entry], {}, base)
     request = sweep.SweepRequest("s", Path(), base, Execution(), asked, space, [0], trials=1, clients=6)
-    common = sweep._programme(request, LAYOUT, 1, False, Planner()).common
+    common = sweep._programme(request, LAYOUT, 1, False, Planner(), {}).common
     assert (common.dataset is not None) == alike
 
 
@@ -74,6 +74,7 @@ def test_how_failures_are_dealt_with_reaches_tune_and_its_trials(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sweep, "connect", lambda address: False)
     monkeypatch.setattr(sweep.demand, "survey", lambda wanted, patience: Cluster([Node(4.0, 0.0)]))
+    monkeypatch.setattr(sweep.sight, "blind", lambda folder: [])
     monkeypatch.setattr(sweep.ray, "put", lambda value: value)
     monkeypatch.setattr(sweep.ray_tune, "with_parameters", lambda trial, common: seen.update(common=common))
     monkeypatch.setattr(sweep.ray_tune, "with_resources", lambda trial, resources: SimpleNamespace())
