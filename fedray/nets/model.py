@@ -84,11 +84,8 @@ class Model:
         if not slices:
             raise FedRayError(f"network {self.layers}: has no parameters to learn; add an nn.Linear")
         head = "head" if "head" in slices else list(slices)[-1]  # a caller's module has one
-        tensors |= {
-            f"head.{kind}": tensors[f"{head}.{kind}"]
-            for kind in ("weight", "bias")
-            if {f"{head}.weight", f"{head}.bias"} <= tensors.keys()
-        }
+        if {f"{head}.weight", f"{head}.bias"} <= tensors.keys():
+            tensors |= {f"head.{kind}": tensors[f"{head}.{kind}"] for kind in ("weight", "bias")}
         size = start + self.extra + self.density.noise
         slices |= {"head": slices[head], "body": slice(0, slices[head].start)}
         if self.density.noise:

@@ -182,6 +182,7 @@ def test_a_parameter_with_two_names_in_one_module_is_one():
     torch.testing.assert_close(model.apply(2 * theta, x), 8 * model.apply(theta, x))
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_a_head_whose_weight_is_made_of_other_parameters_has_no_name_for_it():
     head = nn.utils.parametrizations.weight_norm(nn.Linear(6, 4))
     model = given(nn.Sequential(nn.Flatten(), nn.LayerNorm(6), head), (2, 3), 4)
