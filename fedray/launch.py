@@ -86,7 +86,7 @@ def show(outcome: RunResult) -> None:
     folder = outcome.folder
     if outcome.failures:
         console.print(_failures(outcome))
-    console.print(report.table(outcome.plan, outcome.summary, outcome.summary["seconds"]))
+    console.print(report.table(outcome.plan, outcome.summary))
     figures = folder / "figures"
     drawn = f"figures  {figures}\n" if figures.exists() else ""
     console.print(f"result   {folder}\n{drawn}tracked  {outcome.tracked}", soft_wrap=True)

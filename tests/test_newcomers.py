@@ -110,7 +110,7 @@ def test_what_is_interrupted_in_adaptation_plays_the_last_evaluation_of_the_othe
 def test_the_result_reports_them_apart():
     federation, rounds = whole("bpfed")
     rows = federation.history().rows
-    summary = report.summarize(federation.plan, rows, None, 0.0)
+    summary = report.summarize(federation.plan, rows, None)
     assert summary["novel"]["accuracy"] == rows[-1]["novel/accuracy"]
     assert summary["personal"]["accuracy"] == rows[1]["personal/accuracy"]
     assert summary["rounds"] == 2

@@ -80,7 +80,7 @@ class Trial(ray_tune.Trainable):
             rows = [dict(row) for row in server.state.rows[before:]]
             return {"round": server.state.round + 1, "rows": rows, "failure": str(error), "done": True}
         rows = server.state.rows
-        summary = report.summarize(self._plan, rows, None, 0.0)
+        summary = report.summarize(self._plan, rows, None)
         metric = self._common.metric
         measure = metric.removeprefix(f"{TEST}/")  # as a run calls it
         return {

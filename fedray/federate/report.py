@@ -147,8 +147,8 @@ def with_newcomers(evaluated: RoundMetrics, adapted: RoundMetrics, plan: Plan) -
     )
 
 
-def summarize(plan: Plan, rows: Sequence[Mapping[str, float]], run_id: str | None, seconds: float) -> dict[str, Any]:
-    """The result of a run: each metric averaged over the last tenth of the evaluations, at most ten; bytes in all.
+def summarize(plan: Plan, rows: Sequence[Mapping[str, float]], run_id: str | None) -> dict[str, Any]:
+    """The result of a run: each metric averaged over the last tenth of the evaluations, at most ten; seconds and bytes in all.
 
     ``rows`` are the measures of the rounds played, with their 'round'; a model that the method lacks is None.
     """
@@ -164,7 +164,7 @@ def summarize(plan: Plan, rows: Sequence[Mapping[str, float]], run_id: str | Non
         },
         **({NOVEL: _average(plan, NOVEL, adapted)} if plan.novel else {}),
         **({VALIDATION: _validation(plan, averaged, adapted)} if plan.partition.validation else {}),
-        "seconds": seconds,
+        "seconds": sum(row["time/round_seconds"] for row in rows),
         "bytes_up": int(sum(row["comm/bytes_up"] for row in rows)),
         "bytes_down": int(sum(row["comm/bytes_down"] for row in rows)),
         "protocol": protocol(plan, [int(row["round"]) for row in averaged])
@@ -286,12 +286,12 @@ def _held_out(plan: Plan, rounds: int) -> str:
     return f"{len(plan.novel)} clients held out with {train} training and {test} test examples, {then}"
 
 
-def table(plan: Plan, summary: Mapping[str, Any], seconds: float) -> Any:
+def table(plan: Plan, summary: Mapping[str, Any]) -> Any:
     """The summary as a rich table, personal beside global."""
     from rich.table import Table
 
     title = f"{summary['algorithm']} on {plan.cfg.data.name}: {len(plan.members)} clients, {summary['rounds']} rounds"
-    view = Table(title=title, caption=caption(summary, seconds), title_justify="left", caption_justify="left")
+    view = Table(title=title, caption=caption(summary), title_justify="left", caption_justify="left")
     view.add_column("")
     kinds = [kind for kind in NAMES if summary.get(kind) is not None]
     for kind in kinds:
@@ -335,12 +335,12 @@ def _after(summary: Mapping[str, Any]) -> str:
     return f"from {first} on: the models after round {summary['rounds']}\n" if "uncertainty" in summary else ""
 
 
-def caption(summary: Mapping[str, Any], seconds: float) -> str:
+def caption(summary: Mapping[str, Any]) -> str:
     """What the numbers of a run mean, and what it cost, in lines."""
     up, down = (summary[f"bytes_{way}"] / 1e6 for way in ("up", "down"))
     return (
         f"{summary['protocol']['rounds']}; {summary['protocol']['prediction']}\n"
         f"{_after(summary)}"
         f"{_marked(summary)}"
-        f"{seconds:.1f} s of rounds; {up:.1f} MB up, {down:.1f} MB down"
+        f"{summary['seconds']:.1f} s of rounds; {up:.1f} MB up, {down:.1f} MB down"
     )

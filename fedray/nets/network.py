@@ -7,8 +7,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+import torch
 from torch import nn
 
+from fedray.arrays.rng import Stream
 from fedray.nets.densities import CATEGORICAL, GAUSSIAN, ONE_HOT, Density
 from fedray.nets.model import Model, is_chain
 from fedray.nets.own import OwnModule
@@ -68,6 +70,18 @@ def _check_logits(layers: nn.Module, who: str) -> None:
         raise FedRayError(f"{who}: the network ends in {type(last).__name__}, and its outputs are logits; leave it out")
 
 
+def _check_outputs(model: Model, who: str) -> None:
+    """Raise FedRayError where a module's own forward ends in a softmax, as its outputs tell."""
+    if model.density is not CATEGORICAL or model.classes == 1:
+        return
+    found = model.apply(model.init(Stream(0, "network check")), torch.zeros(2, *model.input_shape))
+    if bool((found >= 0).all()) and torch.allclose(found.sum(-1), torch.ones(2)):
+        raise FedRayError(
+            f"network: the outputs of {who} sum to 1, as after a softmax, and are taken for logits; leave the softmax "
+            "out of its forward"
+        )
+
+
 def unread(record: NetworkRecord, cfg: ModelConfig, input_shape: tuple[int, ...], classes: int) -> list[str]:
     """The names of the widths that were changed from the usual ones and that change no layer of this network."""
     usual = type(cfg)()
@@ -103,6 +117,8 @@ def given(layers: nn.Module, input_shape: tuple[int, ...], classes: int, density
         raise FedRayError(f"layers={type(layers).__name__}: is not a network; give a torch.nn.Module")
     _check_logits(layers, "layers")
     if not is_chain(layers):
-        return Model(nn.Sequential(OwnModule(layers)), input_shape, classes, density=density)
+        model = Model(nn.Sequential(OwnModule(layers)), input_shape, classes, density=density)
+        _check_outputs(model, type(layers).__name__)
+        return model
     assert isinstance(layers, nn.Sequential)
     return Model(copy.deepcopy(layers).to("meta"), input_shape, classes, density=density)

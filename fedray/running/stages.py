@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -85,8 +84,6 @@ class Tally(NamedTuple):
     """What a run has found so far, and what its status says of it."""
 
     status: Status
-    started: float  # time.perf_counter() at the first round that was played now
-    before: tuple[Mapping[str, float], ...]  # the measures of the rounds before an interruption
     evaluated: RoundMetrics | None = None  # the last round with an evaluation
     failures: tuple[Failure, ...] = ()
     recent: tuple[float, ...] = ()  # seconds of the last rounds
@@ -101,7 +98,6 @@ class Played(NamedTuple):
     history: State
     evaluated: RoundMetrics | None  # the last round with an evaluation
     failures: tuple[Failure, ...]
-    seconds: float  # of all rounds, those before an interruption included
     device: str  # what the clients computed on
     uncertainty: Uncertainty | None = None  # of the last round's models, where it was asked for
 
@@ -190,7 +186,7 @@ def begin(run: ActiveRun, begun: Checkpoint | None) -> Tally:
     saved = None if notes.finished_rounds(run.folder) else done or None  # a result is no checkpoint
     status = Status(run.name, "running", done, run.plan.rounds, {}, 0.0, len(failures), saved, go_on)
     progress.write(run.folder, status)
-    return Tally(status, time.perf_counter(), before, failures=failures)
+    return Tally(status, failures=failures)
 
 
 def account(run: ActiveRun, tally: Tally, metrics: RoundMetrics) -> Tally:
@@ -229,11 +225,9 @@ def account(run: ActiveRun, tally: Tally, metrics: RoundMetrics) -> Tally:
 
 def collect(run: ActiveRun, federation: Source, tally: Tally) -> Played:
     """What the result is made of, taken from a federation that has played its last round."""
-    seconds = time.perf_counter() - tally.started + sum(row["time/round_seconds"] for row in tally.before)
     history = federation.history()
     with writing(run.folder):
         snapshot = _saved(run, federation, history) if run.store.states else federation.snapshot()
-    seconds -= sum(row.get(report.START, 0.0) for row in history.rows[len(tally.before) :])
     if run.request.execution.loss_deviation:
         say("loss deviation: every personal model predicts the test examples of all clients")
         losses = loss_deviation.rows(federation.class_losses())
@@ -241,12 +235,12 @@ def collect(run: ActiveRun, federation: Source, tally: Tally) -> Played:
             run.writer.table(loss_deviation.TABLE, losses)
     asked = run.request.execution.uncertainty
     found = _uncertainty(run, federation) if asked else None
-    return Played(snapshot, history, tally.evaluated, tally.failures, seconds, federation.device, found)
+    return Played(snapshot, history, tally.evaluated, tally.failures, federation.device, found)
 
 
 def conclude(run: ActiveRun, played: Played) -> RunResult:
     """Write the result into the run's folder and hand it to the tracker."""
-    summary = report.summarize(run.plan, played.history.rows, run.tracker.run_id, played.seconds)
+    summary = report.summarize(run.plan, played.history.rows, run.tracker.run_id)
     if played.uncertainty:
         summary |= {"uncertainty": uncertain.summarize(run.plan, run.request.execution, played.uncertainty)}
     track(run, summary)

@@ -108,7 +108,7 @@ def test_an_evaluated_round_reports_errors_in_the_targets_units(name):
         assert f"{kind}/accuracy" not in values
     assert played.spotlights == ()
     assert report.calibration_rows(played) == []
-    summary = report.summarize(plan, [{"round": 1} | values], None, 1.0)
+    summary = report.summarize(plan, [{"round": 1} | values], None)
     assert summary[kinds[-1]]["rmse"] == values[f"{kinds[-1]}/rmse"]
     assert set(next(report.client_rows(played, plan))) > {f"{kinds[-1]}_coverage"}
 

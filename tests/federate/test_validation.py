@@ -50,7 +50,7 @@ def test_without_a_share_nothing_is_different():
     assert found[-1].validation is None
     assert not any("validation" in name for name in report.measures(found[-1]))
     assert not any("validation" in name for name in next(report.client_rows(found[-1], plan)))
-    summary = report.summarize(plan, [{"round": 2} | report.measures(found[-1])], None, 0.0)
+    summary = report.summarize(plan, [{"round": 2} | report.measures(found[-1])], None)
     assert "validation" not in json.dumps(summary)
 
 
@@ -127,7 +127,7 @@ def test_newcomers_are_measured_on_theirs():
         [True, False] * 4 + [False, True] * 2
     )
     history = [{"round": m.round} | report.measures(m) for m in found]
-    summary = report.summarize(plan, history, None, 0.0)
+    summary = report.summarize(plan, history, None)
     assert summary["validation"]["novel"]["accuracy"] == history[-1]["validation/novel/accuracy"]
 
 

@@ -143,6 +143,11 @@ class Headed(nn.Module):
         return self.tail(self.head(x.flatten(1)))
 
 
+class Sure(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.flatten(1)).softmax(-1)
+
+
 def frozen():
     net = Net()
     net.norm.requires_grad_(False)
@@ -156,6 +161,7 @@ REFUSED = {
     "empty": (nn.Identity(), "no parameters to learn"),
     "dropout": (nn.Sequential(nn.Flatten(), nn.LayerNorm(6), nn.Dropout(), nn.Linear(6, 4)), "Dropout"),
     "softmax": (nn.Sequential(nn.Flatten(), nn.Linear(6, 4), nn.Softmax(-1)), "ends in Softmax.*are logits"),
+    "softmax inside": (Sure(6, 4), "outputs of Sure sum to 1, as after a softmax"),
     "branches": (Branches(6, 4), "cannot be stacked"),
     "draws": (Draws(6, 4), "cannot be stacked"),
     "mixes": (Mixes(6, 4), "Mixes: the output for one example changes with the others"),

@@ -114,7 +114,7 @@ def test_a_score_is_that_of_the_summary_of_a_launch(play: Callable[..., Any]) ->
     cfg = {"clients_per_round": 6, "rounds": 3, "data.validation": 0.2, "algorithm.lr_personal": RATES[-1]}
     plan = make_plan(override(experiment("pfedbayes"), cfg))
     rows = [{"round": m.round} | report.measures(m) for m in LocalFederation(plan, "loop")]
-    summary = report.summarize(plan, rows, None, 0.0)
+    summary = report.summarize(plan, rows, None)
     assert found["score"] == summary["validation"]["personal"]["nll"]
     assert found["tested"] == {kind: summary[kind] for kind in ("personal", "global")}
 
