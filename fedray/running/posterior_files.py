@@ -34,11 +34,12 @@ class Slot(NamedTuple):
         return self.start + math.prod(self.shape)
 
 
-def save(path: Path, tree: Any, model: Model, words: Mapping[str, str]) -> None:
-    """Write a state; ``words`` and the network go into the file's metadata."""
+def save(path: Path, tree: Any, model: Model, words: Mapping[str, str], stacked: bool = False) -> None:
+    """Write a state, or those of all clients ``stacked``; ``words`` and the network go into the file's metadata."""
     arrays: dict[str, np.ndarray] = {}
     for name, array in named(tree).items():
-        lead, length = array.shape[:-1], array.shape[-1] if array.ndim else 0
+        # A number per client is no vector, however many clients there are.
+        lead, length = array.shape[:-1], array.shape[-1] if array.ndim > stacked else 0
         layout = _layout(model, length)
         arrays |= {} if layout else {name: array}
         for part in layout:

@@ -120,20 +120,23 @@ def test_every_parameter_of_other_networks_has_a_name(tmp_path):
     assert any(name.endswith(".noise") for name in safetensors.numpy.load_file(path))
 
 
-def test_the_row_of_a_client_is_read_from_named_tensors_and_from_whole_vectors(model, tmp_path):
-    clients = [state(model, seed) for seed in range(3)]
-    posterior_files.save(tmp_path / "new.safetensors", trees.stack(clients), model, {})
+@pytest.mark.parametrize("length", ["", "head", "body", "padded"])
+def test_the_row_of_a_client_is_read_from_named_tensors_and_from_whole_vectors(model, tmp_path, length):
+    """Of three clients, and of as many as a vector of the network is long: a number of each is no such vector."""
+    lengths = {name: part.stop - part.start for name, part in model.slices.items()} | {"padded": model.padded, "": 3}
+    clients = [state(model, seed) for seed in range(lengths[length])]
+    posterior_files.save(tmp_path / "new.safetensors", trees.stack(clients), model, {}, stacked=True)
     save_tree(tmp_path / "old.safetensors", trees.stack(clients))
     for name in ("new", "old"):
-        found = load_rows(tmp_path / f"{name}.safetensors", state(model, 9), 3)
+        found = load_rows(tmp_path / f"{name}.safetensors", state(model, 9), len(clients))
         assert all(differing(found.row(k), clients[k]) == [] for k in range(3))
         with pytest.raises(FedRayError, match="expected: body, count, head, mu, other, stacked"):
-            load_rows(tmp_path / f"{name}.safetensors", state(model, 9), 4)
+            load_rows(tmp_path / f"{name}.safetensors", state(model, 9), len(clients) + 1)
 
 
 def test_the_rows_of_a_file_are_not_read_before_they_are_asked_for(model, tmp_path):
     path = tmp_path / "personal.safetensors"
-    posterior_files.save(path, trees.stack([state(model, seed) for seed in range(3)]), model, {})
+    posterior_files.save(path, trees.stack([state(model, seed) for seed in range(3)]), model, {}, stacked=True)
     found = load_rows(path, state(model, 9), 3)
     content = bytearray(path.read_bytes())
     content[8 + int.from_bytes(content[:8], "little") :] = bytes(
@@ -167,7 +170,7 @@ def test_a_result_of_an_older_version_predicts_the_same_and_goes_on_to_the_same_
 
 def test_a_state_on_disk_may_have_come_from_a_result(model, tmp_path):
     """Of a run with one client the file of all clients is that of one: it is linked, not read."""
-    posterior_files.save(tmp_path / "personal.safetensors", trees.stack([state(model)]), model, {})
+    posterior_files.save(tmp_path / "personal.safetensors", trees.stack([state(model)]), model, {}, stacked=True)
     (tmp_path / "kept").mkdir()
     states = OnDisk(state(model, 1), [0], torch.device("cpu"), str(tmp_path / "kept"))
     states.load(Saved(str(tmp_path), 2, (File("personal.safetensors", 0, 0, (0,)),)))
