@@ -15,15 +15,12 @@ from ray.exceptions import RayError, RayTaskError
 from actors.client import ClientActor, named
 from actors.commits import Commits, inherited
 from actors.crew import Crew, Question, Recruit
+from actors.hosted import Hosted
 from actors.machines.cluster import Machine
-from actors.machines.placement import Layout
 from actors.machines.seats import Seat
 from actors.machines.spread import even
 from fedray.arrays import trees
-from fedray.federate.compiled.package import Backend
-from fedray.federate.failures import RETRY, FailurePolicy
 from fedray.federate.messages import ClassLosses, EvalReply, Failure, File, Saved, TrainReply
-from fedray.federate.plan import Plan
 from fedray.federate.storage import checkpoint_files
 from fedray.federate.storage.states import Piece
 from fedray.federate.uncertainty.reply import Uncertainty, together
@@ -48,42 +45,28 @@ class RayCohort:
     object store. The cohort holds only references, which the successor of an actor that dies starts from.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        layout: Layout,
-        backend: Backend,
-        dataset: Any = None,
-        policy: FailurePolicy = RETRY,
-        folder: str = "",
-        seats: Sequence[Seat] = (),
-        follows: bool = False,
-        name: str = "",
-    ):
-        """``folder`` keeps the clients' states on the actors' disks; without one they stay in memory. ``name`` is the
-        run's, by which Ray's dashboard shows the actors.
+    def __init__(self, hosted: Hosted, folder: str = "", seats: Sequence[Seat] = (), follows: bool = False):
+        """``folder`` keeps the clients' states on the actors' disks; without one they stay in memory.
 
         Every actor has the seat of its slot; without seats Ray places them in the reservation of who asks. A cohort
         that ``follows`` its machines gives up at once where one of them is lost or about to go.
         """
-        if dataset is None and plan.given is not None:
-            dataset = ray.put(plan.given)
-        self._plan = plan._replace(given=None)  # the actors get it as a reference
+        self._plan = hosted.plan._replace(given=None)  # the actors get the examples as a reference
         self._plan_ref = ray.put(self._plan)
-        self.layout = layout
-        self._backend = ray.put(backend)  # a package is 2 MB
-        self._dataset = dataset  # reference to the loaded dataset; None: every actor loads it
+        self.layout = hosted.layout
+        self._backend = ray.put(hosted.backend)  # a package is 2 MB
+        self._dataset = hosted.dataset
         self._folder = folder
-        self._name = name
-        self._committed = [Commits() for _ in layout.blocks]
+        self._name = hosted.name
+        self._committed = [Commits() for _ in self.layout.blocks]
         self._trained: dict[int, _Asked] = {}  # by slot, until its sums are there
         self._units: tuple[int, ...] = ()  # exponents of the last round, which are those of most rounds after it
-        self.crew = Crew(self._spawn, self._named, len(layout.blocks), seats, policy, follows)
+        self.crew = Crew(self._spawn, self._named, len(self.layout.blocks), seats, hosted.policy, follows)
 
-    def reset(self, plan: Plan, policy: FailurePolicy) -> None:
+    def reset(self, hosted: Hosted) -> None:
         """Begin another federation, of as many clients, in the same actors."""
-        self._plan = plan._replace(given=None)
-        self.crew.reset(policy)
+        self._plan = hosted.plan._replace(given=None)
+        self.crew.reset(hosted.policy)
         self._plan_ref = ray.put(self._plan)
         self._committed, self._trained = [Commits() for _ in self.layout.blocks], {}
         self._units = ()
@@ -240,10 +223,7 @@ class RayCohort:
         for slot, written in enumerate(replies):
             if written is None:
                 ((ids, states),) = self.crew.ask(Question[tuple[list[int], Any]](ClientActor.hand_over, {slot: ()}))
-                place = {i: k for k, i in enumerate(ids)}
-                written = checkpoint_files.write_clients(
-                    folder, ids, lambda some, all=states, at=place: trees.rows(all, [at[i] for i in some])
-                )
+                written = _write(folder, ids, states)
             files += written
         return files
 
@@ -274,6 +254,12 @@ class RayCohort:
 
     def _named(self, slot: int) -> str:
         return named(self.layout.blocks[slot])
+
+
+def _write(folder: str, ids: Sequence[int], states: Any) -> list[File]:
+    """Write states of some clients, a row for each, into a folder."""
+    place = {i: row for row, i in enumerate(ids)}
+    return checkpoint_files.write_clients(folder, ids, lambda some: trees.rows(states, [place[i] for i in some]))
 
 
 def _left_out(round_number: int, chosen: Mapping[int, Sequence[int]], slot: int, trouble: Failure) -> TrainReply:

@@ -16,13 +16,14 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch import Tensor
 
 from actors.crew import refusal
+from actors.hosted import Hosted
 from actors.machines import demand, versions
 from actors.machines.cluster import connect, machines, nodes
 from actors.machines.demand import Cluster
 from actors.machines.offer import need
 from actors.machines.placement import Layout, Node, arrange
 from actors.machines.seats import added_to, reserved
-from actors.server import Hosted, remote_options
+from actors.server import remote_options
 from fedray.arrays import trees
 from fedray.config import Execution
 from fedray.federate.compiled.package import Backend, Package, obtain

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
 
 import ray
 
-from fedray.federate.compiled.package import Backend
+from actors.hosted import Hosted
 from fedray.federate.device.numbers import set_precision
-from fedray.federate.failures import FailurePolicy
 from fedray.federate.in_process import LocalCohort
 from fedray.federate.messages import Failure
-from fedray.federate.plan import Plan
 
 
 class InsideCohort(LocalCohort):
@@ -21,18 +18,16 @@ class InsideCohort(LocalCohort):
 
     lags: Mapping[str, float] = {}  # nobody waits for anybody
 
-    def __init__(self, plan: Plan, backend: Backend, dataset: Any = None, folder: str = ""):
-        """``dataset`` is a reference to the loaded dataset, without which it is read from its files."""
-        self._backend: Backend = backend
-        self._dataset = None if dataset is None else ray.get(dataset)
+    def __init__(self, hosted: Hosted, folder: str = ""):
+        """``folder`` keeps the clients' states on disk; without one they stay in memory."""
+        self._backend = hosted.backend
+        self._dataset = None if hosted.dataset is None else ray.get(hosted.dataset)
         self._folder = folder
-        self._begin(plan)
+        self.reset(hosted)
 
-    def reset(self, plan: Plan, policy: FailurePolicy) -> None:
+    def reset(self, hosted: Hosted) -> None:
         """Begin another federation."""
-        self._begin(plan)
-
-    def _begin(self, plan: Plan) -> None:
+        plan = hosted.plan
         set_precision(plan.cfg.precision)
         given = plan if self._dataset is None else plan._replace(given=self._dataset)
         super().__init__(given, self._backend, folder=self._folder)

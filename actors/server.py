@@ -4,43 +4,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import ray
 from ray.util.placement_group import get_current_placement_group
 
 from actors.cohort import RayCohort
+from actors.hosted import Hosted
 from actors.inside import InsideCohort
 from actors.machines.cluster import machines
-from actors.machines.placement import Layout
 from actors.machines.seats import reserved
 from actors.moves import LeaveError, Mover
 from actors.telemetry.gauges import Gauges
 from fedray.arrays import trees
-from fedray.federate.compiled.package import Backend
 from fedray.federate.device.cpu import fix_numerics
-from fedray.federate.failures import RETRY, ClientsLostError, FailurePolicy
+from fedray.federate.failures import ClientsLostError
 from fedray.federate.in_process import play_and_keep
 from fedray.federate.messages import ClassLosses, File, Move, RoundMetrics
-from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot, State, last_common, start
 from fedray.federate.storage import checkpoint
-from fedray.federate.storage.checkpoint import CheckpointStore, prepared
+from fedray.federate.storage.checkpoint import prepared
 from fedray.federate.storage.checkpoint_files import Checkpoint
 from fedray.federate.uncertainty.reply import Uncertainty
-
-
-class Hosted(NamedTuple):
-    """A federation as a server hosts it."""
-
-    plan: Plan
-    layout: Layout
-    backend: Backend
-    policy: FailurePolicy = RETRY
-    dataset: Any = None  # reference to the examples; None: each process loads its own
-    store: CheckpointStore | None = None  # of its checkpoints; None: it keeps none
-    begun: Checkpoint | None = None  # from where it goes on
-    name: str = "fedray"
 
 
 class ServerActor:
@@ -49,17 +34,16 @@ class ServerActor:
     def __init__(self, hosted: Hosted, most: int = 0):
         """``most`` is the number of actors that it may spread over, where it follows its cluster; 0: it stays."""
         fix_numerics()
-        plan, layout, backend, policy, dataset, store, _, name = hosted
-        folder = prepared(store)
+        folder = prepared(hosted.store)
         self._cohort: RayCohort | InsideCohort
         self._mover: Mover | None = None
         self._machines: Mapping[str, int] = {}
-        if layout.inside:
-            self._cohort = InsideCohort(plan, backend, dataset, folder)
+        if hosted.layout.inside:
+            self._cohort = InsideCohort(hosted, folder)
         else:
             group = get_current_placement_group()
             seats = reserved(group)[1:] if group else []  # the first is this actor's
-            cohort = RayCohort(plan, layout, backend, dataset, policy, folder, seats, follows=most > 0, name=name)
+            cohort = RayCohort(hosted, folder, seats, follows=most > 0)
             self._cohort = cohort
             self._mover = Mover(cohort, group, most, bool(folder)) if most else None
             self._machines = cohort.hosted(machines()) if group else {}
@@ -75,7 +59,7 @@ class ServerActor:
 
     def reset(self, hosted: Hosted) -> None:
         """Begin another federation, of as many clients, in the same processes; its states stay in memory."""
-        self._cohort.reset(hosted.plan, hosted.policy)
+        self._cohort.reset(hosted)
         self._begin(hosted)
 
     def restore(self, begun: Checkpoint) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from actors.server import Hosted, ServerActor
+from actors.hosted import Hosted
+from actors.server import ServerActor
 from fedray.arrays import trees
 from fedray.federate.messages import ClassLosses, File
 from fedray.federate.rounds import Snapshot, State

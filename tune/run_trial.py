@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import ray
 from ray import tune as ray_tune
 
+from actors.hosted import Hosted
 from actors.machines.placement import Layout
-from actors.server import Hosted
 from fedray import registry
 from fedray.arrays import trees
 from fedray.config import Execution

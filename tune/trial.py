@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import ray
 from ray import tune as ray_tune
 
+from actors.hosted import Hosted
 from actors.machines.placement import Layout
-from actors.server import Hosted
 from fedray import registry
 from fedray.config import Experiment, override
 from fedray.federate import report

@@ -86,14 +86,9 @@ def arrange(clients: int, nodes: Sequence[Node], wish: Wish = ANYTHING) -> Layou
         if gpus_per_client:  # an actor's share may not exceed a GPU
             clients_per_actor = min(clients_per_actor, max(1, math.floor(1 / gpus_per_client)))
     blocks = _blocks(clients, clients_per_actor)
-    share = 0.0
-    if gpus_per_client is not None:
-        share = _whole_or_part(gpus_per_client * clients_per_actor, gpus_per_client, clients_per_actor)
-    elif use_gpus:
-        per_gpu = math.ceil(len(blocks) / gpus)
-        share = 1.0 if per_gpu <= 1 else _floor(1 / per_gpu)
+    share = _gpu_share(len(blocks), gpus, wish, clients_per_actor)
     _check_gpus(share, len(blocks), nodes)
-    cpu_share = min(_cpu_share(len(blocks), share, nodes, 1), _floor(cpus / len(blocks)) if wish.cpus else 1.0)
+    cpu_share = _cpu_share(len(blocks), share, nodes, 1, wish)
     if cpu_share <= 0:
         raise FedRayError(
             f"{len(blocks)} client actors do not fit the {cpus:g} CPUs of the cluster; raise --clients-per-actor "
@@ -125,14 +120,8 @@ def arrange_trials(
         actors = max(1, math.floor((min(cpus, gpus) if use_gpus and gpus else cpus) / wanted))
         clients_per_actor = math.ceil(clients / min(actors, clients))
     blocks = _blocks(clients, clients_per_actor)
-    share = 0.0
-    if gpus_per_client:
-        share = _whole_or_part(gpus_per_client * clients_per_actor, gpus_per_client, clients_per_actor)
-    elif use_gpus and gpus:
-        per_gpu = math.ceil(wanted * len(blocks) / gpus)
-        share = 1.0 if per_gpu <= 1 else _floor(1 / per_gpu)
-    actors = wanted * len(blocks)
-    cpu_share = min(_cpu_share(actors, share, nodes, wanted), _floor(cpus / actors) if wish.cpus else 1.0)
+    share = _gpu_share(wanted * len(blocks), gpus, wish, clients_per_actor)
+    cpu_share = _cpu_share(wanted * len(blocks), share, nodes, wanted, wish)
     layout = Layout(blocks, cpu_share, share, inside=len(blocks) == 1 and not share and not apart)
     room = _room(layout, nodes, wanted) if cpu_share > 0 else 0
     if room < (concurrency or 1):
@@ -159,10 +148,17 @@ def _shared(nodes: Sequence[Node], wish: Wish) -> tuple[float, float]:
     return (wish.cpus or cpus), 0.0 if wish.no_gpus else (wish.gpus or gpus)
 
 
-def _cpu_share(actors: int, gpu_share: float, nodes: Sequence[Node], servers: int) -> float:
+def _gpu_share(actors: int, gpus: float, wish: Wish, clients_per_actor: int) -> float:
+    """The share of a GPU that each actor has: what was asked for, or an even one of the GPUs that they share."""
+    if wish.gpus_per_client is not None:
+        return _whole_or_part(wish.gpus_per_client * clients_per_actor, wish.gpus_per_client, clients_per_actor)
+    return _floor(1 / max(1, math.ceil(actors / gpus))) if gpus else 0.0
+
+
+def _cpu_share(actors: int, gpu_share: float, nodes: Sequence[Node], servers: int, wish: Wish) -> float:
     """The largest share of a CPU, at most 1, at which the machines one by one hold all actors; 0 where none does.
 
-    Each machine keeps room for the servers, since these may be on any.
+    Each machine keeps room for the servers, since these may be on any. CPUs that were asked for are shared evenly.
     """
     free = [
         (node.cpus - servers * SERVER_CPUS, _per_gpus(node.gpus, gpu_share) if gpu_share else math.inf)
@@ -172,7 +168,8 @@ def _cpu_share(actors: int, gpu_share: float, nodes: Sequence[Node], servers: in
     def too_many(share: int) -> bool:
         return sum(min(most, max(0, math.floor(cpus * RESOLUTION / share + 1e-9))) for cpus, most in free) < actors
 
-    return bisect.bisect_left(range(1, RESOLUTION + 1), True, key=too_many) / RESOLUTION
+    fits = bisect.bisect_left(range(1, RESOLUTION + 1), True, key=too_many) / RESOLUTION
+    return min(fits, _floor(wish.cpus / actors)) if wish.cpus else fits
 
 
 def _per_gpus(gpus: float, share: float) -> int:

@@ -10,9 +10,8 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from actors.machines.versions import SECONDS
+from actors.machines.versions import SECONDS, ask
 
 
 def blind(folder: Path) -> list[str]:
@@ -22,15 +21,9 @@ def blind(folder: Path) -> list[str]:
     if not others:
         return []
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".", suffix=".part") as mark:
-        asked = {_ask(node["NodeID"], mark.name): node["NodeManagerHostname"] for node in others}
+        asked = {ask(node["NodeID"], os.path.exists, mark.name): node["NodeManagerHostname"] for node in others}
         ray.wait(list(asked), num_returns=len(asked), timeout=SECONDS)
         return sorted(name for ref, name in asked.items() if not _answer(ref))
-
-
-def _ask(node: str, path: str) -> Any:
-    """A reference to whether a machine has a file."""
-    there: Any = NodeAffinitySchedulingStrategy(node, soft=False)
-    return ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=there)(os.path.exists).remote(path)
 
 
 def _answer(ref: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
@@ -56,7 +56,7 @@ def check() -> None:
 
     nodes = [node for node in ray.nodes() if node["Alive"]]
     job = ray.get_runtime_context().get_job_id()
-    asked = {_ask(job, node["NodeID"]): node for node in nodes}
+    asked = {_versions(job, node["NodeID"]): node for node in nodes}
     late = ray.wait(list(asked), num_returns=len(asked), timeout=SECONDS)[1]
     found = [f"{_named(asked[ref])}: did not answer within {SECONDS:g} s" for ref in late]
     own = installed()
@@ -72,15 +72,20 @@ def check() -> None:
 
 def unfit(node: str) -> str | None:
     """Why a machine cannot take part, empty if it can; None until it has answered, for which nobody waits here."""
-    ref = _ask(ray.get_runtime_context().get_job_id(), node)
+    ref = _versions(ray.get_runtime_context().get_job_id(), node)
     return _wrong(ref, installed()) if ray.wait([ref], num_returns=1, timeout=0)[0] else None
 
 
+def ask(node: str, function: Callable[..., Any], *args: Any) -> Any:
+    """A reference to what a function gives on a machine; it costs no CPU, and is not tried again."""
+    there: Any = NodeAffinitySchedulingStrategy(node, soft=False)  # Ray's own annotation knows other strategies only
+    return ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=there)(function).remote(*args)
+
+
 @functools.cache
-def _ask(job: str, node: str) -> Any:
+def _versions(job: str, node: str) -> Any:
     """A reference to the versions on a machine, which do not change while its Ray runs; it ends with the job."""
-    here: Any = NodeAffinitySchedulingStrategy(node, soft=False)  # Ray's own annotation knows other strategies only
-    return ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=here)(installed).remote()
+    return ask(node, installed)
 
 
 def _wrong(ref: Any, own: Mapping[str, str]) -> str:

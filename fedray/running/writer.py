@@ -108,7 +108,9 @@ class Writer:
             self.json(f"{PERSONAL}/files.json", [file._asdict() for file in snapshot.clients.files])
         else:
             words |= {"clients": ", ".join(plan.names.users) or f"0 to {plan.clients - 1}"}
-            posterior_files.save(self.folder / f"{PERSONAL}.safetensors", snapshot.clients, plan.model, words, stacked=True)
+            posterior_files.save(
+                self.folder / f"{PERSONAL}.safetensors", snapshot.clients, plan.model, words, stacked=True
+            )
         if spotlights:
             np.savez_compressed(
                 self.folder / "uncertainty.npz",

@@ -5,6 +5,7 @@ import torch
 from actors import cohort as cohort_module
 from actors.cohort import RayCohort
 from actors.crew import Crew, Held
+from actors.hosted import Hosted
 from actors.machines.placement import Node, Wish, arrange
 from fedray.algorithms.mixtures.fedamp import Anchor
 from fedray.federate.failures import FailurePolicy
@@ -18,7 +19,7 @@ def test_every_actor_is_sent_the_rows_of_its_own_clients_only(monkeypatch):
     monkeypatch.setattr(RayCohort, "_spawn", lambda self, slot, seat: None)
     monkeypatch.setattr(Crew, "ask", lambda self, question: asked.append(question.args))
     plan = small_plan("fedamp")
-    cohort = RayCohort(plan, arrange(6, [Node(8, 0)], Wish(clients_per_actor=2)), "loop")
+    cohort = RayCohort(Hosted(plan, arrange(6, [Node(8, 0)], Wish(clients_per_actor=2)), "loop"))
     rows = torch.arange(4.0)[:, None].expand(4, plan.model.padded).clone()
     cohort.train(1, (0, 2, 3, 5), Anchor(rows))
     ((first, second, third),) = (args.values() for args in asked)
@@ -34,10 +35,11 @@ def test_a_federation_that_begins_in_the_actors_of_another_has_nothing_of_it(mon
     monkeypatch.setattr(RayCohort, "_spawn", lambda self, slot, seat: None)
     monkeypatch.setattr(Crew, "ask", lambda self, question: [])
     plan = small_plan("pfedbayes")
-    cohort = RayCohort(plan, arrange(6, [Node(8, 0)], Wish(clients_per_actor=2)), "loop")
+    hosted = Hosted(plan, arrange(6, [Node(8, 0)], Wish(clients_per_actor=2)), "loop")
+    cohort = RayCohort(hosted)
     cohort.crew._held = {1: Held([2, 3], "its states")}
     cohort.crew.report(Failure(5, "client 1", "not finite", "its own"))
-    cohort.reset(plan, FailurePolicy(skip=True))
+    cohort.reset(hosted._replace(policy=FailurePolicy(skip=True)))
     assert cohort.crew.release() == {}
     assert cohort.crew.take_failures() == ()
     assert cohort.crew.policy.skip

@@ -11,8 +11,9 @@ from ray import cloudpickle
 from ray import tune as ray_tune
 
 from actors.cohort import RayCohort
+from actors.hosted import Hosted
 from actors.machines.placement import Layout
-from actors.server import Hosted, ServerActor, remote_options
+from actors.server import ServerActor, remote_options
 from fedray.federate.device.cpu import numerics
 from tests.helpers import experiment, small_plan
 from tune.trial import CommonToTrials, Trial

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from actors import server
+from actors.hosted import Hosted
 from actors.inside import InsideCohort
 from actors.machines.demand import Cluster
 from actors.machines.placement import Layout, Node
@@ -90,9 +91,9 @@ def policies(monkeypatch: pytest.MonkeyPatch) -> list[FailurePolicy]:
     """The policies that the cohorts of trials get; their clients live here, and one of them always fails."""
     found: list[FailurePolicy] = []
 
-    def cohort(plan, layout, backend, dataset, policy, folder, *follow, **named) -> InsideCohort:
-        found.append(policy)
-        return InsideCohort(plan, backend)
+    def cohort(hosted: Hosted, *args, **named) -> InsideCohort:
+        found.append(hosted.policy)
+        return InsideCohort(hosted._replace(dataset=None))
 
     def plan(cfg, dataset=None):
         made = make_plan(cfg, dataset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -56,14 +57,14 @@ def test_who_sees_the_mark_is_not_blind_and_no_mark_is_left(tmp_path: Path, monk
     nodes = [{"NodeID": name, "Alive": True, "NodeManagerHostname": name} for name in ("me", "a", "b", "c")]
     marks: list[Path] = []
 
-    def ask(node: str, path: str) -> str:
+    def ask(node: str, function: Any, path: str) -> str:
         marks.append(Path(path))
         return node
 
     monkeypatch.setattr(sight.ray, "nodes", lambda: nodes)
     monkeypatch.setattr(sight.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "me"))
     monkeypatch.setattr(sight.ray, "wait", lambda refs, **_: (refs, []))
-    monkeypatch.setattr(sight, "_ask", ask)
+    monkeypatch.setattr(sight, "ask", ask)
     monkeypatch.setattr(sight, "_answer", lambda ref: ref == "a" and marks[0].exists())
     assert sight.blind(tmp_path) == ["b", "c"]
     assert list(tmp_path.iterdir()) == []
@@ -75,6 +76,6 @@ def test_this_machine_sees_its_own_folder(tmp_path: Path) -> None:
     import ray
 
     me = ray.get_runtime_context().get_node_id()
-    assert ray.get(sight._ask(me, str(tmp_path))) is True
-    assert ray.get(sight._ask(me, str(tmp_path / "other"))) is False
+    assert ray.get(sight.ask(me, os.path.exists, str(tmp_path))) is True
+    assert ray.get(sight.ask(me, os.path.exists, str(tmp_path / "other"))) is False
     assert sight.blind(tmp_path) == []

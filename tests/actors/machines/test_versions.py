@@ -37,7 +37,7 @@ def machines(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(ray, "get", get)
     monkeypatch.setattr(ray, "wait", wait)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_job_id=lambda: "01000000"))
-    monkeypatch.setattr(versions, "_ask", lambda job, node: node)
+    monkeypatch.setattr(versions, "_versions", lambda job, node: node)
     return answers
 
 
@@ -105,9 +105,9 @@ def test_a_driver_of_another_version_than_the_head_is_told_both(monkeypatch: pyt
 @pytest.mark.usefixtures("cluster")
 def test_the_machines_of_a_real_cluster_are_asked_once() -> None:
     versions.check()
-    before = versions._ask.cache_info()
+    before = versions._versions.cache_info()
     versions.check()
-    after = versions._ask.cache_info()
+    after = versions._versions.cache_info()
     assert (after.misses, after.hits) == (before.misses, before.hits + len(ray.nodes()))
 
 

@@ -81,7 +81,8 @@ def test_an_interrupted_run_goes_on(cut: Callable[..., int], capfd: pytest.Captu
     same_result("runs/whole", "runs/cut")
     assert history("cut") == ("FINISHED", [1, 2, 3, 4, 5, 6])
     assert not list(Path("runs/cut").glob("checkpoints*"))
-    seconds = [float(row["time/round_seconds"]) for row in csv.DictReader(Path("runs/cut/metrics.csv").open())]
+    rows = csv.DictReader(Path("runs/cut/metrics.csv").read_text().splitlines())
+    seconds = [float(row["time/round_seconds"]) for row in rows]
     assert json.loads(Path("runs/cut/summary.json").read_text())["seconds"] == pytest.approx(sum(seconds))  # of both
     assert launch.main(["--resume", "runs/cut"]) == 0
     assert "is finished" in capfd.readouterr().err
