@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 FLOOR = 0.001  # added to an sd, in the dataset's own units; published generators do so, and a pixel may be constant
-# An sd below this share of the mean is of rounding: to float32, or to float64 and by the sums of the moments.
+# An sd below this share of the mean is lost where a float32 has to hold both; or is of the rounding of float64 sums.
 ROUNDED, ROUNDED_64 = 1e-6, 1e-14
 
 
@@ -58,7 +58,7 @@ def standard(x: np.ndarray, each: bool = True) -> Scaling:
     """To mean 0 and sd 1 over examples x [n, ...] in any units, each input by itself or all; constants become 0."""
     axes = 0 if each else None
     first, sd = x.mean(axes, dtype=np.float64), x.std(axes, dtype=np.float64)
-    moves = sd > ROUNDED * np.abs(first)  # else float32 has rounded it to a constant
+    moves = sd > ROUNDED_64 * np.abs(first)
     return Scaling(np.asarray(first, np.float32), np.asarray(np.where(moves, sd, 1), np.float32))
 
 

@@ -148,7 +148,7 @@ def with_newcomers(evaluated: RoundMetrics, adapted: RoundMetrics, plan: Plan) -
 
 
 def summarize(plan: Plan, rows: Sequence[Mapping[str, float]], run_id: str | None) -> dict[str, Any]:
-    """The result of a run: metrics averaged over the last tenth of the evaluations, at most ten; seconds and bytes in all.
+    """The result of a run: metrics averaged over the last tenth of the evaluations, at most ten; seconds, bytes in all.
 
     ``rows`` are the measures of the rounds played, with their 'round'; a model that the method lacks is None.
     """

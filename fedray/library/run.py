@@ -292,12 +292,18 @@ def _rounds(current: stages.ActiveRun) -> Generator[Round, bool | None, Outcome]
             tally = stages.account(current, tally, metrics)
             stopped = yield Round(metrics.round, report.measures(metrics), current.plan, tally.evaluated)
             if stopped and metrics.round < current.plan.rounds:
-                shorter = override(current.plan.cfg, {"rounds": min(metrics.round, current.plan.cfg.rounds)})
-                current = current._replace(plan=current.plan._replace(cfg=shorter))
+                current = current._replace(plan=_shortened(current.plan, metrics.round))
                 break
         played = stages.collect(current, federation, tally)
     result = stages.conclude(current, played)
     return Outcome(result, _kept(played.snapshot, result.folder))
+
+
+def _shortened(plan: Plan, played: int) -> Plan:
+    """The plan of a run that ended after so many rounds, those in which newcomers adapt included."""
+    rounds = min(played, plan.cfg.rounds)
+    adapted = {"adapt_rounds": played - rounds} if played > rounds else {}
+    return plan._replace(cfg=override(plan.cfg, {"rounds": rounds, **adapted}))
 
 
 def _kept(snapshot: Snapshot, folder: Path) -> Snapshot:

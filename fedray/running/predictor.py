@@ -40,7 +40,7 @@ from fedray.nets.model import FLOAT_BYTES, check_memory, own_module
 from fedray.running.folder.notes import experiment_of
 from fedray.running.writer import PERSONAL
 from fedray.terminal import say
-from fedray.types import Batch, FedRayError, client_itself, require, suggestion
+from fedray.types import Batch, FedRayError, client_itself, one_draw, require, suggestion
 
 MAX_CLASSES = 2**20
 
@@ -55,7 +55,8 @@ class Prediction(NamedTuple):
     draws: Tensor  # [M, B, C] one distribution per posterior draw, or per component
     shares: Tensor | None = None  # [M] weights of a mixture's components; None: all the same
     # [B, C] whether a class is in the conformal set, which holds the true class of 90 % of a client's examples; empty
-    # where no class fits. None: the run was played without --uncertainty.
+    # where no class fits. None: nothing was calibrated for this model and so many draws (--uncertainty does it for the
+    # global model and for members that were evaluated, by the run's own number of draws).
     set: Tensor | None = None
 
     def columns(self, names: Sequence[str] = ()) -> dict[str, list[Any]]:
@@ -126,7 +127,9 @@ class Predictor:
             shares = None if client is None or algorithm.shares is None else algorithm.shares(ctx, model)
         if plan.target is not None:
             return _real(found, plan.target)
-        return _uncertainty(found, shares, self.thresholds.get(client))
+        # A threshold is one of the scores by which it was calibrated: other draws make other scores.
+        calibrated = samples == plan.cfg.predict_samples or algorithm.predict_noise is one_draw
+        return _uncertainty(found, shares, self.thresholds.get(client) if calibrated else None)
 
     def meant(self, text: str) -> int | None:
         """The client that a text means, in a request or a parameter: one of this name, or else of this number.
@@ -212,7 +215,8 @@ class Predictor:
         if plan.algorithm.personalize is client_itself:  # a view may cost more than a model (FedAMP)
             return state
         context = plan.context
-        noise = plan.normals("personalize", client, plan.cfg.rounds, plan.algorithm.personal_noise(context))
+        last = plan.rounds if client in plan.novel else plan.cfg.rounds  # in which it was evaluated
+        noise = plan.normals("personalize", client, last, plan.algorithm.personal_noise(context))
         view = plan.view(self.snapshot.server)
         return plan.algorithm.personalize(context, state, view, self._shard(client), noise)
 
@@ -269,10 +273,11 @@ def _whole(name: str, value: Any) -> int:
 
 def _uncertainty(log_probs: Tensor, shares: Tensor | None, threshold: float | None) -> Prediction:
     probs = metrics.log_average(log_probs, shares).exp()
+    exact = metrics.log_average(log_probs.double(), shares).exp()  # as in calibration: thresholds may be 1e-7
     entropy = -torch.special.xlogy(probs, probs).sum(-1)
     expected = metrics.expected_entropy(log_probs, shares)
     information = (entropy - expected).clamp_min(0)
-    likely = None if threshold is None else conformal.thr(probs.double()) <= threshold
+    likely = None if threshold is None else conformal.thr(exact) <= threshold
     return Prediction(probs, entropy, expected, information, log_probs.exp(), shares, likely)
 
 

@@ -62,6 +62,15 @@ def test_float_features_of_ones_own_have_sd_one_in_any_units(kind, units):
     assert scaled.mean().abs() < 1e-5
 
 
+def test_a_feature_with_a_large_offset_is_no_constant():
+    """Times of half an hour in seconds since 1970, which float32 rounds to 128 s; and one that is all the same."""
+    x = np.float32(1.7e9 + np.arange(0, 1800, 2.0))[:, None]
+    x = np.concatenate([x, np.full_like(x, 0.1)], 1)
+    scaled = standard(x).apply(torch.from_numpy(x.copy())).double()
+    torch.testing.assert_close(scaled.std(0, correction=0), torch.tensor([1.0, 0]).double(), atol=1e-5, rtol=0)
+    assert scaled.abs().max() < 2
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [("covertype", "feature"), ("femnist", "feature"), ("femnist", "standard"), ("uci-wine", "standard")],

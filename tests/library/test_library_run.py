@@ -308,6 +308,19 @@ def test_a_run_that_stops_before_its_newcomers_says_so():
     assert run.summary["novel"] is None
 
 
+@pytest.mark.parametrize("rounds", [3, 4])
+def test_a_newcomer_is_predicted_for_by_the_model_that_was_evaluated(rounds):
+    """Also where its adaptation was stopped; its model takes steps on its examples before it predicts."""
+    settings = {"novel_clients": 1, "adapt_rounds": 2, "ft": 2, "batch_size": 10, "eval_every": 1}
+    run = fedray.run("fedper", play=False, **settings, **QUICK)
+    for _ in zip(range(rounds), run, strict=False):
+        pass
+    run.stop()
+    x, y = (values[run.plan.partition.test[9]] for values in (X[:, None], Y))
+    found = run.predict(x, client=9).probs
+    assert log_loss(y, found, labels=range(10)) == pytest.approx(run.clients["novel_nll"][9], rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("inputs", "samples", "words"),
     [

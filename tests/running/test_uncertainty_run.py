@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from mlflow.tracking import MlflowClient
 
 import fedray
@@ -13,6 +14,7 @@ from fedray.compare.__main__ import main as compare
 from fedray.federate.uncertainty import summary
 from fedray.launch import main
 from fedray.running.drawing import figures, uncertainty_figures
+from fedray.running.predictor import _uncertainty
 from fedray.types import FedRayError
 
 pytestmark = pytest.mark.usefixtures("unpainted")
@@ -91,7 +93,15 @@ def test_a_loaded_run_predicts_sets(folder):
         )
         assert predicted.set.shape == (40, 10)
         np.testing.assert_array_equal(predicted.set, 1 - predicted.probs.double() <= float(q))
+        assert run.predict(x, client=client, samples=run.plan.cfg.predict_samples).set is not None
+        assert run.predict(x, client=client, samples=1).set is None  # other draws than it was calibrated with
     assert fedray.load(folder / "without").predict(x, client=3).set is None
+
+
+def test_sets_are_told_by_probabilities_that_a_float_rounds_to_1():
+    """Of confident models, whose thresholds are about 1e-8."""
+    log_probs = torch.tensor([[[-17.5, -2.5e-8], [-18.5, -9e-9]]])
+    assert _uncertainty(log_probs, None, 1.5e-8).set.tolist() == [[False, False], [False, True]]
 
 
 def test_a_damaged_table_of_thresholds_is_refused(folder, tmp_path):

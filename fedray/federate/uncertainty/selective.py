@@ -15,6 +15,7 @@ from torch import Tensor
 
 RISK = 0.05  # at which the coverage is reported
 COVERAGE = 0.8  # at which the risk is reported
+ROUNDING = 1e-12  # of means of errors: a risk that is 0.05 may be 0.05 + 7e-18
 POINTS = 50  # of a curve, at the coverages 1/50, 2/50 ... 1
 
 
@@ -58,7 +59,7 @@ def aurc(risks: Tensor) -> Tensor:
 
 def coverage_at(risks: Tensor, most: float) -> Tensor:
     """The largest coverage k/n whose risk is at most ``most``; 0 where there is none."""
-    allowed = torch.arange(1, len(risks) + 1, device=risks.device) * (risks <= most)
+    allowed = torch.arange(1, len(risks) + 1, device=risks.device) * (risks <= most + ROUNDING)
     return allowed.max().double() / len(risks)
 
 

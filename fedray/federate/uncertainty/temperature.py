@@ -32,7 +32,8 @@ def losses(log_probs: Tensor, y: Tensor) -> Tensor:
 def best(losses: Tensor) -> Tensor:
     """The place in TEMPERATURES [...] of the least of the losses [..., T]; of equal ones that nearest to 1.
 
-    Without calibration examples it is 1. A model without errors on them is sharpened, up to the end of the grid.
+    Without calibration examples it is 1. A model without errors on them is sharpened, up to the end of the grid or to a
+    loss of 0.
     """
     order = torch.tensor(_FROM_ONE, device=losses.device)
     return order[losses[..., order].argmin(-1)]

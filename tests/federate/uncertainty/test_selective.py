@@ -28,6 +28,12 @@ def test_four_predictions_by_hand():
     assert [float(risk_at(found, c)) for c in (0.25, 0.26, 0.8, 1)] == pytest.approx([0, 1 / 2, 1 / 4, 1 / 4])
 
 
+@pytest.mark.parametrize("n", [20, 500, 1000])
+def test_a_risk_that_is_just_allowed_is_allowed_among_ties(n):
+    wrong = (torch.arange(n) < n // 20).double()
+    assert float(coverage_at(risks(torch.ones(n), wrong), 0.05)) == 1
+
+
 @pytest.mark.parametrize("n", [2, 7, 100])
 def test_the_area_agrees_with_scikit_learn(n):
     confidence, wrong = drawn(n)
