@@ -80,7 +80,7 @@ class World(NamedTuple):
 
 def simulate(problem: Problem, seed: int) -> World:
     """Parameters θ ~ N(0, τ² I) and targets given them."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng([seed, 1])  # not the stream of the inputs, which θ must not depend on
     clients = len(problem.x)
     theta = problem.prior_sd * rng.normal(size=(clients if problem.personal else 1, problem.size))
     theta = np.broadcast_to(theta, (clients, problem.size))
