@@ -118,7 +118,7 @@ def _predictor(block: Block, name: str, function: Predict, model: Any, noise: Te
         if unseen and found.ndim == 3:  # once: a GPU is waited for
             unseen = False
             total = float(found[:, :1].exp().sum(-1).mean())  # of one example
-            if abs(total - 1) > metrics.AGREEMENT:  # of NaN nothing is said
+            if abs(total - 1) > metrics.SUM_TOLERANCE:  # of NaN nothing is said
                 raise FedRayError(f"{name}: its probabilities add up to {total:.3g}, not 1; return log p [M, B, C]")
         return found
 

@@ -21,7 +21,7 @@ from fedray import registry
 from fedray.arrays import trees
 from fedray.federate import totals
 from fedray.federate.device.cpu import numerics
-from fedray.federate.measures.metrics import AGREEMENT
+from fedray.federate.measures.metrics import SUM_TOLERANCE
 from fedray.federate.plan import Plan
 from fedray.types import Batch, Combine, Context, FedRayError, Sums, client_itself, first_line
 
@@ -254,7 +254,7 @@ def _predict(on: _Rehearsal, plan: Plan, ctx: Context[Any], client: Any, view: A
     if algorithm.shares is not None:
         found = on.call("shares", algorithm.shares, ctx, personal)
         fits = isinstance(found, Tensor) and found.shape == rows.shape[:1] and bool((found >= 0).all())
-        if not fits or abs(float(found.sum()) - 1) > AGREEMENT:
+        if not fits or abs(float(found.sum()) - 1) > SUM_TOLERANCE:
             raise on.error("shares", f"returns {_listed(found)}, where {len(rows)} weights of sum 1 are due")
 
 
@@ -267,7 +267,7 @@ def _check_rows(on: _Rehearsal, plan: Plan, field: str, rows: Any) -> None:
     if rows.isnan().any():
         raise on.error(field, "returns NaN under a model that has trained one step")
     total = float(rows[0, 0].exp().sum())
-    if plan.target is None and abs(total - 1) > AGREEMENT:
+    if plan.target is None and abs(total - 1) > SUM_TOLERANCE:
         raise on.error(field, f"returns probabilities that add up to {total:.3g}, not 1; return log p [M, B, C]")
 
 

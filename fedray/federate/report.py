@@ -117,7 +117,7 @@ def _bins(stats: EvalStats) -> list[dict[str, Any]]:
     return rows
 
 
-def _kinds(played: RoundMetrics) -> tuple[tuple[str, Stats | None], ...]:
+def _kinds(played: RoundMetrics | Validation) -> tuple[tuple[str, Stats | None], ...]:
     return ("personal", played.personal), ("global", played.global_), (NOVEL, played.novel)
 
 
@@ -131,9 +131,7 @@ def _own(played: RoundMetrics) -> Iterator[tuple[str, str, Tensor]]:
 
 
 def _validated(played: RoundMetrics) -> tuple[tuple[str, Stats | None], ...]:
-    found = played.validation or Validation(None, None)
-    kinds = ("personal", found.personal), ("global", found.global_), (NOVEL, found.novel)
-    return tuple((f"{VALIDATION}/{kind}", stats) for kind, stats in kinds)
+    return tuple((f"{VALIDATION}/{kind}", stats) for kind, stats in _kinds(played.validation or Validation(None, None)))
 
 
 def with_newcomers(evaluated: RoundMetrics, adapted: RoundMetrics, plan: Plan) -> RoundMetrics:
@@ -293,12 +291,17 @@ def table(plan: Plan, summary: Mapping[str, Any]) -> Any:
     title = f"{summary['algorithm']} on {plan.cfg.data.name}: {len(plan.members)} clients, {summary['rounds']} rounds"
     view = Table(title=title, caption=caption(summary), title_justify="left", caption_justify="left")
     view.add_column("")
-    kinds = [kind for kind in NAMES if summary.get(kind) is not None]
+    kinds = measured(summary)
     for kind in kinds:
         view.add_column(NAMES[kind], justify="right")
     for label, cells in table_rows(plan, summary, kinds):
         view.add_row(label, *cells)
     return view
+
+
+def measured(summary: Mapping[str, Any]) -> list[str]:
+    """The kinds of models that a summary has measures of."""
+    return [kind for kind in NAMES if summary.get(kind) is not None]
 
 
 def table_rows(plan: Plan, summary: Mapping[str, Any], kinds: Sequence[str]) -> Iterator[tuple[str, list[str]]]:

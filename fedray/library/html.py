@@ -14,7 +14,7 @@ from fedray.federate.plan import Plan
 
 def run(plan: Plan, summary: Mapping[str, Any], title: str) -> str:
     """The table of a finished run, as the terminal shows it, with how its data were read and what one must know."""
-    kinds = [kind for kind in report.NAMES if summary.get(kind) is not None]
+    kinds = report.measured(summary)
     notes = [*report.caption(summary).splitlines(), *plan.notes]
     return _template().render(
         title=title,

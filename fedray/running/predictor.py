@@ -274,7 +274,7 @@ def _whole(name: str, value: Any) -> int:
 def _uncertainty(log_probs: Tensor, shares: Tensor | None, threshold: float | None) -> Prediction:
     probs = metrics.log_average(log_probs, shares).exp()
     exact = metrics.log_average(log_probs.double(), shares).exp()  # as in calibration: thresholds may be 1e-7
-    entropy = -torch.special.xlogy(probs, probs).sum(-1)
+    entropy = metrics.entropy_of(probs)
     expected = metrics.expected_entropy(log_probs, shares)
     information = (entropy - expected).clamp_min(0)
     likely = None if threshold is None else conformal.thr(exact) <= threshold

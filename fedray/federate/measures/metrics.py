@@ -14,7 +14,8 @@ from torch import Tensor
 
 from fedray.types import BINS, EvalStats, RegressionStats
 
-AGREEMENT = 1e-3  # of a sum of probabilities with 1
+SUM_TOLERANCE = 1e-3  # of a sum of probabilities, which should be 1
+ROUNDING_NATS = 1e-9  # less mutual information is rounding error of draws that all predict the same
 StatsT = TypeVar("StatsT", bound=EvalStats | RegressionStats)
 
 
@@ -42,7 +43,7 @@ def evaluate(log_probs: Tensor, y: Tensor, shares: Tensor | None = None) -> Eval
     confidence, predicted = p.max(-1)
     hit = (predicted == y).double()
     onehot = torch.nn.functional.one_hot(y, p.shape[-1])
-    entropy = -torch.special.xlogy(p, p).sum(-1)
+    entropy = entropy_of(p)
     conditional = expected_entropy(log_probs, shares)
     return EvalStats(
         examples=torch.tensor(float(len(y)), dtype=torch.float64),
@@ -71,10 +72,14 @@ def log_average(log_probs: Tensor, shares: Tensor | None = None) -> Tensor:
     return torch.logsumexp(log_probs + shares.to(log_probs).log()[:, None, None], 0)
 
 
+def entropy_of(p: Tensor) -> Tensor:
+    """H[p] = -Σ_c p_c log p_c [...] in nats of probabilities [..., C]."""
+    return -torch.special.xlogy(p, p).sum(-1)
+
+
 def expected_entropy(log_probs: Tensor, shares: Tensor | None = None) -> Tensor:
     """Σ_m a_m H[p_m] [B] in nats of draws [M, B, C], with the same a_m."""
-    draws = log_probs.exp()
-    entropies = -torch.special.xlogy(draws, draws).sum(-1)
+    entropies = entropy_of(log_probs.exp())
     return entropies.mean(0) if shares is None else shares.to(log_probs) @ entropies
 
 

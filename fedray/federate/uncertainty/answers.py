@@ -33,8 +33,6 @@ from fedray.federate.uncertainty.shift import corruptions
 from fedray.federate.uncertainty.temperature import TEMPERATURES
 from fedray.types import EvalStats
 
-AGREEMENT = 1e-9  # nats; less mutual information is rounding error of draws that all predict the same
-
 
 class Predicted(NamedTuple):
     """The predictive distribution of n examples, on the CPU, where all measures are computed."""
@@ -108,19 +106,14 @@ def _predicted(log_probs: Tensor, shares: Tensor | None) -> Predicted:
     """Of draws log p [M, n, C]."""
     log_probs, shares = log_probs.cpu().double(), None if shares is None else shares.cpu()
     log_p = metrics.log_average(log_probs, shares)
-    information = _entropy(log_p) - metrics.expected_entropy(log_probs, shares)
-    information = torch.where(information < AGREEMENT, 0, information)
+    information = metrics.entropy_of(log_p.exp()) - metrics.expected_entropy(log_probs, shares)
+    information = torch.where(information < metrics.ROUNDING_NATS, 0, information)
     return Predicted(log_p, information if len(log_probs) > 1 else torch.full_like(information, torch.nan))
-
-
-def _entropy(log_p: Tensor) -> Tensor:
-    p = log_p.exp()
-    return -torch.special.xlogy(p, p).sum(-1)
 
 
 def _scores(found: Predicted) -> Tensor:
     """How strange n examples are to a model by each of SCORES, [S, n]."""
-    return torch.stack([-found.confidence, _entropy(found.log_p), found.information])
+    return torch.stack([-found.confidence, metrics.entropy_of(found.log_p.exp()), found.information])
 
 
 def _scaled(calibration: Predicted, y_calibration: Tensor, scored: Predicted, y: Tensor) -> Scaled:

@@ -179,12 +179,15 @@ def _mean(values: Tensor, weights: Tensor) -> float:
     return float((values[there] * weights[there]).sum() / weights[there].sum())
 
 
+def _models(found: Uncertainty) -> Iterator[tuple[str, Answers]]:
+    """The answers of each kind of model that the method has."""
+    return ((kind, each) for kind, each in (("personal", found.personal), ("global", found.global_)) if each)
+
+
 def client_rows(found: Uncertainty) -> list[dict[str, Any]]:
     """One row per kind of model and client for client_uncertainty.csv, with the thresholds of its sets."""
     rows = []
-    for kind, each in (("personal", found.personal), ("global", found.global_)):
-        if each is None:
-            continue
+    for kind, each in _models(found):
         common = shared(each)
         for k, i in enumerate(found.ids):
             one = trees.rows(each, [k])
@@ -197,17 +200,16 @@ def client_rows(found: Uncertainty) -> list[dict[str, Any]]:
 
 def risk_rows(found: Uncertainty) -> Iterator[dict[str, Any]]:
     """The risk-coverage curve of every kind of model: each client answers the same share of its examples."""
-    for kind, each in (("personal", found.personal), ("global", found.global_)):
-        if each is not None:
-            risks = (each.selective.curve * each.scored[:, None]).sum(0) / each.scored.sum()
-            for j, risk in enumerate(risks.tolist(), 1):
-                yield {"model": kind, "coverage": j / POINTS, "risk": risk}
+    for kind, each in _models(found):
+        risks = (each.selective.curve * each.scored[:, None]).sum(0) / each.scored.sum()
+        for j, risk in enumerate(risks.tolist(), 1):
+            yield {"model": kind, "coverage": j / POINTS, "risk": risk}
 
 
 def shift_rows(plan: Plan, found: Uncertainty) -> Iterator[dict[str, Any]]:
     """Accuracy, NLL and ECE under every corruption, pooled over clients."""
-    for kind, each in (("personal", found.personal), ("global", found.global_)):
-        if each is None or each.shift is None:
+    for kind, each in _models(found):
+        if each.shift is None:
             continue
         pooled = metrics.pooled(each.shift)
         for place, corruption in enumerate(corruptions(plan.model.input_shape)):

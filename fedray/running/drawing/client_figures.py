@@ -11,6 +11,7 @@ import numpy as np
 
 from fedray.data.readers import Names
 from fedray.federate.measures.loss_deviation import TABLE
+from fedray.federate.measures.metrics import ROUNDING_NATS
 from fedray.federate.report import NAMES, NOVEL
 from fedray.running.drawing.figure_style import (
     COLOURS,
@@ -37,14 +38,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PANELS_MAX = 12  # reliability diagrams that fit on a page
+COLUMNS = 5  # of them side by side
 NAMED_MAX = 40  # clients with a tick of their own
 Z = 1.959964  # 97.5 % quantile of the standard normal
-COLUMNS = 5  # of them side by side
 LINES_MAX = 500  # of more clients, evenly spaced ones have a line between their models: each takes a millisecond
 LABEL_MAX = 42  # letters of a line of a legend in two columns
 DEVIATIONS = "ΔG, all clients' examples", "ΔL, its own examples"
 COUNTS = ["test examples of all clients", "test examples of one"]
-AGREEMENT = 1e-9  # nats; less mutual information is rounding error of draws that all predict the same
 UNCERTAINTIES = (("entropy", "Predictive entropy"), ("mutual_information", "Mutual information"))
 SHORT = {"personal": "personal", "global": "global", NOVEL: "newcomer"}
 UNNAMED = Names()
@@ -227,7 +227,7 @@ def uncertainty_figure(rows: Rows) -> Figure | None:
     panels = []
     for name, label in UNCERTAINTIES:
         values = [column(rows, f"{model}_{name}") for model in models]
-        if any((each > AGREEMENT).any() for each in values):  # NaN is not
+        if any((each > ROUNDING_NATS).any() for each in values):  # NaN is not
             panels.append((values, label))
     if not panels:
         return None

@@ -89,7 +89,7 @@ def _again(command: str | None) -> str:
 
 def _results(plan: Plan, summary: Mapping[str, Any]) -> str:
     """The table of the terminal."""
-    kinds = [kind for kind in report.NAMES if summary.get(kind) is not None]
+    kinds = report.measured(summary)
     lines = ["| |" + "|".join(report.NAMES[kind] for kind in kinds) + "|", "|---|" + "---|" * len(kinds)]
     for label, cells in report.table_rows(plan, summary, kinds):
         lines.append(f"|{label}|" + "|".join(cells) + "|")
