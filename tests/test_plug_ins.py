@@ -133,6 +133,12 @@ def fresh(monkeypatch):
             r"bare_pi: the setting mu of \w+ has no default",
         ),
         (
+            "undecorated_pi",
+            f"from fedray.algorithms.averaging import fedavg\nclass Own(fedavg.FedAvg):\n    mu: float = 0.1\n"
+            f"{OURS.format('Own')})",
+            r"undecorated_pi: mu of its config Own is no setting, for Own is no dataclass of its own; decorate it",
+        ),
+        (
             "plain_pi",
             "from fedray.algorithms.averaging.fedavg import ALGORITHM\nALGORITHM = ALGORITHM._replace(config=int)",
             r"--plugin plain_pi: its config int is no dataclass",

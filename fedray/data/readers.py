@@ -81,7 +81,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"it cannot be read: {error.strerror.lower()}"
     if isinstance(error, UnicodeDecodeError):
-        return f"it is not text in UTF-8 (byte {error.start})"
+        return "it is not text in UTF-8"
     if isinstance(error, JSONDecodeError):
         return f"it is not JSON: {error.msg.lower()}, line {error.lineno}, column {error.colno}"
     if isinstance(error, KeyError):

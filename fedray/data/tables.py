@@ -34,7 +34,7 @@ def from_columns(
     target = target_of(columns)
     if target is None:
         near = [name for name in columns if name.strip().lower() in TARGETS]
-        near += difflib.get_close_matches("label", columns, 1) or difflib.get_close_matches("target", columns, 1)
+        near += [each for name in TARGETS for each in difflib.get_close_matches(name, columns, 1, cutoff=0.75)]
         hint = f"; is it {near[0]}? " if near else "; "
         raise ValueError(f"no column is named {' or '.join(TARGETS)}{hint}the columns are {', '.join(columns)}")
     unnamed = list(filter(_nameless, columns))

@@ -203,9 +203,10 @@ def _methods(cfg: Experiment) -> tuple[Algorithm, Selection]:
 
 
 def _accept(plan: Plan) -> Plan:
-    """The plan itself; raises FedRayError where memory or the algorithm refuses it."""
+    """The plan, with what its plug-ins are worth a warning for; raises FedRayError where memory or the algorithm
+    refuses it."""
     _check_memory(plan)
-    rehearsal.rehearse(plan)
+    plan = plan._replace(remarks=(*plan.remarks, *rehearsal.rehearse(plan)))
     _check_weights(plan)
     plan.initial_server()  # the algorithm refuses here what it cannot run
     return plan

@@ -3,14 +3,15 @@ any actor starts.
 
 Every function is called for one client, as the contract says, and once more with the same arguments. It may not raise,
 draw random numbers of its own, write into its arguments, or return anything else than fedray/types/contracts.py says.
-Whether it can be stacked over clients shows in the run.
+Where it cannot be stacked over clients, a warning says so: on a GPU, and with the backend vmap, the run would fail.
 """
 
 from __future__ import annotations
 
 import operator
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,21 +30,28 @@ ROWS = 3  # examples that are predicted
 DRAWN = 4096  # examples of a shard that differ from each other
 WRITERS = ("step", "adapt")  # they may write into their local
 
+Leaves = Iterable[tuple[str, Any]]  # of a state, with their names
 
-def rehearse(plan: Plan) -> None:
-    """Raise FedRayError for an algorithm or a selection policy of a plug-in that cannot play a round of this plan."""
+
+def rehearse(plan: Plan) -> tuple[str, ...]:
+    """What to know of an algorithm of a plug-in before it is played.
+
+    Raises FedRayError for an algorithm or a selection policy that cannot play a round of this plan.
+    """
+    remarks: tuple[str, ...] = ()
     if registry.is_plug_in(registry.ALGORITHM, registry.algorithm_name(plan.cfg.algorithm)):
         with numerics():
-            play(plan, plan.context)
+            remarks = play(plan, plan.context)
     if registry.is_plug_in(registry.SELECTION, plan.cfg.selection):
         with numerics():
             choose(plan)
+    return remarks
 
 
-def play(plan: Plan, ctx: Context[Any], strict: bool = True) -> None:
+def play(plan: Plan, ctx: Context[Any], strict: bool = True) -> tuple[str, ...]:
     """One round with two clients; raises FedRayError for the first function that is wrong.
 
-    Unless it is ``strict``, only for one that raises, and nothing is predicted.
+    Unless it is ``strict``, only for one that raises, and nothing is predicted. Returns what is worth a warning.
     """
     algorithm, cfg = plan.algorithm, plan.cfg.algorithm
     on = _Rehearsal(f"algorithm {registry.algorithm_name(cfg)}", (type(cfg).__module__,), strict)
@@ -58,11 +66,16 @@ def play(plan: Plan, ctx: Context[Any], strict: bool = True) -> None:
     ids = range(min(plan.facts.per_round, 2) if isinstance(algorithm.aggregate, Sums) else plan.facts.per_round)
     down = on.state("broadcast", on.call("broadcast", algorithm.broadcast, ctx, server, ids))
     down = trees.row(down, 0) if algorithm.down_per_client else down
-    one, other = (_uploaded(on, plan, ctx, client, down, data, purpose) for purpose in ("one", "other"))
+    one = _uploaded(on, plan, ctx, client, down, data, "one")
+    other = _uploaded(on, plan, ctx, client, down, _fewer(plan, data), "other")
+    if strict:
+        on.check_alike("finish", trees.named_leaves(other), trees.named_leaves(one), "for a client with more examples")
     after = _aggregated(on, plan, ctx, server, ids, _between(one, other, len(ids)))
     view = _view(on, plan, ctx, after)
-    if strict:
-        _predict(on, plan, ctx, client, view, data)
+    if not strict:
+        return ()
+    _predict(on, plan, ctx, client, view, data)
+    return _stacking(on, plan, ctx, client, down, data)
 
 
 def choose(plan: Plan) -> None:
@@ -72,7 +85,7 @@ def choose(plan: Plan) -> None:
     on = _Rehearsal(f"policy {plan.cfg.selection}", (getattr(policy.select, "__module__", ""),))
     scores = None if policy.score is None else plan.stream("rehearsal-scores").uniform([clients]).double()
     before = on.call("init", policy.init, clients)
-    if not isinstance(before, tuple | None):  # a plain tuple can be kept, too
+    if hasattr(before, "_fields") or not isinstance(before, tuple | None):  # a plain tuple can be kept, too
         on.state("init", before)
 
     def select(state: Any, scores: Tensor | None) -> Any:
@@ -81,7 +94,7 @@ def choose(plan: Plan) -> None:
         return tuple(map(operator.index, ids)), after
 
     _, after = on.call("select", select, before, scores)
-    on.check_alike("select", dict(trees.named_leaves(after)), dict(trees.named_leaves(before)))
+    on.check_alike("select", trees.named_leaves(after), trees.named_leaves(before))
 
 
 class _Rehearsal(NamedTuple):
@@ -134,15 +147,24 @@ class _Rehearsal(NamedTuple):
             if not isinstance(leaf, Tensor):
                 raise self.error(field, f"returns {_short(leaf)} as {name}, where a tensor is due")
         if like is not None:
-            self.check_alike(field, dict(trees.named_leaves(tree)), dict(trees.named_leaves(like)))
+            self.check_alike(field, trees.named_leaves(tree), trees.named_leaves(like))
+            self.check_numbers(field, tree, like)
         return tree
 
-    def check_alike(self, field: str, now: dict[str, Any], before: dict[str, Any]) -> None:
-        """Raise FedRayError where the leaves of a state have changed their shapes or types."""
-        for name in (*before, *now):
-            had, has = (_short(tensors[name]) if name in tensors else "nothing" for tensors in (before, now))
+    def check_alike(self, field: str, now: Leaves, before: Leaves, when: str = "before") -> None:
+        """Raise FedRayError where the leaves of a state have other shapes or types than they had."""
+        both = dict(before), dict(now)
+        for name in (*both[0], *both[1]):
+            had, has = (_short(tensors[name]) if name in tensors else "nothing" for tensors in both)
             if had != has:
-                raise self.error(field, f"returns {has} as {name}, where {had} was before; a state keeps its form")
+                raise self.error(field, f"returns {has} as {name}, where {had} was {when}; a state keeps its form")
+
+    def check_numbers(self, field: str, tree: Any, before: Any) -> None:
+        """Raise FedRayError where NaN comes of numbers: here nothing has had the time to diverge."""
+        if self.strict and not any(leaf.isnan().any() for leaf in trees.leaves(before)):
+            for name, leaf in trees.named_leaves(tree):
+                if leaf.isnan().any():
+                    raise self.error(field, f"returns NaN as {name}, and nothing that it is given has any")
 
     def pair(self, field: str, names: str, result: Any) -> tuple[Any, Any]:
         """The two things of these names that a function returned."""
@@ -155,6 +177,7 @@ def _uploaded(on: _Rehearsal, plan: Plan, ctx: Context[Any], client: Any, down: 
     """What one of the clients uploads."""
     algorithm = plan.algorithm
     start = on.state("begin", on.call("begin", algorithm.begin, ctx, client, down, data))
+    on.check_numbers("begin", start, (client, down))
     size = plan.facts.batch_size * algorithm.minibatches(ctx.cfg)
     batch = _examples(plan, size, purpose)._replace(total=data.total)
     noise = _noise(on, plan, purpose, "noise_shape", ctx)
@@ -169,7 +192,32 @@ def _uploaded(on: _Rehearsal, plan: Plan, ctx: Context[Any], client: Any, down: 
                 raise on.error(field, f"returns {_short(number)} as {name} of its info, where a scalar is due")
     kept, up = on.pair("finish", "client and up", on.call("finish", algorithm.finish, ctx, local, data))
     on.state("finish", kept, like=client)
-    return on.state("finish", up)
+    on.check_numbers("finish", on.state("finish", up), local)
+    return up
+
+
+def _stacking(on: _Rehearsal, plan: Plan, ctx: Context[Any], client: Any, down: Any, data: Batch) -> tuple[str, ...]:
+    """What to say of functions that cannot be stacked over clients, tried on two that are alike."""
+    algorithm = plan.algorithm
+    batch = _examples(plan, plan.facts.batch_size * algorithm.minibatches(ctx.cfg), "one")._replace(total=data.total)
+    noise = plan.normals("rehearsal-one", 0, 0, algorithm.noise_shape(ctx))
+    clients, shards, batches, noises = (trees.stack([each, each]) for each in (client, data, batch, noise))
+    field = "begin"
+    try:
+        local = torch.vmap(partial(algorithm.begin, ctx), in_dims=(0, None, 0))(clients, down, shards)
+        field = "step"
+        local, _ = torch.vmap(partial(algorithm.step, ctx))(trees.tree_map(torch.clone, local), batches, noises)
+        field = "finish"
+        torch.vmap(partial(algorithm.finish, ctx))(local, shards)
+    except Exception as error:  # whatever the plug-in, or PyTorch under vmap, raises
+        line = registry.line_of(error, *on.modules)
+        reason = first_line(error).partition(". ")[0]
+        return (
+            f"{on.who}: {field} cannot be stacked over clients ({f'{line}: ' if line else ''}{reason}), so the run "
+            "fails on a GPU and with `backend=vmap`; use torch.where in place of branches and boolean indices, and "
+            "neither .item() nor NumPy",
+        )
+    return ()
 
 
 def _between(one: Any, other: Any, count: int) -> Any:
@@ -212,7 +260,7 @@ def _aggregated(on: _Rehearsal, plan: Plan, ctx: Context[Any], server: Any, ids:
     how, n = plan.algorithm.aggregate, torch.full((len(ids),), float(plan.facts.shard))
     if not isinstance(how, Sums):
         after = on.state("aggregate", on.call("aggregate", how, ctx, server, ids, ups, n), like=server)
-        _check_numbers(on, "aggregate", ups, after)
+        on.check_numbers("aggregate", after, ups)
         return after
     weights = on.call("weigh", how.weigh, ctx, n)
     if not isinstance(weights, Tensor) or weights.shape != n.shape or not bool((weights >= 0).all()):
@@ -221,16 +269,8 @@ def _aggregated(on: _Rehearsal, plan: Plan, ctx: Context[Any], server: Any, ids:
     exponents = totals.units(held.largest, len(ids))
     parts = [totals.partial_sum(held, ids, exponents)]
     after = on.call("absorb", lambda server, n: totals.absorbed(ctx, how, server, parts, exponents, n), server, n)
-    _check_numbers(on, "absorb", ups, on.state("absorb", after, like=server))
+    on.check_numbers("absorb", on.state("absorb", after, like=server), ups)
     return after
-
-
-def _check_numbers(on: _Rehearsal, field: str, ups: Any, after: Any) -> None:
-    """Raise FedRayError where NaN comes of uploads without."""
-    if on.strict and not any(leaf.isnan().any() for leaf in trees.leaves(ups)):
-        for name, leaf in trees.named_leaves(after):
-            if leaf.isnan().any():
-                raise on.error(field, f"returns NaN as {name}, and no upload has any")
 
 
 def _predict(on: _Rehearsal, plan: Plan, ctx: Context[Any], client: Any, view: Any, data: Batch) -> None:
@@ -278,6 +318,12 @@ def _examples(plan: Plan, size: int, purpose: str) -> Batch:
     x = x if size <= DRAWN else x[place % DRAWN]
     y = place % plan.model.classes if plan.target is None else stream.normal([size])
     return Batch(x, y, torch.ones(size), place % plan.facts.shard, torch.tensor(float(size)))
+
+
+def _fewer(plan: Plan, data: Batch) -> Batch:
+    """The same for the client with the fewest examples: the rows after these are padding."""
+    total = min(len(plan.partition.train[i]) for i in plan.trainers)
+    return data._replace(weight=(torch.arange(len(data.y)) < total).float(), total=torch.tensor(float(total)))
 
 
 def _noise(on: _Rehearsal, plan: Plan, purpose: str, field: str, ctx: Context[Any]) -> Tensor:

@@ -46,7 +46,8 @@ class Comparison:
         for group in self._groups:
             row: dict[str, Any] = {self._by: group.values[0], "settings": group.label, "n": len(group.runs)}
             for metric, found in group.estimates.items():
-                row |= {metric: found.mean, f"{metric} sd": found.sd}
+                sd = float("nan") if found.sd is None else found.sd  # of a single run
+                row |= {metric: found.mean, f"{metric} sd": sd}
             rows.append(row)
         return pandas.DataFrame(rows).set_index([self._by, "settings"])
 

@@ -25,7 +25,10 @@ def drawn(builders: Builders, name: str) -> Figure:
     with matplotlib.rc_context(STYLE):
         figure = builders[name]()
         if figure is None:
-            raise FedRayError(f"figure {name!r}: nothing was measured that it could show")
+            raise FedRayError(
+                f"figure {name!r}: nothing was measured that it could show; some figures are of runs with "
+                "`uncertainty=True`, `loss_deviation=True`, newcomers or real targets"
+            )
         figure.draw_without_rendering()  # some parts are made, in the style of that moment, when they are drawn
     # IPython shows figures only where pyplot has told it how.
     setattr(figure, "_repr_png_", partial(_png, figure))  # noqa: B010

@@ -106,9 +106,10 @@ class OwnModule(nn.Module):
 
         two = [value.expand(2, *value.shape) for value in self._values(self.own)]
         try:
-            torch.vmap(torch.func.grad(loss), in_dims=(0, None))(two, x)
+            both = x.expand(2, *x.shape)
+            torch.vmap(torch.func.grad(loss))(two, both)
             with torch.no_grad():
-                torch.vmap(self.call, in_dims=(0, None))(two, x)
+                torch.vmap(self.call)(two, both)
         except Exception as error:  # whatever the module, or PyTorch under vmap, raises
             reason = first_line(error).partition(". ")[0]
             raise FedRayError(

@@ -131,7 +131,7 @@ GOOD = leaf({"a": [("x", 0), ("y", 1)]})
 DAMAGED = {
     "cut": (GOOD[:-3], "it is not JSON: expecting .*, line 1"),
     "empty": (b"", "it is not JSON"),
-    "binary": (b"\xff\xfe\x00", r"not text in UTF-8 \(byte 0\)"),
+    "binary": (b"\xff\xfe\x00", r"not text in UTF-8"),
     "deep": (b"[" * 100_000, "RecursionError|not JSON"),
     "other": (b'{"users": ["a"]}', "it has no 'user_data'"),
     "number": (b"7", "no JSON object of users"),

@@ -272,6 +272,10 @@ def test_tables_that_are_none_are_refused(columns, reason):
         (b"a,outcome\n1,cat\n2,NA\n", "no column is named y or label"),
         (b"a,b,y\n1,2,0\n2,?,1\n", "column b holds '\\?', which is no number"),
         (b"a,Y\n1,0\n2,1\n", "no column is named .*; is it Y\\?"),
+        (b"age,income,diagnosis\n1,0,2\n2,1,3\n", "no column is named [^?]*; the columns are age, income, diagnosis"),
+        (b"a,y,y\n1,0,0\n2,1,1\n", "it has two columns y; rename one"),
+        (b"a;b;y\n1,5;2,5;0\n2,5;3,5;1\n", "its columns are separated by semicolons; save it with commas"),
+        (b"a\ty\n1\t0\n2\t1\n", "its columns are separated by tabs; save it with commas"),
         (None, "there is no such file"),
     ],
 )

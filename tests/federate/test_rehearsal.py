@@ -18,6 +18,7 @@ from tests.helpers import ALGORITHMS, small_plan
 PERSONAL = small_plan("fedper")
 MIXED = small_plan("fedem")
 PARTICLES = small_plan("dsvgd", {"selection": "ksd"})
+SHARED = small_plan("fedavg")
 
 
 class Pair(NamedTuple):
@@ -41,7 +42,7 @@ def wrong(field, function, plan=PERSONAL):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_of_ours_passes(name):
     plan = small_plan(name)
-    rehearsal.play(plan, plan.context)
+    assert rehearsal.play(plan, plan.context) == ()
 
 
 @pytest.mark.parametrize("name", registry.selections())
@@ -194,7 +195,7 @@ def test_what_robust_aggregation_needs_is_there():
     changed = plan._replace(algorithm=plan.algorithm._replace(aggregate=trimmed))
     rehearsal.play(changed, changed.context)
     bare = plan.algorithm._replace(aggregate=lambda *args: trimmed(*args)._replace(theta=args[1].theta * math.nan))
-    with pytest.raises(FedRayError, match="aggregate returns NaN as theta, and no upload has any"):
+    with pytest.raises(FedRayError, match="aggregate returns NaN as theta, and nothing that it is given has any"):
         rehearsal.play(plan._replace(algorithm=bare), plan.context)
 
 
@@ -236,7 +237,44 @@ def test_the_total_of_a_minibatch_is_that_of_the_client():
 
     changed = PERSONAL.algorithm._replace(step=step(PERSONAL.algorithm.step))
     rehearsal.play(PERSONAL._replace(algorithm=changed), PERSONAL.context)
-    assert set(seen) == {PERSONAL.facts.shard}
+    fewest = min(len(PERSONAL.partition.train[i]) for i in PERSONAL.trainers)
+    assert set(seen) == {PERSONAL.facts.shard, fewest}
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("begin", lambda local: local._replace(theta=local.theta * math.nan)),
+        ("step", lambda result: (result[0]._replace(theta=result[0].theta * math.nan), result[1])),
+        ("finish", lambda result: (result[0], result[1]._replace(theta=result[1].theta * math.nan))),
+    ],
+)
+def test_nan_is_refused_where_it_comes_from(field, change):
+    """Not where it shows: exact sums of uploads make numbers of it."""
+    assert "returns NaN as theta, and nothing that it is given has any" in wrong(field, after(change), SHARED)
+
+
+def test_uploads_of_clients_with_more_and_fewer_examples_have_one_form():
+    def cut(right):
+        def finish(ctx, local, data):
+            client, up = right(ctx, local, data)
+            return client, up._replace(theta=up.theta[: int(data.total)])
+
+        return finish
+
+    error = wrong("finish", cut, SHARED)
+    assert "finish returns float32 [130] as theta, where float32 [360] was for a client with more examples" in error
+
+
+def test_what_cannot_be_stacked_is_said():
+    def branches(ctx, local, batch, noise):
+        found = SHARED.algorithm.step(ctx, local, batch, noise)
+        return found if found[1].nll > 0 else (local, found[1])
+
+    changed = SHARED.algorithm._replace(step=branches)
+    (remark,) = rehearsal.play(SHARED._replace(algorithm=changed), SHARED.context)
+    assert remark.startswith("algorithm fedavg: step cannot be stacked over clients (")
+    assert "torch.where" in remark
 
 
 def test_scores_are_one_for_each_client():

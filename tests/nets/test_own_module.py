@@ -127,6 +127,12 @@ class Draws(nn.Linear):
         return super().forward(x.flatten(1)) * torch.rand(4)
 
 
+class BranchesOnInputs(nn.Linear):
+    def forward(self, x):
+        y = super().forward(x.flatten(1))
+        return y if x.sum() > 0 else -y
+
+
 class Mixes(nn.Linear):
     def forward(self, x):
         y = super().forward(x.flatten(1))
@@ -163,6 +169,7 @@ REFUSED = {
     "softmax": (nn.Sequential(nn.Flatten(), nn.Linear(6, 4), nn.Softmax(-1)), "ends in Softmax.*are logits"),
     "softmax inside": (Sure(6, 4), "outputs of Sure sum to 1, as after a softmax"),
     "branches": (Branches(6, 4), "cannot be stacked"),
+    "branches on inputs": (BranchesOnInputs(6, 4), "cannot be stacked"),
     "draws": (Draws(6, 4), "cannot be stacked"),
     "mixes": (Mixes(6, 4), "Mixes: the output for one example changes with the others"),
     "head": (Headed(), "head is not the last part"),

@@ -20,6 +20,7 @@ from fedray.data.records import DatasetRecord
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 MISSING = ("", "na", "n/a", "nan", "null", "none")
 REMEDY = "give a table with a header, a column y (or label, target, class), and numbers in the others"
 
@@ -45,6 +46,7 @@ def _read_csv(path: Path) -> DataFrame:
     """The table, with owners and labels as they are written: 007 is not 7, and the label NA is not a missing one."""
     import pandas
 
+    _check_header(path)
     with warnings.catch_warnings():
         # Without index_col pandas takes the first value for a row's name where rows are longer than the header.
         warnings.simplefilter("error", pandas.errors.ParserWarning)
@@ -52,14 +54,27 @@ def _read_csv(path: Path) -> DataFrame:
             frame = pandas.read_csv(path, index_col=False, low_memory=False).rename(columns=str.strip)
         except pandas.errors.ParserWarning:
             raise ValueError("its rows have more values than its header has columns; name every column") from None
-    if twice := [name for name, n in Counter(frame.columns).items() if n > 1]:
-        raise ValueError(f"it has two columns {twice[0]}; rename one")
     named = [name for name in (tables.target_of(frame.columns), own.CLIENT) if name in frame.columns]
     read = pandas.read_csv(path, usecols=lambda name: name.strip() in named, dtype=str, keep_default_na=False)
     written = read.rename(columns=str.strip)
     for name in named:
         frame[name] = _as_written(written[name].to_numpy(), exact=name == own.CLIENT)
     return frame
+
+
+def _check_header(path: Path) -> None:
+    """Raise ValueError for columns of one name, which pandas would rename, and for columns that no comma separates."""
+    import pandas
+
+    names = [str(name).strip() for name in pandas.read_csv(path, header=None, nrows=1, dtype=str).iloc[0].dropna()]
+    if twice := [name for name, n in Counter(names).items() if n > 1]:
+        raise ValueError(f"it has two columns {twice[0]}; rename one")
+    for mark, what in SEPARATORS.items():
+        if len(names) == 1 and mark in names[0]:
+            raise ValueError(
+                f"its columns are separated by {what}; save it with commas and decimal points, or give the DataFrame "
+                f"pandas.read_csv({path.name!r}, sep={mark!r}) from Python"
+            )
 
 
 def _as_written(words: np.ndarray, exact: bool) -> np.ndarray:

@@ -125,16 +125,20 @@ def unknown_figure(rows: Rows) -> Figure | None:
         ax.set_xticks(range(len(SCORES)), list(SCORES.values()))
         ax.grid(visible=False, axis="x")
     axes[0].set_ylabel("AUROC of a client (%)")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    handles, labels = axes[0].get_legend_handles_labels()
+    once = dict(zip(labels, handles, strict=True))  # medians are drawn for every kind of model
+    figure.legend(once.values(), once.keys(), loc="outside lower center", ncols=4)
     return figure
 
 
 def _points(ax: Axes, x: float, values: np.ndarray, model: str, label: str) -> None:
-    """One column of points, and a line at their median."""
+    """One column of points, and a line at their median; only a labelled one is in the legend."""
     look: dict[str, Any] = {"color": COLOURS[model], "markersize": 4.5, "alpha": 0.7, "linestyle": "none"}
     ax.plot(x + 0.08 * jitter(len(values)), values, LINES[model][1], label=label, **look)
     if len(values):
-        ax.hlines(np.median(values), x - 0.12, x + 0.12, color="black", linewidth=1.5)
+        ax.hlines(
+            np.median(values), x - 0.12, x + 0.12, color="black", linewidth=1.5, label=label and "median over clients"
+        )
 
 
 def sets_figure(rows: Rows) -> Figure | None:

@@ -75,7 +75,10 @@ def test_the_model_answers_as_the_loaded_run_does(tracked, client):
     torch.testing.assert_close(torch.tensor([row["entropy"] for row in found]), expected.entropy)
     torch.testing.assert_close(torch.tensor([row["mutual_information"] for row in found]), expected.mutual_information)
     assert [row["label"] for row in found] == expected.probs.argmax(-1).tolist()
-    assert expected.set is not None
+    assert expected.set is None  # which was calibrated with other draws than three
+    assert [row["set"] for row in found] == [None] * 5
+    found = served(tracked).predict(x, params={"client": client, "seed": 7})
+    expected = load(tracked[2]).predict(x, None if client is None else int(client), seed=7)
     assert [row["set"] for row in found] == [row.nonzero().flatten().tolist() for row in expected.set]
 
 
