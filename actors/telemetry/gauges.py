@@ -1,7 +1,7 @@
 """What a federation does, as metrics on the Prometheus endpoint of its Ray node.
 
     ray_fedray_round{run}                    the last round that ended
-    ray_fedray_phase_seconds{run, phase}     of that round: train, aggregate, evaluate, round
+    ray_fedray_phase_seconds{run, phase}     of that round: train, aggregate, evaluate, round, cpu; start, checkpoint
     ray_fedray_bytes_total{run, way}         of parameters, up and down, since the run began
     ray_fedray_failures_total{run, kind}     since the run began
     ray_fedray_lag_seconds{run, clients}     between the first reply of a round and this actor's
@@ -45,11 +45,11 @@ class Gauges:
                 self._do("bytes", lambda counter, n=count, w=way: counter.inc(n, self._tags(way=w)))
 
     def lag(self, clients: str, seconds: float) -> None:
-        """Report how long after the first reply of a round the actor of ``clients``, e.g. '0-4', replied."""
+        """Report how long after the first reply of a round the actor of ``clients``, e.g. 'clients 0-4', replied."""
         self._do("lag", lambda gauge: gauge.set(seconds, self._tags(clients=clients)))
 
     def failure(self, kind: str) -> None:
-        """Count a failure of a kind, e.g. 'actor'."""
+        """Count a failure of a kind, e.g. 'lost'."""
         self._do("failures", lambda counter: counter.inc(1, self._tags(kind=kind)))
 
     def _tags(self, **more: str) -> dict[str, str]:

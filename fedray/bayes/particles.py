@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedray.arrays.rng import Stream
-from fedray.bayes.priors import Prior, PriorSettings
+from fedray.bayes.priors import PriorSettings
 from fedray.nets.likelihood import fully_connected, nll_and_grad, product
 from fedray.nets.model import Model, own_module
 from fedray.types import Batch, FedRayError, require
@@ -40,14 +40,10 @@ class ParticleSettings(PriorSettings):
     def initial(self, model: Model, rng: Stream) -> Tensor:
         """Particles [M, P] at first. Raises FedRayError for a prior that the network does not go with."""
         self.check_prior(model)
-        return initial(model, rng, self.particles, self.p0(model.size) if self.start == "prior" else None)
-
-
-def initial(model: Model, rng: Stream, count: int, prior: Prior | None = None) -> Tensor:
-    """Particles [M, P] at first: the network's usual initial weights, or draws of the prior."""
-    if prior is None:
-        return starts(model, rng, count)
-    return torch.stack([prior.draw(rng, model.padded) for _ in range(count)])
+        if self.start == "network":
+            return starts(model, rng, self.particles)
+        prior = self.p0(model.size)
+        return torch.stack([prior.draw(rng, model.padded) for _ in range(self.particles)])
 
 
 def starts(model: Model, rng: Stream, count: int) -> Tensor:

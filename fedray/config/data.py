@@ -110,7 +110,7 @@ class ModelConfig:
         check_types(self, "model.")
         remedy = "use `model.name=mclr` for a network without hidden layers"
         require(
-            all(isinstance(width, int) and width >= 1 for width in self.hidden),
+            all(width >= 1 for width in self.hidden),
             "model.hidden",
             self.hidden,
             "a layer has units",

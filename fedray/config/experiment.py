@@ -75,8 +75,7 @@ class Experiment:
             "eval_clients",
         ):
             value = getattr(self, name)
-            ok = value is None or (isinstance(value, int) and value >= 1)
-            require(ok, name, value, "at least one is needed", "give a positive whole number")
+            require(value is None or value >= 1, name, value, "at least one is needed", "give a positive whole number")
         reason, remedy = "a number of rounds is not negative", "use 0 for none"
         require(self.eval_last >= 0, "eval_last", self.eval_last, reason, remedy)
         reason, remedy = "newcomers take a round or more to adapt", "give a positive whole number"

@@ -19,7 +19,7 @@ from fedray.config import DataConfig
 from fedray.data import own, text
 from fedray.data.readers import Dataset, Names, checked_labels, reading, rectangular
 from fedray.data.scaling import within
-from fedray.types import require
+from fedray.types import SettingError
 
 SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
 TEXT = 4  # place of the text in what LEAF keeps of a tweet
@@ -41,8 +41,7 @@ def files(cfg: DataConfig) -> list[Path]:
         if found:
             return found
     remedy = "put LEAF's train and test folders there, point `data.root` to where they are, or give a file's path"
-    require(False, "data.name", name, f"{root / name} has no .json or .jsonl files", remedy)
-    return []
+    raise SettingError("data.name", name, f"{root / name} has no .json or .jsonl files", remedy)
 
 
 def load(

@@ -1,4 +1,4 @@
-"""The settings of a dataset -> its pooled examples, and a client's own share of them as normalised tensors.
+"""The settings of a dataset -> its pooled examples.
 
 The official training and test sets are pooled, training first, as the tables of pFedBayes require. No accuracy
 compares with one on an official test set.
@@ -19,7 +19,7 @@ from fedray.data import own
 from fedray.data.readers import Dataset, checked_dataset, reading
 from fedray.data.records import DatasetRecord
 from fedray.data.scaling import Scaling, moments, standard, unit
-from fedray.types import FedRayError, require, suggestion
+from fedray.types import FedRayError, SettingError, require, suggestion
 
 
 def record(name: str) -> DatasetRecord:
@@ -57,7 +57,7 @@ def record_name(name: str) -> str:
     if name not in known:  # the nearest name takes a while to find
         files = "the path of your file: " + ", ".join(end for found in table.values() for end in found.suffixes)
         remedy = f"{suggestion(name, known)}choose from {', '.join(known)}, or {files}"
-        require(False, "data.name", name, "not a dataset", remedy)
+        raise SettingError("data.name", name, "not a dataset", remedy)
     return name
 
 
@@ -91,7 +91,7 @@ def check_no_files(cfg: DataConfig) -> None:
     usual = absolute_paths(DataConfig(name=own.GIVEN))  # root is among the settings of a finished run
     for name in differing(files(absolute_paths(cfg)), usual):
         remedy = "leave it out with data of your own"
-        require(False, f"data.{name}", getattr(cfg, name), "is for data in files", remedy)
+        raise SettingError(f"data.{name}", getattr(cfg, name), "is for data in files", remedy)
 
 
 def _absolute(option: str, path: str | Path, folder: str) -> Path:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedray.config import DataConfig
-from fedray.types import FedRayError, require
+from fedray.types import FedRayError, SettingError
 
 
 def files(cfg: DataConfig, kind: str, names: Sequence[str]) -> list[Path]:
@@ -23,7 +23,7 @@ def files(cfg: DataConfig, kind: str, names: Sequence[str]) -> list[Path]:
         _download(kind, root, missing)
     elif missing:
         remedy = "add `data.download`, or point `data.root` or $FEDRAY_DATA_ROOT to a folder that has it"
-        require(False, "data.name", cfg.name, f"{root / missing[0]} is missing", remedy)
+        raise SettingError("data.name", cfg.name, f"{root / missing[0]} is missing", remedy)
     return [root / name for name in names]
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedray.arrays import trees
+from fedray.data.shards import Examples
 from fedray.federate.block import Block
 from fedray.federate.failures import stage
 from fedray.federate.measures import metrics
@@ -20,7 +21,6 @@ from fedray.types import FedRayError, Predict, Stats, first_line
 ROWS = 1000  # test examples predicted at a time
 SPOTLIGHT_DRAWS = 100  # posterior draws of the uncertainty figure
 
-Examples = tuple[Tensor, Tensor]  # x [B, ...], y [B]
 Pair = tuple[Stats | None, Stats | None]  # of the personal and of the global model; None: there is none
 
 

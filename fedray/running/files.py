@@ -67,8 +67,7 @@ def to_disk(path: Path) -> None:
 
 def leftover(path: Path) -> bool:
     """Whether a file is what a killed process left of a file that it was writing."""
-    older = path.name == "run.part"  # of FedRay before 0.1.0 was released
-    return path.is_file() and path.name.endswith(".part") and (path.name.startswith(".") or older)
+    return path.is_file() and path.name.startswith(".") and path.name.endswith(".part")
 
 
 def remove_leftovers(folder: Path) -> None:

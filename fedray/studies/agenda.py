@@ -134,12 +134,8 @@ def plan_runs(study: str, options: Options) -> Agenda:
     Raises FedRayError if the options select no cell, or none that can be played.
     """
     settings: dict[str, Any] = {f"data.{key}": value for key, value in vars(options.data).items()}
-    if options.rounds is not None:
-        settings["rounds"] = options.rounds
-    if options.eval_every is not None:
-        settings["eval_every"] = options.eval_every
-    if options.eval_last is not None:
-        settings["eval_last"] = options.eval_last
+    given = {name: getattr(options, name) for name in ("rounds", "eval_every", "eval_last")}
+    settings |= {name: value for name, value in given.items() if value is not None}
     selected = [each._replace(experiment=override(each.experiment, settings)) for each in _select(study, options)]
     reasons = {cell.name: refusal(cell.experiment) for cell in selected}
     left_out = {name: reason for name, reason in reasons.items() if reason is not None}

@@ -81,7 +81,7 @@ def _option(found: re.Match[str]) -> str:
 
 
 def require(ok: bool, name: str, value: object, reason: str, remedy: str) -> None:
-    """Raise SettingError unless ``ok``. Every complaint about a setting is made by this function."""
+    """Raise SettingError unless ``ok``."""
     if not ok:
         raise SettingError(name, value, reason, remedy)
 
@@ -103,8 +103,8 @@ def check_types(cfg: Any, prefix: str = "") -> None:
             listed = [name for option in _options(hint) for name in _values(option)]
             if listed and isinstance(value, str):
                 remedy = f"{suggestion(value, listed)}choose {_or(listed)}"
-                require(False, prefix + field.name, value, "it is not a value of this setting", remedy)
-            require(False, prefix + field.name, repr(value), f"is not {_words(hint)}", f"give {_words(hint)}")
+                raise SettingError(prefix + field.name, value, "it is not a value of this setting", remedy)
+            raise SettingError(prefix + field.name, repr(value), f"is not {_words(hint)}", f"give {_words(hint)}")
         require(_finite(value), prefix + field.name, value, "is not finite", "give a number that is")
 
 

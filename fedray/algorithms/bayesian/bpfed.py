@@ -20,7 +20,7 @@ from fedray.algorithms.bayesian import pfedbayes
 from fedray.algorithms.bayesian.pfedbayes import Info
 from fedray.arrays.optim import zero_moments
 from fedray.arrays.rng import Stream
-from fedray.bayes.gaussian import Gaussian, where
+from fedray.bayes.gaussian import Gaussian, sigma_and_slope, where
 from fedray.types import Batch, Context, LogUniform, Sums
 
 
@@ -131,12 +131,12 @@ def adapt(ctx: Context[BPFed], local: Local, batch: Batch, noise: Tensor) -> tup
     w_s, prior, new = take(w, shared), _prior(ctx, local), client.q_t == 0
     q_s = where(new, w_s, take(client.q, shared))
     client = client._replace(q=put(client.q, shared, q_s))
-    prior_sd, _ = pfedbayes.prior_sigma(prior)
+    prior_sd, _ = sigma_and_slope(prior.rho)
     nll = noise.new_zeros(())
     for eps in noise:
         client, nll = pfedbayes.personal_steps(ctx, client, (prior.mu, prior_sd), batch, eps[None])
         client = client._replace(q=put(client.q, shared, q_s))
-    kl, t = pfedbayes.global_step_(ctx.cfg, client, w, pfedbayes.prior_sigma(w))
+    kl, t = pfedbayes.global_step_(ctx.cfg, client, w, sigma_and_slope(w.rho))
     return local._replace(client=client._replace(w_t=t), w=put(w, shared, w_s)), Info(nll, kl)
 
 

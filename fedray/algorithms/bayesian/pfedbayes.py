@@ -149,17 +149,17 @@ def step(ctx: Context[PFedBayes], local: Local, batch: Batch, noise: Tensor) -> 
 def train(ctx: Context[PFedBayes], local: Local, prior: Gaussian, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
     """A step whose prior of q_i is not necessarily w_i: pFedBayes passes w_i, BPFed another Gaussian."""
     client, w = local
-    prior_sd, slope = prior_sigma(prior)
+    prior_sd, slope = sigma_and_slope(prior.rho)
     client, nll = personal_steps(ctx, client, (prior.mu, prior_sd), batch, noise)
     # The steps of q_i change no prior, so σ and its slope are computed once where w_i is the prior.
-    kl, t = global_step_(ctx.cfg, client, w, (prior_sd, slope) if prior is w else prior_sigma(w))
+    kl, t = global_step_(ctx.cfg, client, w, (prior_sd, slope) if prior is w else sigma_and_slope(w.rho))
     return Local(client._replace(w_t=t), w), Info(nll, kl)
 
 
 def adapt(ctx: Context[PFedBayes], local: Local, batch: Batch, noise: Tensor) -> tuple[Local, Info]:
     """How a newcomer trains: from the global distribution, by the steps of q_i alone, which leave it as it is."""
     client, w = local
-    sd, _ = prior_sigma(w)
+    sd, _ = sigma_and_slope(w.rho)
     client, nll = personal_steps(ctx, started(client, w), (w.mu, sd), batch, noise)
     return Local(client, w), Info(nll, divergence(ctx.cfg, client.q, w))
 
@@ -173,11 +173,6 @@ def personal_steps(
         nll, t = personal_step_(ctx.cfg, ctx.model, client, prior, batch, eps)
         client = client._replace(q_t=t)
     return client, nll
-
-
-def prior_sigma(w: Gaussian) -> tuple[Tensor, Tensor]:
-    """σ_w and dσ_w/dρ_w [P]."""
-    return sigma_and_slope(w.rho)
 
 
 def personal_step_(

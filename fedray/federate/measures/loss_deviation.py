@@ -23,8 +23,9 @@ from fedray import registry
 from fedray.arrays import trees
 from fedray.data import shards
 from fedray.data.readers import Dataset
+from fedray.data.shards import Examples
 from fedray.federate.block import Block
-from fedray.federate.evaluation import ROWS, Examples, Predictive, personal_model, personal_predictor, pieces
+from fedray.federate.evaluation import ROWS, Predictive, personal_model, personal_predictor, pieces
 from fedray.federate.measures import metrics
 from fedray.federate.messages import ClassLosses
 from fedray.federate.plan import Plan

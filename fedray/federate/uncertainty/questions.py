@@ -16,8 +16,8 @@ from fedray.config import Execution, override
 from fedray.data import loading, shards
 from fedray.data.readers import Dataset
 from fedray.data.scaling import Scaling, converted
+from fedray.data.shards import Examples
 from fedray.federate.block import Block
-from fedray.federate.evaluation import Examples
 from fedray.federate.plan import Plan
 from fedray.federate.uncertainty.reply import SAMPLE
 from fedray.types import FedRayError, require

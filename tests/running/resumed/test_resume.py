@@ -81,8 +81,7 @@ def test_an_interrupted_run_goes_on(cut: Callable[..., int], capfd: pytest.Captu
     same_result("runs/whole", "runs/cut")
     assert history("cut") == ("FINISHED", [1, 2, 3, 4, 5, 6])
     assert not list(Path("runs/cut").glob("checkpoints*"))
-    rows = csv.DictReader(Path("runs/cut/metrics.csv").read_text().splitlines())
-    seconds = [float(row["time/round_seconds"]) for row in rows]
+    seconds = [float(row["time/round_seconds"]) for row in table("runs/cut/metrics.csv")]
     assert json.loads(Path("runs/cut/summary.json").read_text())["seconds"] == pytest.approx(sum(seconds))  # of both
     assert launch.main(["--resume", "runs/cut"]) == 0
     assert "is finished" in capfd.readouterr().err
@@ -360,16 +359,16 @@ def test_the_failures_before_an_interruption_stay_in_the_table(
 
     monkeypatch.setattr(checkpoint, "write", write)
     assert cut([*FAST, "--tracking.uri", "none", "--name", "cut"], 5) == 130
-    assert [row["round"] for row in failures("runs/cut")] == ["2", "5"]
+    assert [row["round"] for row in table("runs/cut/failures.csv")] == ["2", "5"]
     with Path("runs/cut/failures.csv").open("a") as file:
         file.write('6,torn by the "kill')
     assert launch.main(["--resume", "runs/cut"]) == 0
-    found = failures("runs/cut")
+    found = table("runs/cut/failures.csv")
     assert [(row["round"], row["action"]) for row in found] == [(n, "went on without it") for n in ("2", "5")]
     assert "the disk, while writing" in found[0]["reason"]
     assert progress.read(Path("runs/cut")).failures == 2
     assert launch.main(["--resume", "runs/cut", "--rounds", "7"]) == 0
-    assert failures("runs/cut") == found
+    assert table("runs/cut/failures.csv") == found
 
 
 def test_a_line_of_a_failure_that_was_cut_between_two_fields_is_left_out(tmp_path: Path) -> None:
@@ -380,8 +379,8 @@ def test_a_line_of_a_failure_that_was_cut_between_two_fields_is_left_out(tmp_pat
     assert failure_list.begin(tmp_path, 3) == (failure,)
 
 
-def failures(folder: str) -> list[dict[str, str]]:
-    with (Path(folder) / "failures.csv").open(newline="") as file:
+def table(path: str) -> list[dict[str, str]]:
+    with Path(path).open(newline="") as file:
         return list(csv.DictReader(file))
 
 
