@@ -31,6 +31,15 @@ def test_where_all_train_the_last_piece_is_all():
     assert commits.refs == [2]
 
 
+def test_up_to_half_of_what_a_store_holds_may_be_replaced_states():
+    """Ten clients that train one by one, until all that they began with is replaced and its piece is let go."""
+    hosted, commits = range(10), Commits()
+    commits.add(hosted, "all")
+    for client in hosted:
+        assert commits.due([client], hosted) == [client]
+        commits.add([client], client)
+
+
 def test_clients_that_are_divided_anew_keep_their_last_states():
     """Over and over, among more actors and fewer: what each of them would take is what its clients last had."""
     rng, pieces, last = random.Random(1), {}, {}

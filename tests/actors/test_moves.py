@@ -130,6 +130,25 @@ def test_a_machine_on_which_recruits_fail_is_left_alone(scene):
     assert scene.mover.follow(3).reason == "spread to c"
 
 
+def test_a_machine_from_which_there_is_no_sign_in_time_is_left_alone(scene, monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr(moves, "time", SimpleNamespace(monotonic=lambda: now, perf_counter=time.perf_counter))
+    scene.there["b"], scene.ready = Machine("b", FREE), False
+    assert scene.mover.follow(1) is None
+    now += moves.START_SECONDS - 1
+    assert scene.mover.follow(2) is None
+    assert scene.cohort.failures == []
+    now += 2
+    assert scene.mover.follow(3) is None
+    (failure,) = scene.cohort.failures
+    assert (failure.who, failure.action) == ("new actors on b", "went on without them")
+    assert failure.reason.startswith("no sign of them")
+    assert set(scene.groups) == {"first"}
+    scene.ready = True
+    assert scene.mover.follow(4) is None
+    assert len(scene.cohort.invited) == 2
+
+
 def test_a_machine_of_other_versions_takes_nobody(scene):
     scene.there["b"] = Machine("b", FREE)
     scene.versions["b"] = None
@@ -164,6 +183,21 @@ def test_those_who_stay_take_over_from_those_who_go_and_free_what_these_had(scen
     assert scene.mover.follow(2).reason == "b announced the end"
     assert scene.cohort.settled[-1] == ((0, 1), [])
     assert set(scene.groups) == {"first"}
+
+
+def test_recruits_that_are_not_ready_when_machines_announce_their_end_are_dismissed(scene):
+    scene.there["b"] = Machine("b", FREE)
+    scene.mover.follow(1)
+    scene.there |= {"b": Machine("b", FULL), "c": Machine("c", FREE)}
+    scene.ready = False
+    assert scene.mover.follow(2) is None
+    assert len(scene.groups) == 3
+    scene.announce("b")
+    assert scene.mover.follow(3).reason == "b announced the end"
+    assert set(scene.groups) == {"first"}
+    scene.ready = True
+    assert scene.mover.follow(4).reason == "spread to c"
+    assert scene.cohort.settled[-1] == ((0, 1), ["c", "c"])
 
 
 def test_where_nobody_stays_recruits_come_wherever_there_is_room(scene):

@@ -38,7 +38,10 @@ def test_a_row_of_a_stack_is_the_tree_that_was_stacked():
     assert isinstance(trees.row(STACK, 0).q, Inner)
 
 
-@pytest.mark.parametrize(("index", "shared"), [([1, 2, 3], True), ([4], True), ([0, 2, 3], False), ([3, 2], False)])
+@pytest.mark.parametrize(
+    ("index", "shared"),
+    [([1, 2, 3], True), ([4], True), ([0, 2, 3], False), ([3, 2], False), ([0, 2, 1, 3], False)],
+)
 def test_rows_are_copied_only_if_they_are_not_consecutive(index, shared):
     taken = trees.rows(STACK, index)
     assert differing(taken, trees.stack([tree(k) for k in index])) == []

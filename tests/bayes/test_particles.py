@@ -9,8 +9,8 @@ from fedray.arrays import trees
 from fedray.arrays.minibatches import spaced
 from fedray.arrays.rng import Stream
 from fedray.bayes.particles import ggn_diagonal, network, starts
-from fedray.bayes.sites import Natural, regression
-from fedray.bayes.stein import ksd, rbf, stein_matrix, v_statistic
+from fedray.bayes.sites import BACKENDS, Natural, Past, Settings, regression
+from fedray.bayes.stein import Descent, ksd, rbf, stein_matrix, v_statistic
 from fedray.config import override
 from fedray.federate import report
 from fedray.federate.in_process import LocalCohort
@@ -72,6 +72,22 @@ def test_regression_clips_at_zero_and_survives_coordinates_that_do_not_vary():
     x = torch.tensor([[0.0, 1.0, 5.0], [1.0, 3.0, 5.0]]).double()
     s = torch.tensor([[1.0, 1.0, 2.0], [-2.0, 2.0, 3.0]]).double()
     assert torch.equal(regression(x, s), torch.tensor([[3.0, 0.0, 0.0]] * 2).double())
+
+
+def test_every_visit_takes_the_next_place_of_a_history():
+    history = BACKENDS["history"]
+    settings = Settings(1, lambda x: -x, 1.0, 0.5, 3, Descent(0.1), 1)
+    x = torch.zeros(2, 1)
+    own = history.own(settings, x)
+    for visit in range(3):
+        cavity = Past(x + visit, torch.tensor(float(visit == 0)), own)
+        new = history.renew(settings, own, cavity, x + visit + 0.5, None, None)
+        assert history.share(own, new).visits == 1
+        own = new
+    assert own.before[:, 0, 0].tolist() == [0, 1, 2]
+    assert own.after[:, 0, 0].tolist() == [0.5, 1.5, 2.5]
+    assert own.first.tolist() == [1, 0, 0]
+    assert own.filled.tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("name", ["dsvgd", "svgd", "dsgld"])

@@ -62,16 +62,18 @@ def test_repulsion_drives_apart_and_moves_no_centre():
     assert a < 0 < b
 
 
-def test_the_kernel_is_symmetric_positive_and_one_on_the_diagonal():
-    kernel = rbf(X)
+@pytest.mark.parametrize("n", [4, 7])  # an even number of pairs, whose median is a mean of two, and an odd one
+def test_the_kernel_is_symmetric_positive_and_one_on_the_diagonal(n):
+    x = X[:n]
+    kernel = rbf(x)
     assert_close(kernel.k, kernel.k.t(), rtol=1e-13, atol=0)
-    assert torch.equal(kernel.k.diagonal(), torch.ones(7).double())
+    assert torch.equal(kernel.k.diagonal(), torch.ones(n).double())
     assert torch.linalg.eigvalsh(kernel.k).min() > 0
-    apart = torch.pdist(X).square()
-    assert_close(kernel.h, torch.quantile(apart, 0.5) / math.log(8))
-    whole = torch.cdist(X, X).square().flatten()
-    assert_close(rbf(X, "code").h, torch.quantile(whole, 0.5) / math.log(8))
-    assert_close(rbf(X, "paper").h, torch.quantile(apart, 0.5) / math.log(7))
+    apart = torch.pdist(x).square()
+    assert_close(kernel.h, torch.quantile(apart, 0.5) / math.log(n + 1))
+    whole = torch.cdist(x, x).square().flatten()
+    assert_close(rbf(x, "code").h, torch.quantile(whole, 0.5) / math.log(n + 1))
+    assert_close(rbf(x, "paper").h, torch.quantile(apart, 0.5) / math.log(n))
 
 
 def test_steps_commute_with_permutations_translations_and_rotations():
@@ -178,6 +180,12 @@ def test_ksd_of_standard_normals_has_its_expectation(d):
     for found, expected in ((v, d / n * (1 + 2 / h)), (u, 0.0), (shifted, d * mu**2 * (1 + 4 / h) ** (-d / 2))):
         found = torch.stack(found)
         assert abs(found.mean() - expected) < 4 * found.std() / 200**0.5
+
+
+def test_a_u_statistic_is_the_mean_over_all_pairs_and_zero_without_any():
+    matrix = normals("matrix", 5, 5)
+    assert_close(u_statistic(matrix), matrix[~torch.eye(5).bool()].mean())
+    assert u_statistic(matrix[:1, :1]) == 0
 
 
 def test_discrepancies_do_not_see_the_order_of_the_particles():

@@ -168,9 +168,10 @@ def test_traffic_is_in_megabytes_of_the_whole_run():
     assert "Bytes" not in build(A, B).caption
 
 
-def test_only_rows_of_the_same_length_and_protocol_compete():
-    long = [row(name, Estimate(x, None, 1), rounds="20") for name, x in (("a", 0.9), ("b", 0.8))]
-    short = row("c", Estimate(0.95, None, 1), rounds="5")
+@pytest.mark.parametrize("setting", ["rounds", "adapt_rounds"])
+def test_only_rows_of_the_same_length_and_protocol_compete(setting):
+    long = [row(name, Estimate(x, None, 1), **{setting: "20"}) for name, x in (("a", 0.9), ("b", 0.8))]
+    short = row("c", Estimate(0.95, None, 1), **{setting: "5"})
     assert bold(build(*long, short))[0][0] == "90.00"
     assert bold(build(*long, short))[2] == []
 
@@ -188,7 +189,8 @@ def test_differences_are_taken_seed_by_seed_and_tested_as_scipy_does():
     b, second = seeded("b", {"1": 0.63, "2": 0.81, "0": 0.52, "9": 0.1})
     c, third = seeded("c", {"7": 0.9})
     d, fourth = seeded("d", {"0": 0.9, "1": 0.9}, clients="3")  # other examples
-    found = tables.differences([a, b, c, d], ["algorithm"], [ACC], first | second | third | fourth, "")
+    e, fifth = seeded("e", {"0": 0.9, "1": 0.9}, novel_clients="3")  # these, too
+    found = tables.differences([a, b, c, d, e], ["algorithm"], [ACC], first | second | third | fourth | fifth, "")
     test = stats.ttest_rel([0.52, 0.63, 0.81], [0.5, 0.6, 0.8])
     interval = test.confidence_interval(0.95)
     half = 50 * (interval.high - interval.low)

@@ -130,6 +130,10 @@ def test_uneven_or_too_many_shards_are_refused():
     shards(labels, 90, 3, 0.2, rng())
     with pytest.raises(FedRayError, match=r"^data.labels_per_client 10"):
         shards(labels, 9, 10, 0.2, rng())
+    labels = labels_of(*[15] * 10)  # 7 shards of each would do for 17 clients, but only a multiple of 5 comes out even
+    with pytest.raises(FedRayError, match=r"^clients 20: class 0 has 15 .* 8 shards.*lower it to at most 15$"):
+        shards(labels, 20, 4, 0.2, rng())
+    shards(labels, 15, 4, 0.2, rng())
 
 
 def test_the_federations_of_client_selection():

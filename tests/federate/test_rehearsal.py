@@ -83,14 +83,18 @@ def test_randomness_of_its_own_is_refused(draw):
     assert "begin draws random numbers of its own, which no seed fixes" in said
 
 
-def test_a_function_that_counts_its_calls_is_refused():
+@pytest.mark.parametrize(
+    "change",
+    [lambda theta, calls: theta + calls, lambda theta, calls: torch.zeros(calls)],  # of one number, and of two
+)
+def test_a_function_that_counts_its_calls_is_refused(change):
     calls = []
 
     def counting(begin):
         def function(*args):
             calls.append(1)
             local = begin(*args)
-            return local._replace(theta=local.theta + len(calls))
+            return local._replace(theta=change(local.theta, len(calls)))
 
         return function
 

@@ -64,6 +64,16 @@ for last in range(1, 1000):
         break
 """
 
+# As fedray.launch, but instead of drawing figures, which follows the tables of a result, it waits to be stopped.
+HELD = """
+import time
+from fedray import cli, launch
+from fedray.running.drawing import all_figures
+
+all_figures.draw_all = lambda *_: time.sleep(120)
+cli.leave(launch.main)
+"""
+
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +115,8 @@ def test_what_a_kill_leaves_does_not_block_a_name() -> None:
 @pytest.mark.parametrize("moment", ["first round", "result"])
 def test_sigterm_ends_with_130_leaves_nothing_half_written_and_says_how_to_go_on(moment: str) -> None:
     long = ["--rounds", "2000" if moment == "first round" else "2"]
-    command = [sys.executable, "-m", "fedray.launch", *FAST, *long, "--name", "cut"]
+    program = ["-m", "fedray.launch"] if moment == "first round" else ["-c", HELD]
+    command = [sys.executable, *program, *FAST, *long, "--name", "cut"]
     run = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     wanted = Path("runs/cut/status.json") if moment == "first round" else Path("runs/.cut.part/metrics.csv")
     deadline = time.monotonic() + 120

@@ -109,6 +109,11 @@ def test_without_a_floor_a_client_of_no_use_is_drawn_only_where_the_others_do_no
     assert last == {2, 3}
 
 
+def test_a_client_that_is_hardly_ever_drawn_comes_before_one_that_cannot_be():
+    p = torch.tensor([1 - 1e-60, 0, 1e-60], dtype=torch.float64)
+    assert {gumbel_top(p, 2, Stream(0, "select", 0, number)) for number in range(50)} == {(0, 2)}
+
+
 @pytest.mark.parametrize("name", ["ksd", "hip", "hip_two_phase"])
 def test_the_floor_of_a_runs_draws_is_the_runs_setting(name):
     """From the paper's own probabilities to uniform ones."""

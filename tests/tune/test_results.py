@@ -160,6 +160,11 @@ def test_the_best_score_so_far_is_that_of_no_trial_that_diverged(tmp_path):
         ([row(1.0, 0, 0.5)], "asha", "plays it again, bit for bit"),
         ([row(1.0, 0, 0.5), row(1.0, 1, 0.6)], "none", "plays the first of its 2 seeds again, bit for bit"),
         ([row(1.0, 0, 0.5, rounds=3, text="stopped early")], "asha", "plays all 12 rounds; its trial ended after 3"),
+        (
+            [row(1.0, 0, 0.5), row(1.0, 1, 0.6, rounds=3, text="stopped early")],
+            "asha",
+            "plays all 12 rounds; its trial ended after 3",
+        ),
         ([row(1.0, 0, 0.5)], "pbt", "plays all rounds with its last settings"),
     ],
 )
@@ -301,6 +306,7 @@ def test_all_options_are_shown_in_groups_as_those_of_a_launch_are(capsys):
         ("TERMINATED", {"round": 12, "done": True}, "finished"),
         ("RUNNING", {"round": 12, "done": True}, "finished"),
         ("TERMINATED", {"round": 5, "done": True}, "stopped early"),
+        ("TERMINATED", {"round": 11, "done": True}, "stopped early"),
         ("TERMINATED", {"round": 5, "done": False}, "unfinished"),  # as Tune leaves it on Ctrl-C
         ("PENDING", None, "unfinished"),
         ("TERMINATED", {"round": 5, "done": True, "failure": "NaN"}, "failed: NaN"),
@@ -362,6 +368,7 @@ def test_options_are_completed_from_the_algorithm():
     done = complete(Sweep(), records["pfedbayes"], 20)
     assert (done.metric, done.mode) == ("validation/personal/accuracy", "max")
     assert (done.max_rounds, done.grace_rounds) == (20, 5)
+    assert complete(Sweep(max_rounds=4, grace_rounds=4), records["pfedbayes"], 20).grace_rounds == 4
     assert complete(Sweep(), registry.algorithm_of(FedAvg()), 20).metric == "validation/global/accuracy"
     assert complete(Sweep(), registry.algorithm_of(FedAvg(ft=1)), 20).metric == "validation/personal/accuracy"
     assert complete(Sweep(metric="test/global/nll"), records["pfedbayes"], 20).mode == "min"

@@ -58,6 +58,7 @@ def test_without_entries_the_space_is_the_algorithms_own():
         ("zta=uniform(1,2)", "no such setting.*zeta"),
         ("data.nme=choice(a)", "no such setting"),
         ("zeta=uniform(2,1)", "empty range; LOW < HIGH"),
+        ("zeta=uniform(1,1)", "empty range; LOW < HIGH"),
         ("zeta=loguniform(0,1)", "0 < LOW"),
         ("zeta=choice()", "empty range"),
         ("zeta=uniform(1)", "takes two numbers"),

@@ -75,6 +75,13 @@ def test_nobody_moves_for_little(clients, actors, seats, most, share):
     assert spread(dict.fromkeys(range(actors), "a"), even(clients, actors), seats, most, share) is None
 
 
+def test_a_round_that_becomes_just_as_much_shorter_as_it_has_to_is_worth_a_move():
+    found = spread(dict.fromkeys(range(4), "a"), even(20, 4), {"a": 4, "b": 1}, 20, 1.0)  # 4 clients each instead of 5
+    assert MARGIN == 4 / 5
+    assert found is not None
+    assert found.begin == {"b": 1}
+
+
 def test_where_nobody_can_stay_any_seat_will_do():
     found = spread({}, even(6, 3), {"b": 1}, 6, 1.0)
     assert found is not None

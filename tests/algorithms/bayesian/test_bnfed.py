@@ -146,6 +146,16 @@ def test_a_client_that_was_not_heard_goes_on_from_the_most_popular_neurons():
         assert (counts[other] == 2).all()
 
 
+def test_how_many_clients_there_are_beside_those_of_a_round_changes_nothing_of_their_match():
+    settings = {"clients_per_round": 3, "algorithm.variance": 0.1}
+    few, many = (small_plan("bnfed", settings | {"clients": clients}) for clients in (3, 6))
+    thetas = trained(few)
+    ours, theirs = merged(few, thetas), merged(many, thetas)
+    assert ours.width == theirs.width
+    assert torch.equal(ours.neurons, theirs.neurons)
+    assert torch.equal(ours.places, theirs.places[:3])
+
+
 def test_the_public_preset_halves_the_popularity():
     (preset,) = bnfed.ALGORITHM.presets.values()
     assert preset.overrides["algorithm.popularity"] == 1

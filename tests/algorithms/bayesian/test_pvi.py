@@ -143,6 +143,14 @@ def test_a_likelihood_that_widens_leaves_precisions_positive_and_the_mean_where_
     assert_close(client.q.mu, -toy.m[0] / (PRIOR - 1), rtol=0, atol=5e-3)
 
 
+def test_a_cavity_has_the_priors_precision_where_float32_has_no_room_for_it_beside_a_site():
+    toy = Toy(1, 3)
+    site = Natural(torch.full((3,), 1e8), torch.zeros(3))
+    assert torch.equal(site.lam + PRIOR, site.lam)
+    local = pvi.begin(toy.ctx, toy.clients[0]._replace(site=site), pvi.Down(site, torch.zeros(())), None)
+    assert torch.equal(local.cavity.lam, torch.full((3,), PRIOR))
+
+
 def test_the_servers_posterior_is_the_prior_times_all_sites():
     plan = small_plan("pvi", {"rounds": 3})
     server, states, _ = play(plan, [block(plan)], rounds=((0, 2, 3, 5), (1, 2, 4, 5), (0, 1, 4, 5)))

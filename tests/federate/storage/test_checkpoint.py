@@ -5,6 +5,7 @@ import json
 import os
 import random
 import shutil
+import zlib
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,33 @@ def test_a_missing_or_torn_file_costs_one_checkpoint(file, tmp_path):
     (tmp_path / "round-000001" / file).unlink()
     with pytest.raises(CheckpointError, match="none of its 2 checkpoints can be used"):
         checkpoint.newest(store, plan, lambda _: None)
+
+
+def test_files_that_contradict_each_other_are_refused_though_their_checksums_hold(tmp_path):
+    plan, *_ = kept(tmp_path)
+    folder = tmp_path / "round-000002"
+    path = folder / "history.json"
+    whole = path.read_text()
+    assert read_again(folder, plan).state.round == 2
+    path.write_text(json.dumps(json.loads(whole)[:-1]))
+    with pytest.raises(CheckpointError, match="its history is not that of rounds 1 to 2"):
+        read_again(folder, plan)
+    path.write_text(whole)
+    with pytest.raises(CheckpointError, match="it holds clients twice"):
+        read_again(folder, plan, [FILES[-1]])
+
+
+def read_again(folder, plan, more=()):
+    """A checkpoint with the checksums of the files as they are now, and some files listed once more."""
+    path = folder / checkpoint_files.MANIFEST
+    manifest = json.loads(path.read_text())
+    del manifest["crc32"]
+    manifest["files"] += [file for file in manifest["files"] if file["name"] in more]
+    for file in manifest["files"]:
+        content = (folder / file["name"]).read_bytes()
+        file |= {"size": len(content), "crc32": zlib.crc32(content)}
+    path.write_text(json.dumps(manifest | {"crc32": checkpoint_files._checksum(manifest)}))
+    return checkpoint_files.read(str(folder), plan)
 
 
 @pytest.mark.slow

@@ -132,6 +132,25 @@ def test_files_are_made_to_outlive_the_machine_once_and_for_a_checkpoint_only(tm
     assert secured == []
 
 
+def test_files_of_a_round_that_is_played_again_are_made_to_outlive_the_machine_again(tmp_path, monkeypatch):
+    states, secured = stored("disk", tmp_path / "a"), []
+    monkeypatch.setattr("os.fsync", secured.append)
+    for number in (1, 2):
+        states.replace(1, [3], fresh(1, number))
+        (tmp_path / f"{number}").mkdir()
+        states.save(str(tmp_path / f"{number}"))
+        assert len(secured) == number
+
+
+def test_a_state_of_a_round_that_is_played_again_stays_when_replaced_ones_go(tmp_path):
+    states, again = stored("disk", tmp_path), fresh(1, 2)
+    for number, given in ((1, fresh(1, 0)), (2, fresh(1, 1)), (2, again)):
+        states.replace(number, [3], given)
+    for number in (3, 4):
+        states.replace(number, [4], fresh(1, number))
+        assert differing(rows(states, [3]), again) == []
+
+
 def test_a_successor_starts_before_the_round_in_which_its_predecessor_died(tmp_path):
     """The files of a round that was never committed are ignored and removed; older ones are there for a round more."""
     states, old = stored("disk", tmp_path), fresh(2, 1)
@@ -213,10 +232,11 @@ def test_states_in_a_folder_that_is_everybodys_are_private(tmp_path, monkeypatch
         list(federation)
         assert (tmp_path / "own").stat().st_mode & 0o777 == 0o700
     (tmp_path / "others").mkdir()
-    (tmp_path / "others").chmod(0o777)
     states = OnDisk(torch.zeros(2), [0], torch.device("cpu"), str(tmp_path / "others"))
-    with pytest.raises(RunError, match="others: another user made it, or may write there"):
-        states.replace(1, [0], torch.ones(1, 2))
+    for mode in (0o777, 0o775, 0o757):
+        (tmp_path / "others").chmod(mode)
+        with pytest.raises(RunError, match="others: another user made it, or may write there"):
+            states.replace(1, [0], torch.ones(1, 2))
     (tmp_path / "others").chmod(0o755)
     monkeypatch.setattr("os.geteuid", lambda: 12345)
     with pytest.raises(RunError, match="others: another user made it"):

@@ -9,10 +9,11 @@ import torch
 from torch.testing import assert_close
 
 from fedray.arrays import trees
+from fedray.arrays.rng import Stream
 from fedray.config import Execution
 from fedray.data import loading, shards
 from fedray.data.scaling import unit
-from fedray.federate.evaluation import personal_model, personal_predictor
+from fedray.federate.evaluation import Predictive, personal_model, personal_predictor
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.measures import metrics
 from fedray.federate.uncertainty import answers, questions, ranking, summary
@@ -170,6 +171,12 @@ def test_a_client_that_holds_all_classes_has_no_unknown_ones():
     assert {"global/aurc", "global/thr_coverage"} <= set(summary.tracked({"uncertainty": measured}))
 
 
+def test_a_model_that_has_seen_all_examples_knows_all_classes():
+    _, found = asked(small_plan("pooled"))
+    assert all(each.known.all() for each in found)
+    assert [len(each.unknown) for each in found] == [0] * 6
+
+
 def test_the_run_has_its_clients_mean_and_each_client_its_own():
     """Weighted by their examples, of which they have unequal numbers here."""
     with LocalFederation(small_plan("pfedbayes")) as federation:
@@ -230,6 +237,13 @@ def test_a_model_without_draws_has_no_mutual_information():
         found = federation.uncertainty()
     assert found.personal.unknown.auroc[:, 2].isnan().all()
     assert found.personal.unknown.auroc[:, :2].isfinite().all()
+
+
+@pytest.mark.parametrize("draws", [2, 7, 100])
+def test_draws_that_agree_have_no_mutual_information_however_their_average_rounds(draws):
+    log_p = torch.log_softmax(5 * Stream(0, "p").normal([200, 10]), -1)
+    found = answers.predicted(Predictive(lambda x: x.expand(draws, -1, -1), None), log_p)
+    assert torch.equal(found.information, torch.zeros(200).double())
 
 
 @pytest.fixture

@@ -52,3 +52,10 @@ def test_blur_keeps_a_constant_and_averages_the_rest():
     assert_close(blur(0.1, torch.full((1, 1, 8, 8), 3.0), NORMALS), torch.full((1, 1, 8, 8), 3.0))
     assert blur(0.1, IMAGES, NORMALS).std() < 0.6 * IMAGES.std()
     assert_close(blur(1e-3, IMAGES, NORMALS), IMAGES)
+
+
+def test_images_that_are_not_square_are_blurred_alike_in_both_directions():
+    wide = torch.zeros(1, 1, 21, 63)
+    wide[..., 10, 31] = 1
+    spot = blur(0.05, wide, wide)[0, 0, 5:16, 26:37]
+    assert_close(spot, spot.T)

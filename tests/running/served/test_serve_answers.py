@@ -167,6 +167,7 @@ def inputs(value=0.0):
         (body(x=inputs(), client=3), 'must be {"x"'),
         (body(x=inputs(), seed="0"), "seed 0: it must be a whole number"),
         (body(x=inputs(), seed=-1), "seed -1"),
+        (body(x=inputs(), seed=2**31), "seed 2147483648: it must be a whole number from 0 to 2147483647"),
         (body(x=inputs(), seed=True), "seed True"),
         (body(x=inputs()[0]), "one input without a list around it"),
         (body(x=[]), r"the shape \[0\]; it must have the shape \[B, 1, 8, 8\]"),
