@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fedray.library.run import Run as Run
     from fedray.library.run import run as run
     from fedray.registry import plug_in as plug_in
-    from fedray.running.predictor import load as load
+    from fedray.running.finished import load as load
     from fedray.running.session import run_experiment as run_experiment
     from fedray.types import FedRayError as FedRayError
     from fedray.types import RunError as RunError
@@ -50,7 +50,7 @@ MODULES = {  # PyTorch takes seconds to import: a name is imported when it is fi
     "RunError": "fedray.types",
     "TrackingConfig": "fedray.config",
     "compare_runs": "fedray.library.comparison",
-    "load": "fedray.running.predictor",
+    "load": "fedray.running.finished",
     "make_plan": "fedray.federate.planning",
     "plug_in": "fedray.registry",
     "run": "fedray.library.run",

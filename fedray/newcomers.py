@@ -31,7 +31,7 @@ from fedray.federate.device.cpu import numerics
 from fedray.federate.in_process import LocalCohort
 from fedray.federate.plan import Plan
 from fedray.federate.rounds import Snapshot, State, play_round
-from fedray.running import predictor
+from fedray.running import finished
 from fedray.running.folder import naming
 from fedray.running.folder.lock import locked
 from fedray.running.predictor import Predictor
@@ -171,7 +171,7 @@ def play(options: Options) -> tuple[dict[str, Any], Path]:
     for name, value in (("clients", options.clients), ("rounds", options.rounds)):
         require(value is None or value >= 1, name, value, "at least one is needed", "leave it out")
     require(options.seed >= 0, "seed", options.seed, "is negative", "give a whole number from 0 on")
-    run = predictor.load(options.run)
+    run = finished.load(options.run)
     destination = naming.place("", options.output or f"{str(options.run).rstrip('/')}-newcomers", "")
     with locked(destination):
         writer = Writer(destination)

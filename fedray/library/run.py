@@ -20,8 +20,9 @@ from fedray.library import html
 from fedray.library.arguments import asked
 from fedray.library.drawing import drawn
 from fedray.library.errors import naming_arguments, translated
-from fedray.running import predictor, session, stages
+from fedray.running import session, stages
 from fedray.running.drawing import all_figures
+from fedray.running.finished import thresholds
 from fedray.running.folder import checkpoint_place, lock, naming
 from fedray.running.log import Log
 from fedray.running.predictor import Predictor
@@ -181,7 +182,7 @@ class Run:
     def models(self) -> Predictor:
         """The global and the personal models."""
         plan, snapshot = self._plan, self._result().snapshot
-        return Predictor(plan, snapshot, predictor.thresholds(self.folder))
+        return Predictor(plan, snapshot, thresholds(self.folder))
 
     def predict(
         self, x: Any, client: int | str | None = None, samples: int | None = None, seed: int = 0

@@ -21,7 +21,7 @@ from fedray.federate.in_process import LocalFederation
 from fedray.federate.planning import make_plan
 from fedray.federate.rounds import Snapshot
 from fedray.federate.storage import checkpoint
-from fedray.running import predictor
+from fedray.running import finished
 from fedray.running.folder import notes
 from tests.chaos.arena import ARGV, Arena
 
@@ -129,7 +129,7 @@ def compare(folder: Path, rounds: int) -> Counter[str]:
     trouble["lost"] += sorted(steps) != list(range(1, rounds + 1))
     trouble["lost"] += client.get_run(run_id).info.status != "FINISHED"
     trouble["lost"] += bool(checkpoint.rounds(checkpoint.CheckpointStore(str(folder / "checkpoints"))))
-    predictor.load(folder)
+    finished.load(folder)
     return trouble
 
 

@@ -11,7 +11,7 @@ from fedray.data import loading
 from fedray.data.scaling import FLOOR, Scaling, from_json, moments, of_targets, standard, to_json, unit, within
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.planning import make_plan, resolve
-from fedray.running import predictor
+from fedray.running import finished
 from fedray.types import FedRayError
 from tests.helpers import small_plan
 
@@ -182,7 +182,7 @@ def test_a_control_that_pools_has_the_units_of_the_federation():
 def test_a_finished_run_predicts_raw_inputs_in_its_own_units(tmp_path, capsys):
     args = "fedavg --rounds 2 --clients 2 --data.scaling feature --runtime local --tracking.uri none --output"
     assert launch.main([*args.split(), str(tmp_path / "run"), "--json"]) == 0
-    run, dataset = predictor.load(tmp_path / "run"), loading.load(DataConfig())
+    run, dataset = finished.load(tmp_path / "run"), loading.load(DataConfig())
     theta = run.snapshot.server.theta
     x = torch.from_numpy(dataset.x[:50]).double()
     train = dataset.x[np.concatenate(run.plan.partition.train)]

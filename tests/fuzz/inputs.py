@@ -18,7 +18,7 @@ from fedray.federate.in_process import LocalFederation
 from fedray.federate.plan import Plan
 from fedray.federate.storage import checkpoint, checkpoint_files
 from fedray.federate.uncertainty import summary as uncertain
-from fedray.running import predictor, progress
+from fedray.running import finished, progress
 from fedray.running.folder import notes
 from fedray.running.progress import Status
 from fedray.running.writer import Writer
@@ -57,7 +57,7 @@ def readers(folder: Path, plan: Plan) -> dict[str, Callable[[], object]]:
     }
     files = ("config.json", "partition.npz", "global.safetensors", "personal.safetensors", "summary.json")
     for name in (*files, uncertain.CLIENTS):
-        found[f"result/{name}"] = lambda: repr(predictor.load(folder / "result"))
+        found[f"result/{name}"] = lambda: repr(finished.load(folder / "result"))
     for path in kept.iterdir():
         found[str(path.relative_to(folder))] = lambda: checkpoint_files.read(str(kept), plan)
     return found

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedray.running import predictor, writer
+from fedray.running import finished, writer
 from fedray.running.folder import naming
 from fedray.running.writer import Writer
 from fedray.types import FedRayError
@@ -68,4 +68,4 @@ def test_a_place_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("HOME", str(tmp_path))
     assert naming.place("", "~/runs/x", "x") == tmp_path / "runs/x"
     with pytest.raises(FedRayError, match=f"{tmp_path}/runs/x/config.json"):
-        predictor.load("~/runs/x")
+        finished.load("~/runs/x")

@@ -16,7 +16,7 @@ import numpy as np
 
 import fedray
 from fedray.federate.uncertainty import summary as uncertain
-from fedray.running import predictor
+from fedray.running import finished
 from fedray.running.predictor import Prediction, Predictor, RealPrediction
 from fedray.running.writer import PERSONAL
 from fedray.types import FedRayError
@@ -58,7 +58,7 @@ class ServedModels:
 
 def _load_pyfunc(path: str) -> ServedModels:
     """The models in the data folder of an MLflow model; raises FedRayError as :func:`fedray.load`."""
-    return ServedModels(predictor.load(path))
+    return ServedModels(finished.load(path))
 
 
 def _client(asked: str | None, run: Predictor) -> int | str | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fedray import registry
 from fedray.federate import report
 from fedray.federate.plan import Plan
-from fedray.running import predictor
+from fedray.running.finished import load
 from fedray.running.published import model, page
 from fedray.types import require
 
@@ -98,7 +98,7 @@ def _log_model(
     from mlflow.entities import LoggedModelOutput, Metric
 
     plan, folder, _ = finished
-    run = predictor.load(folder)
+    run = load(folder)
     name = registry.algorithm_name(plan.cfg.algorithm)
     described = {"algorithm": name, "clients": str(plan.clients), "dataset": plan.cfg.data.name}
     logged = client.create_logged_model(experiment, name, run_id, params=described, model_type="federated posteriors")

@@ -16,7 +16,7 @@ import numpy as np
 from fedray import registry
 from fedray.arrays import trees
 from fedray.config.decode import decode, fits
-from fedray.running import predictor
+from fedray.running import finished
 from fedray.running.predictor import Prediction, Predictor, RealPrediction
 from fedray.types import FedRayError, require
 
@@ -215,7 +215,7 @@ def digest_of(token: str) -> bytes:
 
 def opened(folder: Path, terms: Limits, digest: bytes) -> Answerer:
     """The answers of the run in a folder; raises FedRayError."""
-    return Answerer(predictor.load(folder), terms, digest)
+    return Answerer(finished.load(folder), terms, digest)
 
 
 def _check(run: Predictor, terms: Limits) -> None:

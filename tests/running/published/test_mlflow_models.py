@@ -26,7 +26,7 @@ from fedray.algorithms.bayesian.pfedbayes import PFedBayes
 from fedray.federate import report
 from fedray.federate.planning import make_plan
 from fedray.running import mlflow_store, tracking
-from fedray.running.predictor import load
+from fedray.running.finished import load
 from fedray.running.published import page
 from fedray.running.published.publish import Finished, publish, registration
 from fedray.types import FedRayError

@@ -12,7 +12,7 @@ import fedray
 from fedray import launch
 from fedray.arrays import trees
 from fedray.data import text
-from fedray.running import predictor
+from fedray.running import finished
 from fedray.running.served import answers
 from fedray.running.served.answers import Answerer, Limits, RequestError, digest_of
 from fedray.types import FedRayError
@@ -85,7 +85,7 @@ def test_a_run_on_numbers_takes_no_texts(serve):
 
 @pytest.mark.parametrize(("header", "client"), [(None, None), ("0", 0), ("7", 7)])
 def test_the_answer_is_what_the_predictor_predicts(serve, runs, header, client):
-    found, own = ask(serve(), header=header), predictor.load(runs["both"]).predict(X, client)
+    found, own = ask(serve(), header=header), finished.load(runs["both"]).predict(X, client)
     assert (found["model"], found["client"]) == ("global" if client is None else "personal", client)
     assert found["probabilities"] == own.probs.tolist()
     assert found["entropy"] == own.entropy.tolist()
