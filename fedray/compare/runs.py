@@ -123,38 +123,6 @@ class RunStore:
             raise FedRayError(f"--uri {self.where}: {mlflow_store.reason(error)}; {remedy}") from None
 
 
-def finished(study: str, uri: str, experiment: str) -> dict[str, str]:
-    """The commits that played the finished runs of a study, by their fingerprints; empty if the store is new.
-
-    Raises FedRayError if the store cannot be read.
-    """
-    runs = _of_study(study, uri, experiment, FINISHED)
-    return {tags["config"]: tags.get("git_commit", "unknown") for run in runs if "config" in (tags := run.data.tags)}
-
-
-def parent_of(study: str, uri: str, experiment: str) -> str | None:
-    """The id of the run above those of a study; None if the study has not been played. Raises as :func:`finished`."""
-    runs = _of_study(study, uri, experiment, "tags.`fedray.kind` = 'study'")
-    return runs[0].info.run_id if runs else None
-
-
-def _of_study(study: str, uri: str, experiment: str, query: str) -> list[Run]:
-    address = mlflow_store.locate(uri)
-    if address.database is not None and not address.database.exists():
-        return []
-    try:
-        with mlflow_store.locked(address.database):
-            client = mlflow_store.connect(address.uri)
-        found = client.get_experiment_by_name(experiment)
-        if found is None:
-            return []
-        return mlflow_store.search(client, found.experiment_id, f"{query} AND tags.study = '{study}'")
-    except Exception as error:
-        where = mlflow_store.shown(address.uri)
-        remedy = mlflow_store.remedy(address.uri)
-        raise FedRayError(f"--tracking.uri {where}: {mlflow_store.reason(error)}. {remedy}") from None
-
-
 def _of_sweep(run: Run) -> bool:
     """Whether a run is a trial: the runs of a study have a parent, too."""
     return "mlflow.parentRunId" in run.data.tags and "study" not in run.data.tags

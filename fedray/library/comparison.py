@@ -11,6 +11,7 @@ from fedray.compare import figures, html, tables
 from fedray.compare.folders import Folders, finished_run
 from fedray.compare.groups import RunGroup
 from fedray.compare.runs import FinishedRun
+from fedray.compare.styles import STYLES
 from fedray.federate import report
 from fedray.library.drawing import drawn
 from fedray.library.errors import naming_arguments
@@ -122,4 +123,4 @@ def _usual(runs: Sequence[FinishedRun]) -> list[str]:
 
 def _own(metric: str) -> bool:
     kind, _, name = metric.partition("/")
-    return kind in report.KINDS and name not in tables.STYLES
+    return kind in report.KINDS and name not in STYLES

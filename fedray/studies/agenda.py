@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import tyro
 
-from fedray.compare.runs import finished
 from fedray.config import Execution, Experiment, fingerprint, override
 from fedray.federate.planning import refusal, resolve
 from fedray.studies.cell import Cell
 from fedray.studies.named import STUDIES
+from fedray.studies.tracked import finished
 from fedray.types import FedRayError, check_types, require
 
 

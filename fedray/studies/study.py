@@ -15,7 +15,6 @@ from typing import Any
 
 from fedray import registry
 from fedray.compare import comparison
-from fedray.compare.runs import finished, parent_of
 from fedray.config import TrackingConfig, override
 from fedray.federate.planning import make_plan
 from fedray.federate.report import KINDS
@@ -27,6 +26,7 @@ from fedray.running.tracking import MLflowTracker, NullTracker, Tracker
 from fedray.studies.agenda import Options, PlannedRun, plan_runs
 from fedray.studies.named import COMPARISONS
 from fedray.studies.results import data, record
+from fedray.studies.tracked import finished, parent_of
 from fedray.terminal import bar, headlines, say
 from fedray.types import FedRayError, for_command_line
 

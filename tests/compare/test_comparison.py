@@ -14,10 +14,10 @@ import pytest
 import fedray
 from fedray import launch
 from fedray.compare.__main__ import main
-from fedray.compare.runs import finished
 from fedray.config import TrackingConfig
 from fedray.running import mlflow_store
 from fedray.running.tracking import MLflowTracker
+from fedray.studies.tracked import finished
 
 PAPER = {
     "data.name": "mnist",

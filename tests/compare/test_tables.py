@@ -9,7 +9,7 @@ import re
 import pytest
 from scipy import stats
 
-from fedray.compare import figures, groups, html, tables
+from fedray.compare import figures, groups, html, styles, tables
 from fedray.compare.groups import Estimate, RunGroup
 from fedray.compare.runs import FinishedRun
 from fedray.types import FedRayError
@@ -147,13 +147,13 @@ def test_html_is_escaped():
 
 
 def test_a_metric_that_is_no_measure_is_shown_as_stored():
-    assert tables.style("train/nll") == tables.Style("train/nll")
-    assert tables.style("validation/personal/f1") == tables.Style("validation/personal/f1")
+    assert styles.style("train/nll") == styles.Style("train/nll")
+    assert styles.style("validation/personal/f1") == styles.Style("validation/personal/f1")
     assert groups.estimate([[{"round": 1, ACC: 0.5, "train/nll": 0.3}]], "train/nll") == (0.3, None, 1)
 
 
 def test_a_measure_on_validation_examples_is_named_and_shown_as_its_like():
-    shown, test = tables.style("validation/personal/accuracy"), tables.style("personal/accuracy")
+    shown, test = styles.style("validation/personal/accuracy"), styles.style("personal/accuracy")
     assert shown.label == "personal validation accuracy (%)"
     assert shown._replace(label=test.label) == test
 
@@ -227,10 +227,10 @@ def test_a_baseline_may_be_named_by_its_method_where_rows_are_called_by_somethin
     ("value", "shown"), [(3.2145, "3.2145"), (0.0016, "0.00160"), (0.00031, "0.000310"), (0, "0.0000")]
 )
 def test_errors_in_the_unit_of_the_target_keep_three_digits(value, shown):
-    rmse = tables.style("global/rmse")
+    rmse = styles.style("global/rmse")
     assert tables._number(Estimate(value, None, 1), rmse) == shown
     assert tables._as_printed(0.00031, rmse) != tables._as_printed(0.00026, rmse)
-    assert tables._number(Estimate(0.0003, None, 1), tables.style("global/ece")) == "0.03"
+    assert tables._number(Estimate(0.0003, None, 1), styles.style("global/ece")) == "0.03"
 
 
 def test_one_seed_has_a_difference_without_an_interval():

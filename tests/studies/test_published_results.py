@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedray.compare.published import Published
-from fedray.compare.tables import style
+from fedray.compare.styles import style
 from fedray.config import Experiment, override
 from fedray.federate import report
 from fedray.federate.in_process import LocalFederation

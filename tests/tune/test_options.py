@@ -12,7 +12,7 @@ from actors.hosted import Hosted
 from actors.inside import InsideCohort
 from actors.machines.demand import Cluster
 from actors.machines.placement import Layout, Node
-from fedray.compare.tables import STYLES
+from fedray.compare.styles import STYLES
 from fedray.config import Execution, flatten, override, to_dict
 from fedray.federate.failures import ATTEMPTS, FailurePolicy
 from fedray.federate.measures.tasks import TASKS

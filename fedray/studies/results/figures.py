@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedray.compare.groups import of_runs
-from fedray.compare.tables import style
+from fedray.compare.styles import style
 from fedray.running.drawing.figure_style import COLOURS, GREY, LINES, PALETTE, add_legend, canvas, jitter, save_all
 from fedray.studies.results.data import WORDS
 from fedray.studies.results.rows import KINDS, Row, Verdict

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from fedray.compare.groups import Estimate, of_runs
 from fedray.compare.published import Published
-from fedray.compare.tables import style
+from fedray.compare.styles import style
 
 POINT = 0.01
 ROUNDING = 1e-9  # of the difference of two printed figures: 0.9516 - 0.9416 is a point

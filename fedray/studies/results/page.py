@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fedray.compare.groups import of_runs
-from fedray.compare.tables import style
+from fedray.compare.styles import style
 from fedray.studies.results import data, figures, judgement, missing, printed, why
 from fedray.studies.results.data import WORDS
 from fedray.studies.results.rows import KINDS, Row, Verdict

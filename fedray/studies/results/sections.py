@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from fedray.compare.tables import style
+from fedray.compare.styles import style
 from fedray.studies.results import judgement, printed
 from fedray.studies.results.data import WORDS, Line
 from fedray.studies.results.rows import Row, Verdict, rows
