@@ -139,6 +139,12 @@ def fresh(monkeypatch):
             r"undecorated_pi: mu of its config Own is no setting, for Own is no dataclass of its own; decorate it",
         ),
         (
+            "again_pi",
+            f"from fedray.algorithms.averaging import fedavg\nclass Own(fedavg.FedAvg):\n    lr: float = 0.5\n"
+            f"class Mine(Own):\n    pass\n{OURS.format('Mine')})",
+            r"again_pi: lr of its config Own is no setting",
+        ),
+        (
             "plain_pi",
             "from fedray.algorithms.averaging.fedavg import ALGORITHM\nALGORITHM = ALGORITHM._replace(config=int)",
             r"--plugin plain_pi: its config int is no dataclass",

@@ -154,6 +154,7 @@ def scaling(cfg: DataConfig, dataset: Dataset, train: Sequence[np.ndarray]) -> S
         floored = record(cfg.name).floored or known.dtype.kind != "f"
         if floored and not (each and dataset.real):
             return moments(known, each)
+        known = known.astype(np.float32, copy=False)  # as the network gets them
         return standard(known, each)  # in any units, in which the floor of `moments` may be large
     reason, remedy = "the range of these features is not known", "choose standard or feature"
     require(dataset.scaling is not None, "data.scaling", kind, reason, remedy)

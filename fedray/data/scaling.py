@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 FLOOR = 0.001  # added to an sd, in the dataset's own units; published generators do so, and a pixel may be constant
-# An sd below this share of the mean is lost where a float32 has to hold both; or is of the rounding of float64 sums.
+# An sd below this share of the mean needs float64, of targets; or is of the rounding of float64 sums.
 ROUNDED, ROUNDED_64 = 1e-6, 1e-14
 
 

@@ -44,7 +44,7 @@ class Plan(NamedTuple):
     scaling: Scaling | None  # of raw inputs; None: used as they are
     texts: bool = False  # whether inputs are the vectors of words by fedray.data.text
     target: Scaling | None = None  # of real targets, to mean 0 and sd 1 in training; None: labels
-    remarks: tuple[str, ...] = ()  # what one must know of the data before one quotes a number
+    remarks: tuple[str, ...] = ()  # what one must know of the data, and of plug-ins, before one quotes a number
     given: Dataset | None = None  # the caller's own examples; None: those that cfg.data names
     names: Names = Names()  # of the classes and clients; empty where they have numbers only
     notes: tuple[str, ...] = ()  # how a file of the user's own was read

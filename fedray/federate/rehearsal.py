@@ -179,7 +179,7 @@ def _uploaded(on: _Rehearsal, plan: Plan, ctx: Context[Any], client: Any, down: 
     start = on.state("begin", on.call("begin", algorithm.begin, ctx, client, down, data))
     on.check_numbers("begin", start, (client, down))
     size = plan.facts.batch_size * algorithm.minibatches(ctx.cfg)
-    batch = _examples(plan, size, purpose)._replace(total=data.total)
+    batch = _minibatch(plan, size, purpose, data)
     noise = _noise(on, plan, purpose, "noise_shape", ctx)
     local = start
     for field, step in (("adapt", algorithm.adapt if on.strict else None), ("step", algorithm.step)):
@@ -199,12 +199,13 @@ def _uploaded(on: _Rehearsal, plan: Plan, ctx: Context[Any], client: Any, down: 
 def _stacking(on: _Rehearsal, plan: Plan, ctx: Context[Any], client: Any, down: Any, data: Batch) -> tuple[str, ...]:
     """What to say of functions that cannot be stacked over clients, tried on two that are alike."""
     algorithm = plan.algorithm
-    batch = _examples(plan, plan.facts.batch_size * algorithm.minibatches(ctx.cfg), "one")._replace(total=data.total)
+    batch = _minibatch(plan, plan.facts.batch_size * algorithm.minibatches(ctx.cfg), "one", data)
     noise = plan.normals("rehearsal-one", 0, 0, algorithm.noise_shape(ctx))
     clients, shards, batches, noises = (trees.stack([each, each]) for each in (client, data, batch, noise))
+    axis, down = (0, trees.stack([down, down])) if algorithm.down_per_client else (None, down)
     field = "begin"
     try:
-        local = torch.vmap(partial(algorithm.begin, ctx), in_dims=(0, None, 0))(clients, down, shards)
+        local = torch.vmap(partial(algorithm.begin, ctx), in_dims=(0, axis, 0))(clients, down, shards)
         field = "step"
         local, _ = torch.vmap(partial(algorithm.step, ctx))(trees.tree_map(torch.clone, local), batches, noises)
         field = "finish"
@@ -213,7 +214,7 @@ def _stacking(on: _Rehearsal, plan: Plan, ctx: Context[Any], client: Any, down: 
         line = registry.line_of(error, *on.modules)
         reason = first_line(error).partition(". ")[0]
         return (
-            f"{on.who}: {field} cannot be stacked over clients ({f'{line}: ' if line else ''}{reason}), so the run "
+            f"{on.who}: {field} cannot be stacked over clients ({f'{line}: ' if line else ''}{reason}), so a run "
             "fails on a GPU and with `backend=vmap`; use torch.where in place of branches and boolean indices, and "
             "neither .item() nor NumPy",
         )
@@ -320,10 +321,25 @@ def _examples(plan: Plan, size: int, purpose: str) -> Batch:
     return Batch(x, y, torch.ones(size), place % plan.facts.shard, torch.tensor(float(size)))
 
 
+def _minibatch(plan: Plan, size: int, purpose: str, data: Batch) -> Batch:
+    """Rows of a client's examples; the rest is empty where it has fewer."""
+    n = int(data.total)
+    batch = _examples(plan, size, purpose)._replace(place=torch.arange(size) % n, total=data.total)
+    return _padded(batch, n)
+
+
 def _fewer(plan: Plan, data: Batch) -> Batch:
-    """The same for the client with the fewest examples: the rows after these are padding."""
+    """The same for the client with the fewest examples."""
     total = min(len(plan.partition.train[i]) for i in plan.trainers)
-    return data._replace(weight=(torch.arange(len(data.y)) < total).float(), total=torch.tensor(float(total)))
+    return _padded(data, total)._replace(total=torch.tensor(float(total)))
+
+
+def _padded(batch: Batch, n: int) -> Batch:
+    """The same with empty rows after the first n."""
+    x, y, weight = batch.x.clone(), batch.y.clone(), batch.weight.clone()
+    for column in (x, y, weight):
+        column[n:] = 0
+    return batch._replace(x=x, y=y, weight=weight)
 
 
 def _noise(on: _Rehearsal, plan: Plan, purpose: str, field: str, ctx: Context[Any]) -> Tensor:

@@ -301,7 +301,8 @@ def _rounds(current: stages.ActiveRun) -> Generator[Round, bool | None, Outcome]
 
 
 def _shortened(plan: Plan, played: int) -> Plan:
-    """The plan of a run that ended after so many rounds, those in which newcomers adapt included."""
+    """The plan of a run that ended after so many rounds, those in which newcomers adapt included; where there were none
+    of these, ``adapt_rounds`` is as it was asked for."""
     rounds = min(played, plan.cfg.rounds)
     adapted = {"adapt_rounds": played - rounds} if played > rounds else {}
     return plan._replace(cfg=override(plan.cfg, {"rounds": rounds, **adapted}))

@@ -106,8 +106,16 @@ def check_images(name: str, input_shape: tuple[int, ...], side: int) -> None:
     require(len(input_shape) == 3 and min(input_shape[1:]) >= side, "model.name", name, reason, remedy)
 
 
-def given(layers: nn.Module, input_shape: tuple[int, ...], classes: int, density: Density = CATEGORICAL) -> Model:
+def given(
+    layers: nn.Module,
+    input_shape: tuple[int, ...],
+    classes: int,
+    density: Density = CATEGORICAL,
+    played: bool = False,
+) -> Model:
     """The model of a caller's own network, which stays as it is; its weights are not used.
+
+    One that a finished run has ``played`` is not tried again.
 
     A chain (nn.Sequential) of the layers that a model knows is differentiated by hand and stacked like the built-in
     networks. Any other module is one layer. Raises FedRayError for layers that a model cannot have, and for inputs or
@@ -117,8 +125,9 @@ def given(layers: nn.Module, input_shape: tuple[int, ...], classes: int, density
         raise FedRayError(f"layers={type(layers).__name__}: is not a network; give a torch.nn.Module")
     _check_logits(layers, "layers")
     if not is_chain(layers):
-        model = Model(nn.Sequential(OwnModule(layers)), input_shape, classes, density=density)
-        _check_outputs(model, type(layers).__name__)
+        model = Model(nn.Sequential(OwnModule(layers, played)), input_shape, classes, density=density)
+        if not played:
+            _check_outputs(model, type(layers).__name__)
         return model
     assert isinstance(layers, nn.Sequential)
     return Model(copy.deepcopy(layers).to("meta"), input_shape, classes, density=density)

@@ -30,8 +30,10 @@ class OwnModule(nn.Module):
     be neither averaged nor part of a posterior), frozen or other parameters than float32, or Dropout.
     """
 
-    def __init__(self, module: nn.Module):
+    def __init__(self, module: nn.Module, played: bool = False):
+        """``played`` says that a run has used it, so that it need not be tried."""
         super().__init__()
+        self.played = played
         _check(module)
         self.own = copy.deepcopy(module).cpu().eval()
         named = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
@@ -104,12 +106,13 @@ class OwnModule(nn.Module):
         def loss(weights: list[Tensor], x: Tensor) -> Tensor:
             return self.call(weights, x).sum()
 
+        if self.played:
+            return
         two = [value.expand(2, *value.shape) for value in self._values(self.own)]
         try:
-            both = x.expand(2, *x.shape)
-            torch.vmap(torch.func.grad(loss))(two, both)
+            torch.vmap(torch.func.grad(loss))(two, torch.stack([x, x]))
             with torch.no_grad():
-                torch.vmap(self.call)(two, both)
+                torch.vmap(self.call)(two, torch.stack([x, x]))
         except Exception as error:  # whatever the module, or PyTorch under vmap, raises
             reason = first_line(error).partition(". ")[0]
             raise FedRayError(

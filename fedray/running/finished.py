@@ -133,7 +133,7 @@ def _callers_network(
     """The network that a caller gives again; raises FedRayError for another than that of the run, of this digest."""
     if layers is None:
         raise FedRayError(f"{folder}: its network was given from Python; give it again, load(folder, model=...)")
-    model = network.given(layers, tuple(shape["input_shape"]), shape["classes"], density)
+    model = network.given(layers, tuple(shape["input_shape"]), shape["classes"], density, played=True)
     caller = own_module(model)
     kept = caller.kept if caller else ""
     if (digest or kept) and digest != of_layers(layers, kept):  # older runs have no digest

@@ -77,10 +77,10 @@ GLOBAL = {
     "dsvgd, serial, wide kernel": Contestant(
         "dsvgd", SERIAL | POINTS | WIDE | {"rounds": 30, "local_steps": 80}, PRECISION, bar=True
     ),
-    "dsvgd, parallel": Contestant("dsvgd", POINTS | {"rounds": 40, "local_steps": 10}, PRECISION),
-    "svgd": Contestant("svgd", POINTS | {"rounds": 500, "local_steps": 1}, PRECISION),
-    "svgd, wide kernel": Contestant("svgd", POINTS | WIDE | {"rounds": 1000, "local_steps": 1}, PRECISION),
-    "dsgld": Contestant("dsgld", {"rounds": 300, "local_steps": 4, "algorithm.particles": 99}, PRECISION),
+    "dsvgd, parallel": Contestant("dsvgd", POINTS | {"rounds": 100, "local_steps": 10}, PRECISION),
+    "svgd": Contestant("svgd", POINTS | {"rounds": 1000, "local_steps": 1}, PRECISION),
+    "svgd, wide kernel": Contestant("svgd", POINTS | WIDE | {"rounds": 3000, "local_steps": 1}, PRECISION),
+    "dsgld": Contestant("dsgld", {"rounds": 1000, "local_steps": 4, "algorithm.particles": 99}, PRECISION),
     "pfedbayes, ζ=1": Contestant("pfedbayes", ADAM | {"algorithm.zeta": 1.0, "rounds": 40, "local_steps": 20}),
 }
 # Of a problem whose clients have parameters of their own: their personal posteriors.

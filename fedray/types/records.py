@@ -94,13 +94,13 @@ def _check_settings(where: str, config: Any) -> None:
         raise FedRayError(f"{where}: its config {name} is no dataclass; decorate it with @dataclass(frozen=True)")
     if not isinstance(config, type):
         raise FedRayError(f"{where}: its config {name} is an object; give the class {type(config).__name__}")
-    fields = [field.name for field in dataclasses.fields(config)]
-    left_out = [field for field in inspect.get_annotations(config) if field not in fields]
-    if left_out and "__dataclass_fields__" not in vars(config):
-        raise FedRayError(
-            f"{where}: {left_out[0]} of its config {name} is no setting, for {name} is no dataclass of its own; "
-            "decorate it with @dataclass(frozen=True, kw_only=True)"
-        )
+    for cls in itertools.takewhile(lambda cls: "__dataclass_fields__" not in vars(cls), config.__mro__):
+        own = [field for field, kind in inspect.get_annotations(cls).items() if "ClassVar" not in str(kind)]
+        if own:
+            raise FedRayError(
+                f"{where}: {own[0]} of its config {cls.__name__} is no setting, for {cls.__name__} is no dataclass of "
+                "its own; decorate it with @dataclass(frozen=True, kw_only=True)"
+            )
     if not config.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         raise FedRayError(f"{where}: its config {name} can be changed; decorate it with @dataclass(frozen=True)")
     try:

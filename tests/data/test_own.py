@@ -276,6 +276,9 @@ def test_tables_that_are_none_are_refused(columns, reason):
         (b"a,y,y\n1,0,0\n2,1,1\n", "it has two columns y; rename one"),
         (b"a;b;y\n1,5;2,5;0\n2,5;3,5;1\n", "its columns are separated by semicolons; save it with commas"),
         (b"a\ty\n1\t0\n2\t1\n", "its columns are separated by tabs; save it with commas"),
+        (b"null,null,y\n1,0,0\n2,1,1\n", "it has two columns null; rename one"),
+        (b"5,0,0\n4,0,1\n", "no column is named y or label"),
+        (b"a;b\n1;2\n", "no column is named y or label"),
         (None, "there is no such file"),
     ],
 )

@@ -2,7 +2,7 @@
 
 import math
 import random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedray import registry
 from fedray.algorithms.averaging import fedavg
+from fedray.arrays import trees
 from fedray.federate import rehearsal
 from fedray.types import FedRayError, Stage, require
 from tests.helpers import ALGORITHMS, small_plan
@@ -270,15 +271,45 @@ def test_uploads_of_clients_with_more_and_fewer_examples_have_one_form():
     assert "finish returns float32 [130] as theta, where float32 [360] was for a client with more examples" in error
 
 
-def test_what_cannot_be_stacked_is_said():
-    def branches(ctx, local, batch, noise):
-        found = SHARED.algorithm.step(ctx, local, batch, noise)
-        return found if found[1].nll > 0 else (local, found[1])
+@pytest.mark.parametrize("name", ["fedavg", "fedamp"])  # fedamp sends each client something else
+@pytest.mark.parametrize("field", ["begin", "step", "finish"])
+def test_what_cannot_be_stacked_is_said(name, field):
+    plan = small_plan(name)
+    right = getattr(plan.algorithm, field)
 
-    changed = SHARED.algorithm._replace(step=branches)
-    (remark,) = rehearsal.play(SHARED._replace(algorithm=changed), SHARED.context)
-    assert remark.startswith("algorithm fedavg: step cannot be stacked over clients (")
+    def branches(*args):
+        # What is sent down is stacked where each client is sent something else.
+        state = args[1] if field != "begin" else args[2] if name == "fedamp" else args[3]
+        assert trees.leaves(state)[0].sum() > -math.inf
+        return right(*args)
+
+    changed = plan.algorithm._replace(**{field: branches})
+    (remark,) = rehearsal.play(plan._replace(algorithm=changed), plan.context)
+    assert remark.startswith(f"algorithm {name}: {field} cannot be stacked over clients (")
     assert "torch.where" in remark
+
+
+def test_the_client_with_fewer_examples_is_one_that_a_run_may_have():
+    """A weight for each of its examples, by their places, as importance sampling has it."""
+    plan = small_plan("fedavg", {"batch_size": 200})
+
+    class Local(NamedTuple):
+        base: Any
+        share: Tensor
+
+    def begin(ctx, client, down, data):
+        return Local(plan.algorithm.begin(ctx, client, down, data), data.weight / data.weight.sum())
+
+    def step(ctx, local, batch, noise):
+        weight = torch.where(batch.weight > 0, 1 / local.share[batch.place], 0)
+        base, info = plan.algorithm.step(ctx, local.base, batch._replace(weight=weight), noise)
+        return local._replace(base=base), info
+
+    def finish(ctx, local, data):
+        return plan.algorithm.finish(ctx, local.base, data)
+
+    changed = plan.algorithm._replace(begin=begin, step=step, finish=finish)
+    assert rehearsal.play(plan._replace(algorithm=changed), plan.context) == ()
 
 
 def test_scores_are_one_for_each_client():

@@ -160,6 +160,29 @@ def frozen():
     return net
 
 
+class Kept(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.flatten(1)).softmax(-1).log()
+
+
+class Rates(nn.Linear):
+    def forward(self, x):
+        return super().forward(torch.relu_(x).flatten(1)).sigmoid()
+
+
+@pytest.mark.parametrize("kind", [Kept, Rates])
+def test_outputs_that_are_no_probabilities_and_inputs_that_are_written_to_are_taken(kind):
+    assert given(kind(6, 4), (2, 3), 4).size == 28
+
+
+@pytest.mark.parametrize("kind", [Sure, BranchesOnInputs])
+def test_a_module_that_a_run_has_played_is_not_tried_again(kind):
+    """Results of before these were refused can be loaded."""
+    with pytest.raises(FedRayError):
+        given(kind(6, 4), (2, 3), 4)
+    assert given(kind(6, 4), (2, 3), 4, played=True).size == 28
+
+
 REFUSED = {
     "buffers": (nn.Sequential(nn.Flatten(), nn.Linear(6, 4), nn.BatchNorm1d(4)), "buffers.*running_mean"),
     "frozen": (frozen(), "norm.weight is frozen"),

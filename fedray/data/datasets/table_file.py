@@ -66,11 +66,13 @@ def _check_header(path: Path) -> None:
     """Raise ValueError for columns of one name, which pandas would rename, and for columns that no comma separates."""
     import pandas
 
-    names = [str(name).strip() for name in pandas.read_csv(path, header=None, nrows=1, dtype=str).iloc[0].dropna()]
-    if twice := [name for name, n in Counter(names).items() if n > 1]:
+    first = pandas.read_csv(path, header=None, nrows=1, dtype=str, keep_default_na=False).iloc[0]
+    names = [name for each in first if (name := str(each).strip())]
+    twice = [name for name, n in Counter(names).items() if n > 1]
+    if twice and tables.target_of(names):  # else it has no header
         raise ValueError(f"it has two columns {twice[0]}; rename one")
     for mark, what in SEPARATORS.items():
-        if len(names) == 1 and mark in names[0]:
+        if len(names) == 1 and tables.target_of(part.strip() for part in names[0].split(mark)) and mark in names[0]:
             raise ValueError(
                 f"its columns are separated by {what}; save it with commas and decimal points, or give the DataFrame "
                 f"pandas.read_csv({path.name!r}, sep={mark!r}) from Python"

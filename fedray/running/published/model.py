@@ -38,7 +38,7 @@ class ServedModels:
 
     def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> list[dict[str, Any]]:
         """One record per input [B, ...]: of labels, the label, its name if it has one, the probabilities, the entropy
-        and the mutual information in nats, and the conformal set (None in a run without --uncertainty); of real
+        and the mutual information in nats, and the conformal set (None where none was calibrated); of real
         targets, the mean and standard deviations.
 
         ``params`` are ``client`` (a number or a name; none: the global model), ``draws`` (how many posterior draws are
