@@ -17,6 +17,7 @@ import torch
 from actors.cohort import RayCohort
 from actors.crew import Crew
 from actors.federation import RayFederation
+from actors.hosted import Hosted
 from actors.machines.placement import Layout
 from fedray.algorithms.averaging.fedavg import FedAvg
 from fedray.algorithms.bayesian.pfedbayes import PFedBayes
@@ -260,7 +261,8 @@ def test_an_actor_that_dies_before_its_sums_are_taken_trains_again_if_they_are_a
     monkeypatch.setattr(Crew, "ask", noted)
     plan = small(rounds=3, clients_per_round=10)
     undisturbed, _ = played(LocalFederation(plan, "loop"))
-    cohort, state = Dying(plan, Layout((range(5), range(5, 10)), 0.5, 0), "loop"), start(plan)
+    cohort = Dying(Hosted(plan, Layout((range(5), range(5, 10)), 0.5, 0), "loop"))
+    state = start(plan)
     for _ in range(3):
         state, metrics = play_round(plan, state, cohort)
     assert_same(Snapshot(state.server, cohort.snapshot()), undisturbed)
