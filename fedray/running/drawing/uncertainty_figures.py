@@ -127,7 +127,7 @@ def unknown_figure(rows: Rows) -> Figure | None:
     axes[0].set_ylabel("AUROC of a client (%)")
     handles, labels = axes[0].get_legend_handles_labels()
     once = dict(zip(labels, handles, strict=True))  # medians are drawn for every kind of model
-    figure.legend(once.values(), once.keys(), loc="outside lower center", ncols=4)
+    figure.legend(once.values(), once.keys(), loc="outside lower center", ncols=2 * len(panels))
     return figure
 
 
