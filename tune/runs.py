@@ -131,7 +131,8 @@ def _enter(request: stages.Request, planner: Planner, locks: contextlib.ExitStac
     note = notes.read(request.resume) if request.resume else None
     Writer(folder, note is not None and notes.holds(folder, note)).discard()
     plan = stages.accepted(request, note, planner.plan)
-    stages.announce(plan, str(execution.name))
+    for line in stages.announcements(plan, str(execution.name)):
+        say(line)
     checkpoints = notes.absolute(execution, "").checkpoint
     execution = dataclasses.replace(execution, output=folder, checkpoint=checkpoints)
     return Entered(str(execution.name), plan, execution, folder, planner.dataset(request.experiment), note)

@@ -7,9 +7,8 @@ import json
 import math
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,15 +31,15 @@ from fedray.running.mlflow_store import locate, shown
 from fedray.running.progress import Status
 from fedray.running.tracking import MLflowTracker, NullTracker, Tracker
 from fedray.terminal import same_handlers
-from fedray.types import Choice, FedRayError, for_command_line, require
+from fedray.types import FedRayError, require
 from tune import results, search
 from tune.children import ParentRun, child_run
 from tune.options import TEST, Sweep, by_test, complete, validation_share
-from tune.planner import Planner
+from tune.planner import Foreseen, Planner, foresee
 from tune.play import Programme
 from tune.play import play as play_trials
 from tune.record import UNFINISHED, Recorder
-from tune.space import Domain, Grid, make, show
+from tune.space import Domain, make, show
 from tune.trial import CommonToTrials, Trial
 
 REFUSED = {  # settings of the execution that a sweep decides itself: why, and what to do instead
@@ -63,7 +62,6 @@ REFUSED = {  # settings of the execution that a sweep decides itself: why, and w
 }
 TRACKED = "parent.json"
 LOADED = ("data.name", "data.root", "data.classes", "data.embedding")  # settings that decide which examples there are
-DECIDING = ("clients", "data.name", "data.classes", "data.partition")  # settings that decide how many clients there are
 
 
 class SweepRequest(NamedTuple):
@@ -77,7 +75,7 @@ class SweepRequest(NamedTuple):
     space: dict[str, Domain]
     seeds: list[int]
     trials: int
-    clients: int  # the most of any configuration
+    foreseen: Foreseen
     examples: tuple[str, ...] = ()  # digests of the user's own: a sweep goes on with the same ones only
 
 
@@ -114,39 +112,8 @@ def check(name: str, folder: Path, base: Experiment, execution: Execution, sweep
     search.searcher(sweep, space, 1, seeds)
     search.scheduler(sweep, space)
     trials = search.count(space, sweep.search, sweep.samples, len(seeds))
-    clients = _most_clients(base, space, seeds, planner)
-    return SweepRequest(name, folder, base, execution, sweep, space, seeds, trials, clients, planner.digests())
-
-
-def _most_clients(base: Experiment, space: Mapping[str, Domain], seeds: Sequence[int], planner: Planner) -> int:
-    """The clients of the largest configuration; raises FedRayError where a trial could not be planned."""
-    most = 0
-    for origin, settings in _planned(space, seeds):
-        try:
-            most = max(most, planner.plan(override(base, settings)).clients)
-        except FedRayError as error:
-            if not origin:
-                raise
-            raise FedRayError(f"{origin}: {for_command_line(error)}") from None
-    return most
-
-
-def _planned(space: Mapping[str, Domain], seeds: Sequence[int]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The trials that are planned before Ray starts, each with the option that makes it: the first of all values, which
-    no option makes alone; then every other value, end of a range and seed; and all combinations of those that decide
-    how many clients there are."""
-    tried = {name: domain.values if isinstance(domain, Choice | Grid) else domain for name, domain in space.items()}
-    first = {name: values[0] for name, values in tried.items()} | {"seed": seeds[0]}
-    yield "", first
-    for name, values in tried.items():
-        written = f"--space {name.removeprefix('algorithm.')}={show(space[name])}"
-        yield from ((written, first | {name: value}) for value in values[1:])
-    yield from ((f"--seeds {len(seeds)}: seed {seed}", first | {"seed": seed}) for seed in seeds[1:])
-    deciding = [name for name in DECIDING if isinstance(space.get(name), Choice | Grid)]
-    for values in product(*(tried[name] for name in deciding)):
-        chosen = dict(zip(deciding, values, strict=True))
-        if sum(first[name] != value for name, value in chosen.items()) > 1:  # one alone has been planned
-            yield f"--space {', '.join(f'{name}={value}' for name, value in chosen.items())}", first | chosen
+    foreseen = foresee(planner, base, space, seeds)
+    return SweepRequest(name, folder, base, execution, sweep, space, seeds, trials, foreseen, planner.digests())
 
 
 def play(
@@ -161,7 +128,7 @@ def play(
     try:
         sweep = request.sweep
         execution = request.execution
-        clients = request.clients
+        clients = request.foreseen.clients
         concurrency = None if sweep.concurrency == "auto" else int(sweep.concurrency)
         wish = demand.wish(execution)
         wanted = need_of_trials(clients, concurrency or request.trials, wish)
@@ -175,6 +142,8 @@ def play(
         where = "the trial's own process" if layout.inside else f"{len(layout.blocks)} actor(s) each"
         say(f"{request.trials} trials, {at_once} at a time: {clients} clients in {where}")
         say(results.basis(sweep.metric, request.base.data.validation))
+        for line in request.foreseen.said:
+            say(line)
         tracker, parent = _records(request)
         show = partial(_show_progress, request, time.monotonic(), move)
         planner = Planner()

@@ -37,7 +37,7 @@ from fedray.running.stages import (
     RunResult,
     accepted,
     account,
-    announce,
+    announcements,
     begin,
     collect,
     conclude,
@@ -83,7 +83,8 @@ def _run(request: Request, tags: Mapping[str, str], log: Log, tell: Callable[[in
         check_gpu(request.execution)
     if request.preset:
         say(f"warning: {plan.algorithm.presets[request.preset].warning}")
-    announce(plan)
+    for line in announcements(plan):
+        say(line)
     if idle := _idle(request.execution):
         say(f"warning: --runtime local has no use for {for_command_line(', '.join(idle))}")
     longer = note is not None and plan.cfg.rounds > note.experiment.rounds

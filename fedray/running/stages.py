@@ -122,13 +122,11 @@ def accepted(request: Request, note: Note | None, plan_of: Callable[[Experiment]
     return plan
 
 
-def announce(plan: Plan, name: str = "") -> None:
-    """Say how the data of a run, perhaps of one among others, were read, and what one must know to quote a number."""
+def announcements(plan: Plan, name: str = "") -> list[str]:
+    """How the data of a run, perhaps of one among others, were read, and what one must know to quote a number."""
     who = f"{name}: " if name else ""
-    for note in plan.notes:
-        say(f"data     {who}{for_command_line(note)}")
-    for remark in plan.remarks:
-        say(f"warning: {who}{for_command_line(remark)}")
+    notes = [f"data     {who}{for_command_line(note)}" for note in plan.notes]
+    return notes + [f"warning: {who}{for_command_line(remark)}" for remark in plan.remarks]
 
 
 @contextlib.contextmanager
