@@ -221,6 +221,7 @@ def _programme(
         registry.plug_ins(),
         dataset,
         request.execution.round_timeout,
+        request.name,
     )
     return Programme(
         Trial,

@@ -31,6 +31,7 @@ class CommonToTrials(NamedTuple):
     plug_ins: tuple[str, ...]  # modules that bring names of their own
     dataset: Any  # reference to the loaded dataset: every node gets it once; None: each process loads its own
     timeout: float | None = None  # seconds after which a client actor counts as hanging
+    name: str = "sweep"  # the sweep's
 
 
 class Trial(ray_tune.Trainable):
@@ -56,7 +57,8 @@ class Trial(ray_tune.Trainable):
         layout = common.layout.first(plan.clients)
         self._plan = on_device(plan, layout.gpus > 0)
         policy = failure_policy(self._plan.cfg, common.timeout)
-        hosted = Hosted(self._plan, layout, common.backend, policy, common.dataset)
+        name = f"{common.name}-{self.trial_id}"  # as in the store
+        hosted = Hosted(self._plan, layout, common.backend, policy, common.dataset, name=name)
         self._server = self._processes.serve(hosted)
         return True
 

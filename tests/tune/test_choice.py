@@ -59,6 +59,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]
         found = []
         for value in RATES:
             trial = object.__new__(Trial)
+            trial._trial_info = None
             trial.setup({f"algorithm.{rate}": value, "seed": 0}, CommonToTrials(base, LAYOUT, "loop", metric, (), None))
             while not (result := trial.step())["done"]:
                 pass

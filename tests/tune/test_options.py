@@ -93,6 +93,7 @@ def policies(monkeypatch: pytest.MonkeyPatch) -> list[FailurePolicy]:
 
     def cohort(hosted: Hosted, *args, **named) -> InsideCohort:
         found.append(hosted.policy)
+        assert hosted.name == "trials-abc_00001"  # by which the dashboards tell trials apart
         return InsideCohort(hosted._replace(dataset=None))
 
     def plan(cfg, dataset=None):
@@ -108,7 +109,8 @@ def policies(monkeypatch: pytest.MonkeyPatch) -> list[FailurePolicy]:
 def begun(on_failure: str) -> Trial:
     base = override(experiment(), {"on_failure": on_failure, "clients_per_round": 6, "rounds": 1})
     trial = object.__new__(Trial)
-    trial.setup({"seed": 0}, CommonToTrials(base, LAYOUT, "loop", "test/global/accuracy", (), None, 7.0))
+    trial._trial_info = SimpleNamespace(trial_id="abc_00001")
+    trial.setup({"seed": 0}, CommonToTrials(base, LAYOUT, "loop", "test/global/accuracy", (), None, 7.0, "trials"))
     return trial
 
 

@@ -49,6 +49,7 @@ def of_a_trial(cfg: Experiment, monkeypatch: pytest.MonkeyPatch) -> Plan:
     monkeypatch.setattr(trial_module, "Processes", lambda: hosts)
     monkeypatch.setattr(trial_module.ray, "get", lambda reference: reference)
     trial = object.__new__(Trial)
+    trial._trial_info = None
     trial.setup({"seed": 0}, CommonToTrials(cfg, INSIDE, "loop", "test/global/accuracy", (), loading.load(cfg.data)))
     return trial._plan
 
@@ -70,7 +71,7 @@ def test_a_smaller_federation_than_the_largest_takes_its_first_processes() -> No
         "--space",
         "data.name=choice(digits)",
     ]
-    assert read(options)[0].clients == 5
+    assert read(options)[0].foreseen.clients == 5
     largest = Layout(((0, 1), (2, 3), (4,)), 0.5, 0.25)
     assert largest.first(5) == largest
     assert largest.first(3) == Layout(((0, 1), (2,)), 0.5, 0.25)
