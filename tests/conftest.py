@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,6 +10,11 @@ from typing import Any
 import pytest
 
 from actors.machines.cluster import connect
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are CPUs: tests wait for processes that they start half of their time."""
+    return (os.cpu_count() or 1) + 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
