@@ -27,9 +27,8 @@ class SweepNote(NamedTuple):
 
     name: str
     argv: list[str]  # without passwords
-    metric: str = ""  # that ranks the trials; older versions did not note it, and ranked by test data
-    folder: str = ""  # from which the paths among its options lead; older versions did not note it
-    examples: tuple[str, ...] = ()  # digests of the user's own; nor this
+    folder: str  # from which the paths among its options lead
+    examples: tuple[str, ...] = ()  # digests of the user's own
 
 
 def describe(names: Mapping[str, Algorithm], chosen: str) -> str:
@@ -116,8 +115,7 @@ def _resumed(folder: str, argv: Sequence[str]) -> SweepRequest:
     last = noted(target)
     # A relative address holds in the folder where the sweep began; the note has the whole one.
     if last and tracking.uri != "none" and "--tracking.uri" not in now:
-        kept = "--tracking.experiment" in now or not last.experiment
-        experiment = tracking.experiment if kept else last.experiment
+        experiment = tracking.experiment if "--tracking.experiment" in now else last.experiment
         tracking = dataclasses.replace(tracking, uri=last.uri, experiment=experiment)
     if "***" in tracking.uri:
         raise FedRayError(
@@ -126,15 +124,10 @@ def _resumed(folder: str, argv: Sequence[str]) -> SweepRequest:
         )
     execution = dataclasses.replace(given.execution, tracking=tracking)
     request = check(stored.name, target, given.experiment, execution, sweep)
-    if stored.examples and request.examples != tuple(stored.examples):
+    if request.examples != tuple(stored.examples):
         raise FedRayError(
             f"--resume {folder}: {request.base.data.name} holds other examples than when the sweep began, so its "
             "scores cannot be compared; bring the data of then back, or start a new sweep without --resume"
-        )
-    if stored.metric != request.sweep.metric:
-        raise FedRayError(
-            f"--resume {folder}: an older version began this sweep, and ranked its trials by test data; start a new "
-            "sweep without --resume"
         )
     return request
 
@@ -174,7 +167,7 @@ def _sweep(argv: Sequence[str]) -> int:
     from tune import results, sweep
 
     words = [shown(word) for word in argv]
-    note = None if resume else SweepNote(request.name, words, request.sweep.metric, os.getcwd(), request.examples)
+    note = None if resume else SweepNote(request.name, words, os.getcwd(), request.examples)
     go_on = f"go on    {sweep.command(request.folder)}"
     found = (sweep.concluded(request) if resume else None) or _play(request, note, go_on)
     console = terminal.console()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import shlex
 import time
@@ -192,19 +191,12 @@ def concluded(request: SweepRequest) -> Report | None:
         return None
     with refuse_damage(f"{folder}: cannot be read", "start a new sweep in another folder"):
         found = decode((folder / "best.json").read_bytes())
-        if not found.get("finished"):  # older versions did not say, nor does what was cut off as it concluded
+        if not found.get("finished"):  # it was cut off as it concluded
             return None
         table = results.read_table(folder / "trials.csv", request.space, request.sweep.metric)
-        ids = found.get("trials")  # older versions noted the settings only
-        best = [row for row in table if (row.trial in ids if ids else _plain(row.settings) == found["settings"])]
+        best = [row for row in table if row.trial in found["trials"]]
         told = found["command"], found["tested"], found["refit"]
-        hint = found.get("hint") or f"at {request.execution.tracking.uri}"  # older versions did not note it
-        return Report(request, table, best, *told, hint, False)
-
-
-def _plain(settings: dict[str, Any]) -> Any:
-    """Settings as a file holds them."""
-    return decode(json.dumps(settings).encode())
+        return Report(request, table, best, *told, found["hint"], False)
 
 
 def _programme(
@@ -271,7 +263,7 @@ class Tracked(NamedTuple):
 
     uri: str  # without a password
     run_id: str | None
-    experiment: str = ""  # older versions did not note it, and kept to it
+    experiment: str
 
 
 def noted(folder: Path) -> Tracked | None:
@@ -290,7 +282,7 @@ def _records(request: SweepRequest) -> tuple[Tracker, ParentRun | None]:
         return NullTracker(), None
     uri = locate(where.uri)[0]
     known = noted(request.folder)
-    same = known is not None and (known.uri, known.experiment or where.experiment) == (shown(uri), where.experiment)
+    same = known is not None and (known.uri, known.experiment) == (shown(uri), where.experiment)
     run_id = known.run_id if known and same else None
     algorithm = registry.algorithm_name(request.base.algorithm)
     tags = {"fedray.kind": "sweep", "sweep": request.name, "algorithm": algorithm, "dataset": request.base.data.name}

@@ -103,15 +103,9 @@ def test_a_sweep_that_another_process_plays_is_left_alone(tmp_path, monkeypatch,
         assert main([*words, "--name", "s"]) == 2
         assert "going on in another process" in capsys.readouterr().err
         assert not folder.exists()
-        write_json(folder / "sweep.json", SweepNote("s", words, "validation/global/accuracy")._asdict())
+        write_json(folder / "sweep.json", SweepNote("s", words, "")._asdict())
         assert main(["--resume", "runs/s"]) == 2
         assert "going on in another process" in capsys.readouterr().err
-
-
-def test_a_sweep_of_a_version_that_ranked_by_test_data_is_not_resumed(tmp_path, capsys):
-    (tmp_path / "sweep.json").write_text('{"name": "s", "argv": ["fedavg", "--space", "lr=uniform(0.1,0.2)"]}')
-    assert main(["--resume", str(tmp_path)]) == 2
-    assert "an older version began this sweep, and ranked its trials by test data" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("note", ["", "[]", '{"name": "s"}', '{"name": "s", "argv": 3}', "[" * 100_000])

@@ -23,7 +23,7 @@ WORDS = ["fedavg", "--space", "lr=uniform(0.1,0.2)", "--samples", "6", "--client
 def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What resumes a sweep in runs/s."""
     monkeypatch.chdir(tmp_path)
-    write_json(tmp_path / "runs/s" / NOTE, SweepNote("s", WORDS, "validation/global/accuracy")._asdict())
+    write_json(tmp_path / "runs/s" / NOTE, SweepNote("s", WORDS, "")._asdict())
     return ["--resume", "runs/s"]
 
 
@@ -106,7 +106,7 @@ def test_a_sweep_goes_on_with_the_examples_it_began_with_from_any_folder(
     words = [*WORDS, "--data.name", "mine.npz"]
     first, _ = read(words)
     assert first.base.data.name == str(tmp_path / "mine.npz")
-    note = SweepNote("s", words, first.sweep.metric, str(tmp_path), first.examples)
+    note = SweepNote("s", words, str(tmp_path), first.examples)
     write_json(tmp_path / "runs/s" / NOTE, note._asdict())
     (tmp_path / "x").mkdir()
     monkeypatch.chdir(tmp_path / "x")
