@@ -52,7 +52,7 @@ def dangers(source: str) -> set[str]:
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_source_runs_what_it_reads_or_listens_to_everybody(path: Path) -> None:
-    allowed = {"pickle"} if path.relative_to(ROOT) == Path("fedray/data/readers.py") else set()
+    allowed = {"pickle"} if path.relative_to(ROOT) == Path("fedray/data/datasets/cifar10.py") else set()
     assert dangers(path.read_text(encoding="utf-8")) == allowed
 
 
@@ -87,8 +87,8 @@ def test_the_scan_sees_every_file_and_lets_the_harmless_pass() -> None:
 
 
 def test_the_one_reader_of_pickles_resolves_no_name_but_its_own_stub() -> None:
-    """CIFAR-10 is published as pickles; what they ask to call is a stub or refused (tests/test_data.py)."""
-    tree = ast.parse((ROOT / "fedray/data/readers.py").read_text(encoding="utf-8"))
+    """CIFAR-10 is published as pickles; what they ask to call is a stub or refused (tests/data/test_loading.py)."""
+    tree = ast.parse((ROOT / "fedray/data/datasets/cifar10.py").read_text(encoding="utf-8"))
     uses = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
     assert [use for use in uses if use.startswith("pickle.")] == ["pickle.Unpickler"]
     (reader,) = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == "_Unpickler"]

@@ -1,12 +1,11 @@
-"""What readers of datasets share: the pooled examples, checks, LeCun's idx format and the batches of CIFAR-10.
+"""What readers of datasets share: the pooled examples, and checks.
 
-Nothing here executes what a file says. Whatever is wrong with a file becomes a FedRayError that names it.
+Whatever is wrong with a file becomes a FedRayError that names it.
 """
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from json import JSONDecodeError
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedray.data.scaling import Scaling, within
+from fedray.data.scaling import Scaling
 from fedray.types import FedRayError
 
 GIVE = (
@@ -163,58 +162,3 @@ def _numbered(users: Any, count: int) -> bool:
     if not isinstance(users, np.ndarray) or users.shape != (count,) or users.dtype.kind not in "iu":
         return False
     return np.array_equal(found := np.unique(users), np.arange(len(found)))
-
-
-def idx_images(files: Sequence[Path]) -> Dataset:
-    """Images uint8 [N, 1, 28, 28] of ten classes; the files are images, labels, images, labels, and so on."""
-    xs: list[np.ndarray] = []
-    ys: list[np.ndarray] = []
-    for images, labels in zip(files[::2], files[1::2], strict=True):
-        x = _idx(images, (28, 28))
-        y = _idx(labels, ())
-        with reading(labels, REPLACE):
-            xs.append(x[:, None])
-            ys.append(checked_labels(y, len(x), 10))
-    return Dataset(np.concatenate(xs), np.concatenate(ys), 10, within(255))
-
-
-def _idx(path: Path, item: tuple[int, ...]) -> np.ndarray:
-    """A file of LeCun's idx format: magic 0x800 + dimensions, sizes in big-endian int32, uint8 values."""
-    with reading(path, REPLACE):
-        raw = path.read_bytes()
-        count = int.from_bytes(raw[4:8], "big")
-        header = np.array([0x801 + len(item), count, *item], ">u4").tobytes()
-        if not raw.startswith(header) or len(raw) != len(header) + count * np.prod(item):
-            raise ValueError(f"its {len(raw)} bytes are not an idx file of uint8 items {list(item)}")
-        return np.frombuffer(raw, np.uint8, offset=len(header)).reshape(count, *item)
-
-
-def batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """A pickled CIFAR-10 batch {"data": uint8 [n, 3072], "labels": [n]}, of Python 2 or 3."""
-    with reading(path, REPLACE), path.open("rb") as file:
-        content = _Unpickler(file, encoding="latin1").load()
-        _, shape, dtype, fortran, raw = content["data"].state
-        if shape[1:] != (3072,) or dtype.args[0] not in ("u1", "uint8"):
-            raise ValueError(f"its data are {dtype.args[0]} {list(shape)}, expected uint8 [n, 3072]")
-        raw = raw.encode("latin1") if isinstance(raw, str) else raw  # Python 2 had no bytes
-        x = np.frombuffer(raw, np.uint8).reshape(shape, order="F" if fortran else "C")
-        return x.reshape(-1, 3, 32, 32), checked_labels(content["labels"], len(x), 10)
-
-
-class _Stub:
-    """Stands for a NumPy object of a pickle: unpickling real ones is unsafe where the file is crafted."""
-
-    def __init__(self, *args: Any):
-        self.args = args
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
-
-
-class _Unpickler(pickle.Unpickler):
-    """Reads plain values and, as stubs, arrays; refuses a pickle that names anything else to be called."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module.split(".")[0] == "numpy" and name in ("_reconstruct", "ndarray", "dtype"):
-            return _Stub
-        raise ValueError(f"refused: it asks to call {module}.{name}, which no image needs")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fedray.config import DataConfig
 from fedray.data.datasets import mnist
-from fedray.data.readers import Dataset, idx_images
+from fedray.data.readers import Dataset
 from fedray.data.records import DatasetRecord, Protocol
-from fedray.data.torchvision_files import files
+from fedray.data.torchvision_files import files, idx_images
 
 
 def load(cfg: DataConfig, classes: int | None = None) -> Dataset:

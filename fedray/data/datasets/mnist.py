@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fedray.config import DataConfig
-from fedray.data.readers import Dataset, idx_images
+from fedray.data.readers import Dataset
 from fedray.data.records import DatasetRecord, Protocol
-from fedray.data.torchvision_files import files
+from fedray.data.torchvision_files import files, idx_images
 
 PARTS = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
 # The tables of pFedBayes.
