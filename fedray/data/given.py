@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedray.data.own import CLIENT, check_complete, from_arrays
+from fedray.data.own import CLIENT, check_complete, from_arrays, with_names
 from fedray.data.readers import Dataset, checked_dataset
 from fedray.data.tables import from_frame, from_hugging_face, of_rows
 from fedray.types import FedRayError, first_line
@@ -43,7 +43,10 @@ def _from_tuple(arrays: Any) -> Dataset:
 
 
 def from_torch(dataset: Any) -> Dataset:
-    """The examples of a ``torch.utils.data.Dataset`` with a length, whose items are pairs x, y."""
+    """The examples of a ``torch.utils.data.Dataset`` with a length, whose items are pairs x, y.
+
+    Labels that number the names in its attribute ``classes``, as those of torchvision's datasets do, have these names.
+    """
     try:
         count = len(dataset)
     except (TypeError, NotImplementedError):
@@ -53,7 +56,20 @@ def from_torch(dataset: Any) -> Dataset:
         raise ValueError("the items of this torch Dataset are not pairs (x, y) of an input and its target")
     inputs, targets = zip(*items, strict=True)
     x = np.fromiter((_array("x", each) for each in inputs), object, len(items))
-    return from_arrays(of_rows("x", x), _array("y", targets))
+    y, names = _array("y", targets), _class_names(dataset)
+    numbered = y.ndim == 1 and y.dtype.kind in "iu" and y.min() >= 0 and y.max() < len(names)
+    found = from_arrays(of_rows("x", x), y, classes=len(names) if numbered else None)
+    return with_names(found, found.y, names) if numbered else found
+
+
+def _class_names(dataset: Any) -> tuple[str, ...]:
+    """What a Dataset, or the one that it is a part of, calls its classes; empty where it does not say."""
+    while isinstance(dataset, torch.utils.data.Subset):
+        dataset = dataset.dataset
+    names = getattr(dataset, "classes", None)
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        return ()
+    return tuple(names) if len(set(names)) == len(names) > 1 else ()
 
 
 def _item(dataset: Any, k: int) -> Any:

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from PIL import Image
 from torch import nn
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import Resize
 
 from fedray.algorithms.averaging.fedavg import FedAvg
 from fedray.config import DataConfig, Execution, Experiment
@@ -179,6 +182,32 @@ def test_items_of_a_torch_dataset_are_read_or_named():
             given.given(Torch(*good, item))
     with pytest.raises(FedRayError, match=r"x is a sparse matrix; give x\.toarray\(\)"):
         given.given((scipy.sparse.csr_matrix(FEATURES), KINDS))
+
+
+def test_a_folder_of_images_keeps_the_names_of_its_classes_also_in_a_part_of_it(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 4, 5, 6, 3), np.uint8)
+    for name, images in zip(("ant", "bee", "cat"), pixels, strict=True):
+        (tmp_path / name).mkdir()
+        for k, image in enumerate(images):
+            Image.fromarray(image).save(tmp_path / name / f"{k}.png")
+    photos = ImageFolder(str(tmp_path), transform=Resize((10, 12)))
+    found = given.given(photos)
+    assert (found.names.classes, found.classes, found.y.tolist()) == (
+        ("ant", "bee", "cat"),
+        3,
+        [0] * 4 + [1] * 4 + [2] * 4,
+    )
+    assert (found.x.shape, found.x.dtype) == ((12, 3, 10, 12), np.uint8)
+    assert np.array_equal(given.given(ImageFolder(str(tmp_path))).x, np.moveaxis(pixels.reshape(12, 5, 6, 3), -1, 1))
+    part = given.given(torch.utils.data.Subset(photos, [0, 9]))  # whose classes are numbered as those of the whole
+    assert (part.names.classes, part.classes, part.y.tolist()) == (("ant", "bee", "cat"), 3, [0, 2])
+
+
+@pytest.mark.parametrize("names", [None, "ab", ["a"], ["a", "a"], [0, 1], ["a", "b"]])
+def test_what_names_no_classes_of_the_labels_is_left_alone(names):
+    few = Torch(*((torch.ones(2) * k, k % 3) for k in range(12)))
+    few.classes = names
+    assert (given.given(few).classes, given.given(few).names.classes) == (3, ())
 
 
 def test_a_dataset_of_hugging_face():
