@@ -69,10 +69,9 @@ class Writer:
         self.destination = Path(os.path.abspath(destination))
         if taken(self.destination) and not resumed:
             raise FedRayError(f"--output {destination}: already holds something; choose another --output")
-        # Files are moved from there, which cannot be another volume.
-        mounted = os.path.ismount(self.destination)
-        beside = self.destination if mounted else self.destination.parent
-        self.folder = beside / part_of(self.destination)
+        # Files are moved from there, which cannot be another volume: a link may lead to one.
+        real = Path(os.path.realpath(self.destination))
+        self.folder = (real if os.path.ismount(real) else real.parent) / part_of(real)
         shutil.rmtree(self.folder, ignore_errors=True)  # of a process that was killed
         try:
             self.folder.mkdir(parents=True)
@@ -134,7 +133,8 @@ class Writer:
             remove_leftovers(self.destination)
             (self.destination / "config.json").unlink(missing_ok=True)  # of fewer rounds: no longer a result
             for path in (self.destination / name for name in OPTIONAL):
-                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+                linked = path.is_symlink()  # what it leads to stays
+                shutil.rmtree(path) if path.is_dir() and not linked else path.unlink(missing_ok=True)
             last = ("config.json", "status.json")
             for path in sorted(
                 self.folder.iterdir(), key=lambda path: last.index(path.name) if path.name in last else -1
@@ -153,12 +153,13 @@ def taken(destination: Path) -> bool:
     """Whether anything but what a killed process left is at a place."""
     if not destination.is_dir():
         return destination.exists()
-    return not all(leftover(path) or path.name == part_of(destination) for path in destination.iterdir())
+    part = part_of(Path(os.path.realpath(destination)))
+    return not all(leftover(path) or path.name == part for path in destination.iterdir())
 
 
-def part_of(destination: Path) -> str:
-    """The name of the hidden folder in which the result of a destination is collected."""
-    return f".{destination.name}.part"
+def part_of(real: Path) -> str:
+    """The name of the hidden folder in which the result of a destination, which is no link, is collected."""
+    return f".{real.name}.part"
 
 
 def describe(plan: Plan) -> dict[str, Any]:

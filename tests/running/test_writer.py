@@ -32,6 +32,23 @@ def test_a_result_may_go_to_where_a_volume_is_mounted(tmp_path: Path, monkeypatc
     assert [path.name for path in place.iterdir()] == ["summary.json"]
 
 
+def test_a_result_goes_to_where_a_link_leads(tmp_path: Path) -> None:
+    """Its files are collected on that volume, and what was linked there is replaced."""
+    place = tmp_path / "volume/run"
+    (place / "elsewhere").mkdir(parents=True)
+    (place / "figures").symlink_to("elsewhere")
+    (tmp_path / "x").symlink_to(place)
+    with pytest.raises(FedRayError, match="already holds something"):
+        Writer(tmp_path / "x")
+    result = Writer(tmp_path / "x", resumed=True)
+    assert result.folder.parent == place.parent
+    result.json("figures/list.json", {})
+    assert result.commit() == tmp_path / "x"
+    assert sorted(path.name for path in place.iterdir()) == ["elsewhere", "figures"]
+    assert [path.name for path in (place / "figures").iterdir()] == ["list.json"]
+    assert [path.name for path in place.parent.iterdir()] == ["run"]
+
+
 def test_every_file_is_on_the_disk_before_it_is_part_of_a_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
