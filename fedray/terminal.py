@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import io
 import os
 import signal
 import sys
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from fedray.types import FedRayError
 
@@ -63,8 +64,36 @@ def heard(listener: Callable[[str], object]) -> Iterator[None]:
         _listeners.remove(listener)
 
 
+class _Words:
+    """Stderr; where it takes nothing more, like a terminal that was closed or a full disk, words are lost and no run."""
+
+    def __init__(self) -> None:
+        self._stream = sys.stderr or io.StringIO()
+
+    def write(self, text: str) -> int:
+        """Write what can be written."""
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Have it shown, if that can be."""
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 def _show(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(text, file=_Words(), flush=True)
+
+
+def _console() -> Console:
+    """Where progress is shown."""
+    from rich.console import Console
+
+    return Console(file=cast("TextIO", _Words()))
 
 
 @contextlib.contextmanager
@@ -84,7 +113,8 @@ def interruptible() -> Iterator[None]:
     def interrupt(*_: object) -> None:
         global _interrupted
         if _interrupted:
-            os.write(2, b"still stopping: this takes a few seconds\n")  # print() may be what was interrupted
+            with contextlib.suppress(OSError):  # print() may be what was interrupted
+                os.write(2, b"still stopping: this takes a few seconds\n")
             return
         _interrupted = True
         raise KeyboardInterrupt
@@ -145,10 +175,9 @@ def bar(unit: str, total: int, note: str) -> Iterator[Callable[[int, str], None]
 
     Where stderr is not a terminal, a line is written instead after the first, every ten seconds, and after the last.
     """
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True)
+    console = _console()
     if not console.is_interactive:
         _show(note)
         yield _Lines(unit, total).move
@@ -192,10 +221,9 @@ def waiting() -> Iterator[Callable[[str, float], None]]:
 
     On a terminal the line is rewritten. Elsewhere there is a line for everything new, and one every minute.
     """
-    from rich.console import Console
     from rich.markup import escape
 
-    console = Console(stderr=True)
+    console = _console()
     rewrites = console.is_terminal and not console.is_dumb_terminal
     said, at = "", 0.0
 

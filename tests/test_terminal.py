@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -10,7 +11,7 @@ import sys
 import pytest
 
 from fedray import terminal
-from fedray.terminal import bar, heard, interruptible, record, say, stop_if_interrupted, uninterrupted
+from fedray.terminal import bar, heard, interruptible, record, say, stop_if_interrupted, uninterrupted, waiting
 
 
 def test_who_listens_hears_what_is_said_and_recorded_and_the_terminal_only_what_is_said(capsys) -> None:
@@ -105,3 +106,31 @@ def test_a_terminal_has_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
         move(1, "note")
     assert "\x1b[" in screen.getvalue()
     assert "round 1/2" not in screen.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_that_was_closed_or_a_full_disk_costs_words_and_no_run(terminal, monkeypatch) -> None:
+    class Gone(io.StringIO):
+        def isatty(self) -> bool:
+            return terminal
+
+        def write(self, text: str) -> int:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(sys, "stderr", Gone())
+    monkeypatch.setenv("TERM", "xterm")
+    lines: list[str] = []
+    with heard(lines.append), bar("round", 2, "starting the clients") as move:
+        say("said")
+        move(2, "note")
+    with waiting() as tell:
+        tell("machines", 1.0)
+    assert lines == ["said"]
+
+
+def test_what_is_said_without_stderr_is_not_on_stdout(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    with bar("round", 1, "starting the clients") as move:
+        say("said")
+        move(1, "note")
+    assert capsys.readouterr().out == ""
