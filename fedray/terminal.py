@@ -65,9 +65,9 @@ def heard(listener: Callable[[str], object]) -> Iterator[None]:
 
 
 class _Words:
-    """Stderr; where it takes nothing more, like a terminal that was closed or a full disk, words are lost and no run."""
+    """Stderr. Where it takes no more, like a terminal that was closed or a full disk, words are lost, and no run."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._stream = sys.stderr or io.StringIO()
 
     def write(self, text: str) -> int:

@@ -189,6 +189,40 @@ def test_a_reader_who_leaves_early_sees_no_traceback(lines):
     assert talking.wait(timeout=300) == 141
 
 
+@pytest.mark.parametrize("lines", [1, 100_000])
+def test_a_full_disk_behind_stdout_is_said(lines):
+    with open("/dev/full", "w") as full:
+        talking = subprocess.run(
+            [sys.executable, "-c", TALKATIVE.format(lines=lines)],
+            input="now\n",
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=300,
+        )
+    assert talking.stderr == "error: stdout: cannot be written (no space left on device); send it elsewhere\n"
+    assert talking.returncode == 1
+
+
+def test_streams_that_the_caller_has_closed_lead_nowhere():
+    """And no file gets their numbers: what is printed would end up in it."""
+    program = """
+import sys
+from fedray import cli
+
+def main():
+    print("result")
+    print("words", file=sys.stderr)
+    with open(sys.argv[1], "w") as file:
+        return 0 if file.fileno() > 2 else 9
+
+cli.leave(main)
+"""
+    for closed in ("1>&-", "2>&-", "0<&- 1>&- 2>&-"):
+        command = ["sh", "-c", f'"$0" -c "$1" /dev/null {closed}', sys.executable, program]
+        assert subprocess.run(command, capture_output=True, timeout=300).returncode == 0, closed
+
+
 def test_another_broken_pipe_is_not_hidden():
     lost = "import sys\nfrom fedray import cli\ndef main(): raise BrokenPipeError('the other end')\ncli.leave(main)"
     ended = subprocess.run([sys.executable, "-c", lost], capture_output=True, text=True, timeout=300)

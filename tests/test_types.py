@@ -10,7 +10,10 @@ import pytest
 from fedray.types import RunError, SettingError, check_types, first_line, writing
 
 
-@pytest.mark.parametrize(("code", "remedy"), [(errno.ENOSPC, "free space there"), (errno.EACCES, "make it a folder")])
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [(errno.ENOSPC, "free space there"), (errno.EACCES, "make it a folder"), (errno.ENAMETOOLONG, "shorten it")],
+)
 def test_what_cannot_be_written_is_named_with_a_remedy_that_helps(code, remedy):
     with pytest.raises(RunError, match=rf"^runs/x: cannot be written \(.*\); {remedy}"), writing("runs/x"):
         raise OSError(code, os.strerror(code))

@@ -35,21 +35,46 @@ def run_command(body: Callable[[], int], interrupted: str = "interrupted") -> in
 def leave(main: Callable[[], int]) -> NoReturn:
     """Run a command and exit with its code; signals that arrive after its end do not change the code.
 
-    Where the reader of stdout leaves before the end, as ``| head`` does, the command ends in silence: UNREAD.
+    Where the reader of stdout leaves before the end, as ``| head`` does, the command ends in silence: UNREAD. Where
+    stdout cannot be written, as on a full disk, it says so: FAILED.
     """
     for number in INTERRUPTS:
         signal.signal(number, signal.SIG_IGN)  # what run_command restores; Python's own exit takes seconds
+    _open_standard_streams()
     try:
         try:
             code = main()
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:
-        if not _unread(sys.stdout.fileno()):
+    except OSError as error:
+        if isinstance(error, BrokenPipeError) and _unread(sys.stdout.fileno()):
+            code = UNREAD
+        elif _refused():
+            code = FAILED
+            say(f"error: stdout: cannot be written ({str(error.strerror).lower()}); send it elsewhere")
+        else:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's own flush at exit
-        code = UNREAD
     sys.exit(code)
+
+
+def _open_standard_streams() -> None:
+    """Let those that the caller has closed lead nowhere, before another file gets their numbers."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", closefd=False))
+
+
+def _refused() -> bool:
+    """Whether stdout takes nothing: who failed to write has forgotten what it was."""
+    try:
+        os.write(sys.stdout.fileno(), b"\n")
+    except OSError:
+        return True
+    return False
 
 
 def _unread(pipe: int) -> bool:

@@ -47,7 +47,7 @@ from fedray.federate.uncertainty import summary as uncertain
 from fedray.running import posterior_files
 from fedray.running.files import leftover, remove_leftovers, to_disk, write_json, write_table
 from fedray.terminal import uninterrupted
-from fedray.types import FedRayError
+from fedray.types import FedRayError, unwritable
 
 PERSONAL = "personal"
 SELECTION = "selection.safetensors"
@@ -76,9 +76,7 @@ class Writer:
         try:
             self.folder.mkdir(parents=True)
         except OSError as error:
-            raise FedRayError(
-                f"--output {destination}: cannot be written ({error.strerror}); choose a folder that you may write to"
-            ) from None
+            raise FedRayError(unwritable(f"--output {destination}", error)) from None
 
     def json(self, name: str, value: Any) -> None:
         """A JSON file."""

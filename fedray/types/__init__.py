@@ -57,6 +57,7 @@ from fedray.types.errors import (
     for_command_line,
     require,
     suggestion,
+    unwritable,
     writing,
 )
 from fedray.types.settings import BEFORE, added, at_its_origin
@@ -118,6 +119,7 @@ __all__ = [
     "require",
     "suggestion",
     "unchanged",
+    "unwritable",
     "whole_upload",
     "writing",
 ]

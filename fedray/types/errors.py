@@ -31,10 +31,14 @@ def writing(what: object) -> Generator[None, None, None]:
     try:
         yield
     except OSError as error:
-        reason = (error.strerror or first_line(error)).lower()
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        remedy = "free space there" if full else "make it a folder that you may write to"
-        raise RunError(f"{what}: cannot be written ({reason}); {remedy}") from None
+        raise RunError(unwritable(what, error)) from None
+
+
+def unwritable(what: object, error: OSError) -> str:
+    """A message about what cannot be written: the reason, and what a user can do."""
+    remedies = {errno.ENOSPC: "free space there", errno.EDQUOT: "free space there", errno.ENAMETOOLONG: "shorten it"}
+    remedy = remedies.get(error.errno or 0, "make it a folder that you may write to")
+    return f"{what}: cannot be written ({(error.strerror or first_line(error)).lower()}); {remedy}"
 
 
 def first_line(error: BaseException) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedray.types import FedRayError
+from fedray.types import FedRayError, unwritable
 
 PATIENCE = 0.5  # seconds for the lock: its file may be going just then, and has to be opened again
 
@@ -27,10 +28,8 @@ def locked(folder: Path, option: str = "--output") -> Iterator[None]:
             raise FedRayError(
                 f"{option} {folder}: what is there is going on in another process; wait for it or stop it"
             ) from None
-        reason = error.strerror or "permission denied"
-        raise FedRayError(
-            f"{option} {folder}: cannot be written ({reason}); choose a folder that you may write to"
-        ) from None
+        reason = PermissionError(errno.EACCES, os.strerror(errno.EACCES)) if isinstance(error, Timeout) else error
+        raise FedRayError(unwritable(f"{option} {folder}", reason)) from None
     try:
         yield
     finally:
