@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import re
+import shutil
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -69,6 +72,25 @@ def locked(database: Path | None) -> contextlib.AbstractContextManager[Any]:
     Path(f"{database}.lock").touch()  # says at once where it cannot be made; FileLock would try for a minute
     # MLflow crashes when two processes create the tables of a new file at the same time.
     return FileLock(f"{database}.lock", timeout=LOCK_SECONDS)
+
+
+def make(database: Path) -> None:
+    """Make the file of a SQLite store, where there is none, whole or not at all; raises what the store raises.
+
+    MLflow cannot go on with a file that has some of its tables, which take seconds.
+    """
+    database = Path(os.path.realpath(database))
+    if database.exists() and (not database.is_file() or database.stat().st_size > 0):
+        return
+    from mlflow.store.tracking import DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    beside = f".{database.name}.part-"
+    for left in database.parent.glob(f"{glob.escape(beside)}*"):  # by a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=beside, dir=database.parent) as folder:
+        SqlAlchemyStore(f"sqlite:///{folder}/new.db", DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH).engine.dispose()
+        os.replace(f"{folder}/new.db", database)
 
 
 def prepare() -> None:

@@ -144,6 +144,8 @@ class MLflowTracker:
             from mlflow.entities import Param
 
             with mlflow_store.locked(database):
+                if database:
+                    mlflow_store.make(database)
                 self._client = mlflow_store.connect(self._uri)
                 self._experiment = _experiment(self._client, experiment, artifacts)
                 if run_id is None:

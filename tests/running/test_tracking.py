@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import multiprocessing
 import os
@@ -217,6 +218,25 @@ def test_a_file_that_cannot_hold_the_runs_is_named_at_once(tmp_path):
     assert "not a database" in fails_fast(f"sqlite:///{tmp_path}/text")
     assert str(tmp_path) in fails_fast(f"sqlite:///{tmp_path}/text/mlflow.db")
     assert "/proc/mlflow.db" in fails_fast("sqlite:////proc/mlflow.db")  # where no lock can be made
+
+
+def test_a_store_is_made_whole_or_not_at_all(tmp_path, monkeypatch):
+    """What a full disk or a killed process leaves of its tables does not block it."""
+    from alembic import command
+
+    upgrade = command.upgrade
+    (tmp_path / ".mlflow.db.part-x").mkdir()
+    with monkeypatch.context() as patched:
+
+        def cut(config, revision):
+            upgrade(config, "7f2a7d5fae7d")  # one in the middle
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        patched.setattr(command, "upgrade", cut)
+        assert "No space left" in fails_fast(f"sqlite:///{tmp_path}/mlflow.db")
+    assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db.lock"]
+    assert MLflowTracker(f"sqlite:///{tmp_path}/mlflow.db", "fedray", "run", {}, {}).finish("FINISHED")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mlflow.db", "mlflow.db.lock"]
 
 
 @pytest.mark.parametrize(
