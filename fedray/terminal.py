@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 WIDE = 10_000  # columns
 REPEAT_SECONDS = 60.0  # between two lines that say the same
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup wants the command to outlive its terminal
+    INTERRUPTS = (*INTERRUPTS, signal.SIGHUP)
 LINE_SECONDS = 10.0  # between two lines of progress where there is no terminal
 
 _listeners: list[Callable[[str], object]] = []
@@ -98,7 +100,7 @@ def _console() -> Console:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise KeyboardInterrupt at the first SIGINT or SIGTERM, and ignore later ones: nothing cuts the clean-up short.
+    """Raise KeyboardInterrupt at the first of INTERRUPTS, and ignore later ones: nothing cuts the clean-up short.
 
     Python drops what is raised within a callback of the garbage collector, and other code may catch it; who works for
     long therefore also calls :func:`stop_if_interrupted` now and then. Outside of the main thread, where Python handles
@@ -129,7 +131,7 @@ def interruptible() -> Iterator[None]:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Let SIGINT and SIGTERM wait until the end of what must not be cut in two; outside of the main thread, nothing."""
+    """Let INTERRUPTS wait until the end of what must not be cut in two; outside of the main thread, nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -151,7 +153,7 @@ def stop_if_interrupted() -> None:
 
 @contextlib.contextmanager
 def same_handlers() -> Iterator[None]:
-    """Undo what the code inside does to the handlers of SIGINT and SIGTERM: ``ray.init`` installs its own."""
+    """Undo what the code inside does to the handlers of INTERRUPTS: ``ray.init`` installs its own."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -162,6 +164,19 @@ def same_handlers() -> Iterator[None]:
         raise (KeyboardInterrupt if leaving.code == signal.SIGTERM else leaving) from None
     finally:
         _restore(before)
+
+
+@contextlib.contextmanager
+def outlived() -> Iterator[None]:
+    """Let processes that start meanwhile outlive the terminal: this one has to stop them, in order."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def _restore(handlers: Mapping[signal.Signals, Any]) -> None:

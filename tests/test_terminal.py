@@ -6,12 +6,23 @@ import errno
 import io
 import os
 import signal
+import subprocess
 import sys
 
 import pytest
 
 from fedray import terminal
-from fedray.terminal import bar, heard, interruptible, record, say, stop_if_interrupted, uninterrupted, waiting
+from fedray.terminal import (
+    bar,
+    heard,
+    interruptible,
+    outlived,
+    record,
+    say,
+    stop_if_interrupted,
+    uninterrupted,
+    waiting,
+)
 
 
 def test_who_listens_hears_what_is_said_and_recorded_and_the_terminal_only_what_is_said(capsys) -> None:
@@ -39,6 +50,22 @@ def test_an_interruption_that_gets_lost_is_found_after_the_round(number: int) ->
         with pytest.raises(KeyboardInterrupt):
             stop_if_interrupted()
     stop_if_interrupted()  # whoever handled it is not interrupted again
+
+
+def test_a_command_that_is_to_outlive_its_terminal_is_not_interrupted_by_its_end() -> None:
+    program = "import os\nfrom fedray import terminal\nwith terminal.interruptible():\n    os.kill(os.getpid(), 1)"
+    for before, interrupted in (("trap '' HUP;", False), ("", True)):
+        command = ["sh", "-c", f'{before} exec "$0" -c "$1"', sys.executable, program]
+        assert (b"KeyboardInterrupt" in subprocess.run(command, capture_output=True).stderr) == interrupted
+
+
+def test_processes_that_are_to_be_stopped_in_order_outlive_the_terminal() -> None:
+    hang_up = [sys.executable, "-c", "import os; os.kill(os.getpid(), 1)"]
+    before = signal.getsignal(signal.SIGHUP)
+    with outlived():
+        assert subprocess.run(hang_up).returncode == 0
+    assert subprocess.run(hang_up).returncode == -signal.SIGHUP
+    assert signal.getsignal(signal.SIGHUP) == before
 
 
 def test_an_interruption_waits_for_the_end_of_what_must_not_be_cut_in_two() -> None:

@@ -18,8 +18,9 @@ DONE, FAILED, REFUSED, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141  # exit codes of 
 def run_command(body: Callable[[], int], interrupted: str = "interrupted") -> int:
     """Run a command and return its exit code.
 
-    The body returns DONE or FAILED. A FedRayError is printed: FAILED if a run had begun, else REFUSED. SIGINT and
-    SIGTERM stop the body with a KeyboardInterrupt: INTERRUPTED, after the given text.
+    The body returns DONE or FAILED. A FedRayError is printed: FAILED if a run had begun, else REFUSED. SIGINT,
+    SIGTERM and the SIGHUP of a terminal that is closed stop the body with a KeyboardInterrupt: INTERRUPTED, after the
+    given text.
     """
     try:
         with interruptible():
