@@ -97,6 +97,12 @@ def read_clients(saved: Saved, wanted: Collection[int], initial: Any) -> Iterato
                 yield i, trees.row(states, k)
 
 
+def verify_clients(folder: str, files: Iterable[File], initial: Any) -> None:
+    """Raise what damage leads to where a file of clients' states is not as listed, or does not fit ``initial``."""
+    for file in files:  # one at a time: all of them may not fit into memory
+        tensor_files.unpack(_verified(folder, file), _like(initial, len(file.clients)))
+
+
 def sees(folder: str) -> bool:
     """Whether a process here reads and writes a folder: one of this machine, or of a remote store."""
     fs, path = located(folder)
@@ -190,8 +196,7 @@ def _assemble(folder: str, plan: Plan, round_number: int, files: Sequence[File])
     ids = [i for file in private for i in file.clients]
     if len(set(ids)) < len(ids) or not set(ids) <= set(range(plan.clients)):
         raise ValueError(f"it holds clients twice, or others than 0 to {plan.clients - 1}")
-    for file in private:  # one at a time: all of them may not fit into memory
-        tensor_files.unpack(_verified(folder, file), _like(client, len(file.clients)))
+    verify_clients(folder, private, client)
     template = ServerPart(server, plan.selection.init(len(plan.trainers)))
     part = tensor_files.unpack(named["server.safetensors"], template)
     spotlights = _unpack_spotlights(named["spotlights.safetensors"])

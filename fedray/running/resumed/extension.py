@@ -23,8 +23,9 @@ from fedray.federate.messages import File, Saved, Spotlight
 from fedray.federate.plan import Plan
 from fedray.federate.report import is_measured
 from fedray.federate.rounds import SPOTLIGHT_ROUNDS, State
-from fedray.federate.storage.checkpoint_files import Checkpoint, as_file
+from fedray.federate.storage.checkpoint_files import Checkpoint, as_file, verify_clients
 from fedray.running.files import METRICS, read_measures
+from fedray.running.folder.notes import finished_rounds
 from fedray.running.writer import PERSONAL, SELECTION
 from fedray.types import first_line, require
 
@@ -68,13 +69,17 @@ def from_result(folder: Path, plan: Plan) -> Checkpoint:
     """The federation at the end of a finished run; raises FedRayError where its files do not tell it."""
     with refuse_damage(f"{folder}: its result is no checkpoint", "start a new run with that many rounds"):
         rows = tuple(_rows(folder, plan))
-        number = len(rows)
+        number = finished_rounds(folder)
+        if len(rows) != number:
+            raise ValueError(f"{METRICS} has {len(rows)} rounds of {number}")
         server = tensor_files.unpack((folder / "global.safetensors").read_bytes(), plan.initial_server())
         selection = plan.selection.init(len(plan.trainers))
         if trees.leaves(selection):
             selection = tensor_files.unpack((folder / SELECTION).read_bytes(), selection)
         state = State(number, server, selection, rows, tuple(_spotlights(folder)))
-        return Checkpoint(state, _clients(folder, plan, number))
+        clients = _clients(folder, plan, number)
+        verify_clients(clients.folder, clients.files, plan.algorithm.client_init(plan.context, plan.initial_server()))
+        return Checkpoint(state, clients)
 
 
 def _rows(folder: Path, plan: Plan) -> Iterator[Mapping[str, float]]:

@@ -211,9 +211,20 @@ def test_newcomers_that_have_adapted_end_a_run() -> None:
         extension.check(plan, 2)
 
 
-def test_a_damaged_result_is_named() -> None:
+@pytest.mark.parametrize(
+    ("name", "left"),
+    [
+        ("global.safetensors", lambda content: b"torn"),
+        ("personal.safetensors", lambda content: content[:-8]),
+        ("metrics.csv", lambda content: b""),
+        ("metrics.csv", lambda content: content[:-2]),
+        ("metrics.csv", lambda content: content[: content[:-1].rindex(b"\n") + 1]),
+    ],
+)
+def test_a_damaged_result_is_named(name: str, left: Callable[[bytes], bytes]) -> None:
     assert launch.main([*QUIET, "--rounds", "2", "--name", "short"]) == 0
-    Path("runs/short/global.safetensors").write_bytes(b"torn")
+    path = Path("runs/short", name)
+    path.write_bytes(left(path.read_bytes()))
     plan = launch.parse(["--resume", "runs/short", "--rounds", "3"]).request.experiment
     with pytest.raises(FedRayError, match=r"runs/short: its result is no checkpoint"):
         extension.from_result(Path("runs/short"), fedray.make_plan(plan))
