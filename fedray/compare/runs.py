@@ -110,7 +110,7 @@ class RunStore:
         """The rows of a CSV file among the run's artifacts; empty if the file cannot be had."""
         try:
             path = Path(self._client.download_artifacts(run.id, name))
-            with path.open(newline="") as file:
+            with path.open(encoding="utf-8", newline="") as file:
                 return list(csv.DictReader(file))
         except Exception:  # each artifact store has its own errors, and a comparison works without the file
             return []

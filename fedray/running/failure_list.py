@@ -34,7 +34,7 @@ def add(folder: Path, failures: Sequence[Failure]) -> None:
         if not path.exists():
             write_table(path, rows(failures))
             return
-        with path.open("a", newline="") as file:
+        with path.open("a", encoding="utf-8", newline="") as file:
             csv.DictWriter(file, Failure._fields).writerows(rows(failures))
 
 
@@ -46,7 +46,10 @@ def rows(failures: Sequence[Failure]) -> list[dict[str, object]]:
 def _read(path: Path) -> list[Failure]:
     """The failures in a table, up to a line that a killed process left torn."""
     found: list[Failure] = []
-    with contextlib.suppress(OSError, ValueError, TypeError, csv.Error), path.open(newline="") as file:
+    with (
+        contextlib.suppress(OSError, ValueError, TypeError, csv.Error),
+        path.open(encoding="utf-8", newline="") as file,
+    ):
         for row in csv.DictReader(file, strict=True):
             if None in row.values():  # it ends between two fields
                 break

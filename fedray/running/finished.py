@@ -81,7 +81,7 @@ def thresholds(folder: Path) -> dict[int | None, float]:
     if not (folder / uncertain.CLIENTS).exists():
         return {}
     with refuse_damage(f"{folder / uncertain.CLIENTS} cannot be read", "run it again with --uncertainty"):
-        with (folder / uncertain.CLIENTS).open(newline="") as file:
+        with (folder / uncertain.CLIENTS).open(encoding="utf-8", newline="") as file:
             rows = [row for row in csv.DictReader(file) if row["model"] == "personal"]
         found: dict[int | None, float] = {int(row["client"]): float(row["thr_threshold"]) for row in rows}
     with refuse_damage(f"{folder / 'summary.json'} cannot be read", "run it again with --uncertainty"):

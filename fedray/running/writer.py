@@ -89,7 +89,7 @@ class Writer:
     def stream(self, name: str, rows: Iterator[Mapping[str, Any]]) -> None:
         """A CSV file of rows that are made one by one, and that all have the columns of the first."""
         first = next(rows, {})
-        with (self.folder / name).open("w", newline="") as file:
+        with (self.folder / name).open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, list(first))
             writer.writeheader()
             writer.writerows(itertools.chain([first], rows))

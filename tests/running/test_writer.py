@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,27 @@ def test_a_result_goes_to_where_a_link_leads(tmp_path: Path) -> None:
     assert sorted(path.name for path in place.iterdir()) == ["elsewhere", "figures"]
     assert [path.name for path in (place / "figures").iterdir()] == ["list.json"]
     assert [path.name for path in place.parent.iterdir()] == ["run"]
+
+
+def test_names_in_any_language_are_written_under_every_locale(tmp_path: Path) -> None:
+    program = """
+import sys
+from pathlib import Path
+from fedray.federate.messages import Failure
+from fedray.running import failure_list
+from fedray.running.writer import Writer
+
+folder = Path(sys.argv[1])
+for _ in range(2):
+    failure_list.add(folder, [Failure(1, "Jos\\xe9", "lost", "")])
+assert len(failure_list.begin(folder, 1)) == 2
+result = Writer(folder / "x")
+result.stream("clients.csv", iter([{"name": "Jos\\xe9"}]))
+result.commit()
+"""
+    plain = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], env=plain, check=True)
+    assert (tmp_path / "x/clients.csv").read_text(encoding="utf-8").splitlines() == ["name", "José"]
 
 
 def test_every_file_is_on_the_disk_before_it_is_part_of_a_result(

@@ -78,7 +78,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
     """The rows of a CSV file; empty if there is no file."""
     if not path.exists():
         return []
-    with path.open(newline="") as file:
+    with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 

@@ -149,7 +149,7 @@ def client_table(folder: Path) -> dict[str, list[Any]]:
     path = folder / "clients.csv"
     if not path.exists():
         return {}
-    with path.open(newline="") as file:
+    with path.open(encoding="utf-8", newline="") as file:
         rows = list(itertools.islice(csv.DictReader(file), MAX_ROWS))
     return {name: [_cell(row[name]) for row in rows] for name in rows[0]} if rows else {}
 
