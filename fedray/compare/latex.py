@@ -72,7 +72,9 @@ def latex(table: ComparisonTable) -> str:
     caption = f"{table.caption} All rows: {shared}." if common else table.caption
     room = LINES - len(caption) // LINE
     pages = _pages(_parts(table, common, room), room)
-    return _template().render(name=table.name, caption=caption, pages=pages, letters=_letters(pages), stacked=stacked)
+    return _template().render(
+        name=table.name, caption=caption, pages=pages, letters=_letters(pages), stacked=stacked, hanging=hanging
+    )
 
 
 def _common(table: ComparisonTable) -> dict[int, str]:
@@ -202,9 +204,15 @@ class Tex(str):
 
 
 def stacked(lines: Sequence[str], side: str) -> Tex:
-    """The lines of a cell, flush left (l) or right (r)."""
+    """The lines of a title, flush left (l) or right (r); the last one stands on the line of the others' last ones."""
     rows = r" \\ ".join(map(escape, lines))
     return Tex(rf"\shortstack[{side}]{{{rows}}}" if len(lines) > 1 else rows)
+
+
+def hanging(lines: Sequence[str]) -> Tex:
+    """The lines of a cell; the first one stands on the line of its row, where it cannot belong to the row above."""
+    rows = r" \\ ".join(map(escape, lines))
+    return Tex(rf"\begin{{tabular}}[t]{{@{{}}l@{{}}}}{rows}\end{{tabular}}" if len(lines) > 1 else rows)
 
 
 def escape(value: object) -> str:

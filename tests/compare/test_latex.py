@@ -109,10 +109,17 @@ def test_letters_are_in_the_order_in_which_a_reader_meets_them():
     assert re.findall(r"1\$\^{(\w)}\$", text) == list("abcdefghijklmnop")
 
 
-def test_long_words_stand_on_several_lines():
+def test_long_words_stand_on_several_lines_of_which_the_first_is_that_of_their_row():
     words = "pfedbayes fashion_mnist small rounds=100"
     text = latex(table([words, "", "1", "0.5"], ["b", words, "2", "0.6"]))
-    assert r"\shortstack[l]{pfedbayes fashion\_mnist \\ small rounds=100} &" in text
+    cell = r"\begin{tabular}[t]{@{}l@{}}pfedbayes fashion\_mnist \\ small rounds=100\end{tabular}"
+    assert text.count(f"{cell} &") == 2
+
+
+def test_the_caption_of_every_page_has_room_above_the_rule():
+    text = latex(wide(20, 11))
+    for page in text.split(r"\begin{table}")[1:]:
+        assert page.index(r"\setlength{\belowcaptionskip}") < page.index(r"\caption")
 
 
 def test_what_is_missing_in_all_rows_is_nothing_that_they_have_in_common():
