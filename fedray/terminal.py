@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
@@ -268,6 +268,16 @@ def console() -> Console:
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else WIDE)
+
+
+def parts(words: Sequence[int], numbers: Sequence[int], widths: Sequence[int], most: int) -> list[list[int]]:
+    """The columns of each part of a table, none wider than ``most`` if there is room for one; each has the words."""
+    found: list[list[int]] = [[*words]]
+    for at in numbers:
+        if len(found[-1]) > len(words) and sum(widths[k] for k in [*found[-1], at]) > most:
+            found.append([*words])
+        found[-1].append(at)
+    return found
 
 
 def check_packages() -> None:

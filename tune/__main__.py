@@ -173,7 +173,7 @@ def _sweep(argv: Sequence[str]) -> int:
     console = terminal.console()
     basis = results.basis(request.sweep.metric, request.base.data.validation)
     table = results.by_rank(found.table, request.sweep.mode)
-    console.print(results.show(table, request.sweep.metric, found.best, basis))
+    console.print(results.show(table, request.sweep.metric, found.best, basis, console.width))
     console.print(f"result   {request.folder / 'result'}\ntracked  {found.hint}", soft_wrap=True)
     console.print("         the [+] beside the sweep unfolds its trials", markup=False)
     if not found.best and (failed := results.failure(table)):

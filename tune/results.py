@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fedray import terminal
 from fedray.federate.measures.tasks import TASKS
 from fedray.running.drawing import figure_style
 from fedray.running.drawing.figure_style import GREY, PALETTE
+from fedray.terminal import WIDE
 from fedray.types import LogUniform
 from tune.options import by_test
 from tune.record import outcome_of
@@ -22,8 +24,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
+OUTCOME_COLUMN = 33  # characters of a column of outcomes, which may take several lines
 OUTCOME_MAX = 60  # letters of a trial's outcome in the table
 DECADES_MAX = 1.5  # of a logarithmic axis whose ticks are 1, 2 and 5 times powers of ten; with more they overlap
+PALEST = 0.85  # of the palette of parallel coordinates, whose end is too pale on white
 LABELS_MAX = 30  # letters of all words that fit side by side along an axis
 
 
@@ -151,38 +155,65 @@ def read_table(path: Path, space: Mapping[str, Domain], metric: str) -> list[Tri
         ]
 
 
-def show(table: Sequence[TrialResult], metric: str, best: Sequence[TrialResult], note: str) -> Any:
-    """The table for the terminal, with a note below; the best configuration in bold.
+def show(table: Sequence[TrialResult], metric: str, best: Sequence[TrialResult], note: str, width: int = WIDE) -> Any:
+    """The table for a terminal of so many characters, with a note below; the best configuration in bold.
 
-    With several seeds a configuration that has a rank has its mean and sample standard deviation below its trials.
+    A wide one is in parts, each with the names of the trials: no number is cut. With several seeds a configuration that
+    has a rank has its mean and sample standard deviation below its trials.
     """
+    from rich.console import Group
     from rich.table import Table
+    from rich.text import Text
 
-    title = f"{len(table)} trials by {metric}"
-    shown = Table(title=title, caption=note, title_justify="left", caption_justify="left")
-    names = list(table[0].settings) if table else []
+    names = [name.removeprefix("algorithm.") for name in (table[0].settings if table else ())]
     several = len({row.seed for row in table}) > 1
-    for column in ("trial", *(name.removeprefix("algorithm.") for name in names), *(["seed"] if several else [])):
-        shown.add_column(column)
-    for column in ("rounds", metric):
-        shown.add_column(column, justify="right")
-    shown.add_column("outcome")
+    words = ["trial", *(["seed"] if several else [])]
+    header = [*words, *names, "rounds", metric, "outcome"]
+    lines = _lines(table, best, several)
+    widths = [
+        max(len(cells[at]) for cells in (header, *(line.cells for line in lines))) + 3 for at in range(len(header))
+    ]
+    widths[-1] = min(widths[-1], OUTCOME_COLUMN)
+    columns = terminal.parts(range(len(words)), range(len(words), len(header)), widths, width - 1)
+    views = []
+    for part in columns:
+        view = Table(title_justify="left")
+        for at in part:
+            right = header[at] in ("rounds", metric)
+            view.add_column(header[at], justify="right" if right else "left", overflow="fold")
+        for line in lines:
+            view.add_row(*(line.cells[at] for at in part), style="bold" if line.bold else None, end_section=line.last)
+        views.append(view)
+    views[0].title = f"{len(table)} {'trial' if len(table) == 1 else 'trials'} by {metric}"
+    return Group(*views, Text(note, style="italic dim"))
+
+
+class _Line(NamedTuple):
+    """A line of the table for a terminal."""
+
+    cells: list[str]
+    bold: bool
+    last: bool = False  # of a configuration
+
+
+def _lines(table: Sequence[TrialResult], best: Sequence[TrialResult], several: bool) -> list[_Line]:
     groups = {_chosen(group[0]): group for group in ranked(table, "max")}
+    lines = []
     for chosen, rows in itertools.groupby(table, key=_chosen):
         for row in rows:
             settings = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.settings.values()]
             score = "" if row.score is None else f"{row.score:.4f}"
             seed = [str(row.seed)] if several else []
-            style = "bold" if row in best else None
-            shown.add_row(row.trial[-5:], *settings, *seed, str(row.rounds), score, shorten(row.outcome), style=style)
+            cells = [row.trial[-5:], *seed, *settings, str(row.rounds), score, shorten(row.outcome)]
+            lines.append(_Line(cells, row in best))
         group = groups.get(chosen, ())
         if len(group) > 1:
             sd = statistics.stdev(row.score for row in group if row.score is not None)
             score = f"{mean(group):.4f} ± {sd:.4f}"
-            style = "bold" if group[0] in best else None
-            shown.add_row("", *[""] * len(names), "mean", "", score, f"{len(group)} seeds, ± their sd", style=style)
-            shown.add_section()
-    return shown
+            gap = [""] * len(group[0].settings)
+            told = f"{len(group)} seeds, ± their sd"
+            lines.append(_Line(["", "mean", *gap, "", score, told], group[0] in best, last=True))
+    return lines
 
 
 def failure(table: Sequence[TrialResult]) -> str | None:
@@ -203,9 +234,11 @@ def shorten(outcome: str) -> str:
 
 
 def draw(table: Sequence[TrialResult], space: Mapping[str, Domain], metric: str, folder: Path) -> list[Path]:
-    """The metric against each searched setting, and parallel coordinates, in ``folder``/figures; trials without a score
-    are left out."""
-    scored = [row for row in table if row.scored]
+    """The metric against each searched setting, and parallel coordinates, in ``folder``/figures.
+
+    Trials without a score, failed and unfinished ones are left out.
+    """
+    scored = [row for row in table if row.scored and row.outcome.startswith(("finished", "stopped"))]
     if not scored:
         return []
     builders = {
@@ -244,7 +277,7 @@ def _versus(table: Sequence[TrialResult], space: Mapping[str, Domain], metric: s
 
 def _scale(values: Sequence[Any]) -> tuple[list[float], list[str]]:
     """Positions of values on an axis, and the labels of those that are not numbers."""
-    if all(isinstance(value, int | float) for value in values):
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         return [float(value) for value in values], []
     labels = sorted({str(value) for value in values})
     return [float(labels.index(str(value))) for value in values], labels
@@ -274,7 +307,7 @@ def _parallel(table: Sequence[TrialResult], space: Mapping[str, Domain], metric:
     for name, domain in space.items():
         positions, labels = _scale([row.settings[name] for row in table])
         log = isinstance(domain, LogUniform)
-        ends = [f"{value:.3g}" for value in (min(positions), max(positions))] if not labels else [labels[0], labels[-1]]
+        ends = labels or [f"{value:.3g}" for value in (min(positions), max(positions))]
         columns.append((name.removeprefix("algorithm."), [math.log(x) if log else x for x in positions], ends))
     scores = [float(row.score or 0.0) for row in table]
     columns.append((metric, scores, [f"{min(scores):.3f}", f"{max(scores):.3f}"]))
@@ -282,11 +315,10 @@ def _parallel(table: Sequence[TrialResult], space: Mapping[str, Domain], metric:
     for line, (row, level) in enumerate(zip(table, heights[-1], strict=True)):
         style = "-" if row.outcome == "finished" else ":"
         ys = [column[line] for column in heights]
-        ax.plot(range(len(columns)), ys, style, color=colormaps["viridis"](level), linewidth=1.5)
-    for x, (_, _, (low, high)) in enumerate(columns):
+        ax.plot(range(len(columns)), ys, style, color=colormaps["viridis"](PALEST * level), linewidth=1.5)
+    for x, (_, values, ends) in enumerate(columns):
         ax.axvline(x, color=GREY, linewidth=0.8)
-        ax.annotate(high, (x, 1.02), ha="center", va="bottom", fontsize=8, annotation_clip=False)
-        ax.annotate(low, (x, -0.02), ha="center", va="top", fontsize=8, annotation_clip=False)
+        _label_ends(ax, x, ends if max(values) > min(values) else ends[:1])
     ax.set_xticks(range(len(columns)), [name for name, _, _ in columns])
     ax.tick_params(axis="x", pad=14, length=0)
     ax.set_yticks([])
@@ -294,8 +326,22 @@ def _parallel(table: Sequence[TrialResult], space: Mapping[str, Domain], metric:
     ax.grid(False)
     for side in ax.spines.values():
         side.set_visible(False)
-    ax.set_title("solid: finished, dotted: stopped early or failed", pad=18, fontsize=9)
+    ax.set_title("solid: finished, dotted: stopped early", pad=18, fontsize=9)
     return figure
+
+
+def _label_ends(ax: Axes, x: float, labels: Sequence[str]) -> None:
+    """What the ends of an axis mean, and the words between them; a single one stands in the middle."""
+    look: dict[str, Any] = {"fontsize": 8, "annotation_clip": False}
+    if len(labels) == 1:
+        labels = ["", *labels, ""]
+    low, *between, high = labels
+    ax.annotate(high, (x, 1.02), ha="center", va="bottom", **look)
+    ax.annotate(low, (x, -0.02), ha="center", va="top", **look)
+    for k, label in enumerate(between, 1):
+        place = (x, k / (len(labels) - 1))
+        box = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
+        ax.annotate(label, place, (4, 0), textcoords="offset points", ha="left", va="center", bbox=box, **look)
 
 
 def _unit(values: Sequence[float]) -> list[float]:

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import jinja2
 
 from fedray.compare.groups import MISSING
-from fedray.compare.tables import CONTROLS, ComparisonTable, Entry, parts, titled
+from fedray.compare.tables import CONTROLS, ComparisonTable, Entry, titled
+from fedray.terminal import parts
 
 LINE, LINES = 72, 46  # letters of a line of \small, and its lines, on the page of the class article
 NOTES = 80  # letters of a line of \footnotesize

@@ -18,6 +18,7 @@ from fedray.compare.groups import MISSING, Estimate, History, RunGroup
 from fedray.compare.published import Published
 from fedray.compare.styles import ARROWS, Style, style
 from fedray.federate.uncertainty.summary import TRACKED
+from fedray.terminal import parts
 
 LONG = 1e5  # larger numbers are shown in scientific notation
 TIE = "\N{NO-BREAK SPACE}"
@@ -213,16 +214,6 @@ def titled(table: ComparisonTable) -> list[list[str]]:
     return [[line.replace(TIE, " ") for line in lines] for lines in wrapped]
 
 
-def parts(words: Sequence[int], numbers: Sequence[int], widths: Sequence[int], most: int) -> list[list[int]]:
-    """The columns of each part of a table, none wider than ``most`` if there is room for one; each has the words."""
-    found: list[list[int]] = [[*words]]
-    for at in numbers:
-        if len(found[-1]) > len(words) and sum(widths[k] for k in [*found[-1], at]) > most:
-            found.append([*words])
-        found[-1].append(at)
-    return found
-
-
 def terminal(table: ComparisonTable, width: int) -> str:
     """The table for a terminal of so many characters: a wide one in parts, each with the words of the rows."""
     from rich.box import SIMPLE_HEAD
@@ -242,7 +233,8 @@ def terminal(table: ComparisonTable, width: int) -> str:
     for part in parts(words, range(len(words), len(table.header)), widths, width):
         view = View(box=SIMPLE_HEAD, header_style="bold")
         for at in part:
-            view.add_column(titles[at], justify="left" if at < table.left else "right", no_wrap=at >= table.left)
+            justify = "left" if at < table.left else "right"
+            view.add_column(titles[at], justify=justify, no_wrap=at >= table.left, overflow="fold")
         start = 0
         for block in table.blocks:
             for row in rows[start : start + len(block)]:

@@ -260,3 +260,9 @@ def test_a_terminal_gets_columns_in_parts_that_fit():
     wide = tables.terminal(build(A, B), 160)
     assert wide.count("fedavg") == 1
     assert re.search(r"\x1b\[1[;0-9]*m *90.12 ± 0.84", wide)  # the best is bold, with colours or without
+
+
+def test_a_narrow_terminal_shows_settings_whole():
+    long = A._replace(values=("fedavg_with_a_very_long_name", "digits"), label="learning_rate=0.0123456789")
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", tables.terminal(build(long, B), 40))
+    assert "…" not in plain

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import ray
+from rich.console import Console
 
 from fedray import cli, launch
 from fedray.algorithms.averaging.fedavg import FedAvg
@@ -63,8 +64,6 @@ def test_of_a_configuration_that_was_drawn_twice_the_longer_trial_counts():
 
 
 def shown(table, best=()):
-    from rich.console import Console
-
     console = Console(width=150, record=True)
     console.print(results.show(results.by_rank(table, "max"), "m", best, "a note"))
     return [[cell for cell in re.split(r"\s*│\s*|\s{2,}", line) if cell] for line in console.export_text().splitlines()]
@@ -76,7 +75,7 @@ def test_with_several_seeds_the_table_has_the_mean_and_deviation_of_what_has_a_r
     lines = shown([*failed, *two], two)
     assert [line for line in lines if "mean" in line] == [["mean", "0.7000 ± 0.1414", "2 seeds, ± their sd"]]
     at = lines.index(["mean", "0.7000 ± 0.1414", "2 seeds, ± their sd"])
-    assert [line[1:3] for line in lines[at - 2 : at]] == [["2", "0"], ["2", "1"]]
+    assert [line[1:3] for line in lines[at - 2 : at]] == [["0", "2"], ["1", "2"]]
     assert not any("mean" in line for line in shown([row(1.0, 0, 0.9), row(2.0, 0, 0.8)]))
 
 
@@ -379,3 +378,16 @@ def test_options_are_completed_from_the_algorithm():
         complete(Sweep(grace_rounds=30), records["pfedbayes"], 20)
     with pytest.raises(FedRayError, match=r"concurrency.*several.*use auto"):
         Sweep(concurrency="several")
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_narrow_terminal_gets_the_table_in_parts_and_no_number_is_cut(width):
+    long = {f"setting_{k}": 1.234e-05 * 10**k for k in range(7)}
+    table = [TrialResult(f"x_{i:05d}", long, 0, 12, 0.5 + i / 7, "finished") for i in range(2)]
+    console = Console(width=width, record=True)
+    console.print(results.show(table, "validation/personal/accuracy", table[:1], "a note", width))
+    text = console.export_text()
+    wholes = ["validation/personal/accuracy", "0.6429", *long, *(f"{value:.4g}" for value in long.values())]
+    assert [whole for whole in wholes if whole not in text] == []
+    assert text.count("2 trials by") == text.count("a note") == 1
+    assert text.count("00001") == text.count("trial ") > 1  # every part names its trials
