@@ -125,5 +125,8 @@ def test_figures_show_what_the_files_hold(folder):
     assert sorted(ax.lines[0].get_ydata()) == pytest.approx(sorted(own))
     sets = uncertainty_figures.sets_figure(rows)
     assert [ax.get_title() for ax in sets.axes] == ["THR", "APS"]
+    alone = [{name: x for name, x in row.items() if not name.endswith("_mi")} for row in rows]
+    (ax, *_) = uncertainty_figures.unknown_figure(alone).axes  # without draws there is no mutual information
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["maximum\nprobability", "entropy"]
     assert uncertainty_figures.unknown_figure([]) is uncertainty_figures.sets_figure([]) is None
     assert uncertainty_figures.risk_figure([]) is uncertainty_figures.shift_figure([]) is None

@@ -15,6 +15,7 @@ from fedray.federate.measures.metrics import ROUNDING_NATS
 from fedray.federate.report import NAMES, NOVEL
 from fedray.running.drawing.figure_style import (
     COLOURS,
+    LINE,
     LINES,
     Builders,
     Rows,
@@ -22,6 +23,7 @@ from fedray.running.drawing.figure_style import (
     calibration_error,
     canvas,
     column,
+    end_where_shares_do,
     evenly_spaced,
     jitter,
     legend_height,
@@ -39,6 +41,10 @@ if TYPE_CHECKING:
 
 PANELS_MAX = 12  # reliability diagrams that fit on a page
 COLUMNS = 5  # of them side by side
+NARROWEST = 4.6  # inches that hold a legend of two columns
+LETTERS = 13  # of a title that fit in an inch
+CLASS = 0.17  # inches between two classes that keep their labels apart
+WIDEST = 14.0  # inches of a figure; of more classes some have labels
 NAMED_MAX = 40  # clients with a tick of their own
 Z = 1.959964  # 97.5 % quantile of the standard normal
 LINES_MAX = 500  # of more clients, evenly spaced ones have a line between their models: each takes a millisecond
@@ -78,11 +84,16 @@ def accuracy_figure(rows: Rows, names: Sequence[str] = ()) -> Figure | None:
     """Accuracy (%) of every client's models on its own test examples, or RMSE; the worst client first.
 
     Bars are 95 % intervals of an accuracy that n test examples allow (Wilson 1927). Clients that were not evaluated
-    are left out. Of more than LINES_MAX clients, evenly spaced ones are shown.
+    are left out, and those whose measures are not finite are counted. Of more than LINES_MAX clients, evenly spaced
+    ones are shown.
     """
     measure = "rmse" if rows and any(f"{model}_rmse" in rows[0] for model in COLOURS) else "accuracy"
     models = [model for model in COLOURS if rows and f"{model}_{measure}" in rows[0]]
-    rows = [row for row in rows if any(row[f"{model}_{measure}"] for model in models)]
+    finite = [
+        [math.isfinite(float(row[name])) for model in models if row[name := f"{model}_{measure}"] != ""] for row in rows
+    ]
+    lost = sum(not all(each) for each in finite)
+    rows = [row for row, each in zip(rows, finite, strict=True) if any(each)]
     if not rows:
         return None
     first = column(rows, f"{models[0]}_{measure}")
@@ -98,11 +109,20 @@ def accuracy_figure(rows: Rows, names: Sequence[str] = ()) -> Figure | None:
     few = len(rows) <= NAMED_MAX
     labels = [titled(names, int(row["client"])).removeprefix("Client ") for row in rows]
     ax.set_xticks(range(len(rows)) if few else [], labels if few else [], rotation=90 if names else 0)
-    ax.set(xlabel=f"Client, of {len(ranked)}, the worst first; last evaluation", xlim=(-0.8, len(rows) - 0.2))
+    ax.set(xlabel=_who(len(rows), len(ranked), lost), xlim=(-0.8, len(rows) - 0.2))
     ax.set_ylabel("Accuracy (%)" if measure == "accuracy" else "RMSE (units of the target)")
     ax.grid(visible=False, axis="x")
+    if measure == "accuracy":
+        ax.set_xlabel(f"{ax.get_xlabel()}\nBars: 95 % intervals (Wilson) by its test examples")
+        end_where_shares_do(ax)
     add_legend(figure, [ax], ncols=len(models))
     return figure
+
+
+def _who(shown: int, clients: int, lost: int) -> str:
+    """The clients along an axis, in words."""
+    some = f"{shown} of {clients} clients, evenly spaced" if shown < clients else f"Client, of {clients}"
+    return f"{some}, the worst first; last evaluation{f'; {lost} not finite' if lost else ''}"
 
 
 def _draw_accuracies(
@@ -141,7 +161,9 @@ def reliability_figure(rows: Rows, names: Sequence[str] = ()) -> Figure | None:
     shown = [ranked[place] for place in evenly_spaced(len(ranked), PANELS_MAX)]
     lines = math.ceil(len(shown) / COLUMNS)
     columns = math.ceil(len(shown) / lines)
-    figure = canvas(2.3 * columns + 0.5, 2.5 * lines + 1.1)
+    width = max(NARROWEST, 2.3 * columns + 0.5)
+    title = wrapped(_title(bins, len(shown), len(ranked)), int(LETTERS * width))
+    figure = canvas(width, 2.5 * lines + 1.1 + LINE * title.count("\n"))
     axes = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True)
     for place, ax in enumerate(axes.flat):
         ax.set_visible(place < len(shown))
@@ -150,9 +172,9 @@ def reliability_figure(rows: Rows, names: Sequence[str] = ()) -> Figure | None:
         if place + columns >= len(shown):  # nothing below this panel
             ax.tick_params(labelbottom=True)
             ax.set_xlabel("Confidence (%)")
-    figure.suptitle(_title(bins, len(shown), len(ranked)), fontsize=10)
+    figure.suptitle(title, fontsize=10)
     figure.supylabel("Accuracy (%)", fontsize=10)
-    _model_legend(figure, list(bins))
+    _model_legend(figure, list(bins), 2 if columns < 3 else len(bins) + 1)
     return figure
 
 
@@ -181,7 +203,7 @@ def _title(bins: Mapping[str, Any], shown: int, clients: int) -> str:
     return f"Clients by the ECE of the {NAMES[first]}{newcomers} at the last evaluation, the worst first{thinned}"
 
 
-def _model_legend(figure: Figure, models: Sequence[str]) -> None:
+def _model_legend(figure: Figure, models: Sequence[str], ncols: int) -> None:
     from matplotlib.lines import Line2D
 
     handles = []
@@ -192,7 +214,7 @@ def _model_legend(figure: Figure, models: Sequence[str]) -> None:
     figure.legend(
         handles=handles,
         loc="outside lower center",
-        ncols=len(handles),
+        ncols=ncols,
         title="Areas: shares of the client's test examples",
         title_fontsize=9,
     )
@@ -268,11 +290,15 @@ def deviation_figure(curves: Sequence[DeviationCurve], client: int = 0, names: N
     curves = [curve for curve in curves if curve.rows]
     if not curves:
         return None
-    who = names.users[client] if names.users else f"client {client}"
+    who = shortened(names.users[client]) if names.users else f"client {client}"
     labels = [
         [wrapped(f"{curve.name}: {what}" if curve.name else what, LABEL_MAX) for what in DEVIATIONS] for curve in curves
     ]
-    figure = canvas(7.2, 3.7 + legend_height([label for pair in labels for label in pair] + COUNTS, 2))
+    count = len({row["class"] for row in curves[0].rows})
+    words = [shortened(name) for name in names.classes] or [str(c) for c in range(count)]
+    width = min(WIDEST, max(7.2, 1.4 + CLASS * count))
+    height = 3.6 + 0.08 * max(map(len, words), default=0)
+    figure = canvas(width, height + legend_height([label for pair in labels for label in pair] + COUNTS, 2))
     ax = figure.subplots()
     _draw_counts(ax, curves[0].rows, client, who)
     for curve, (everyone, own) in zip(curves, labels, strict=True):
@@ -282,8 +308,8 @@ def deviation_figure(curves: Sequence[DeviationCurve], client: int = 0, names: N
         ax.plot(classes, column(rows, "dL"), ":", label=own, markerfacecolor="white", **curve.look)
     ax.axhline(0, color="black", linewidth=0.8)
     ax.set(xlabel="Class", ylabel="NLL above the\nclients' mean (nats)", title=f"Loss deviation of {who}")
-    if names.classes:
-        ax.set_xticks(range(len(names.classes)), list(map(shortened, names.classes)), rotation=90)
+    every = math.ceil(CLASS * (len(words) + 8) / WIDEST)
+    ax.set_xticks(range(0, len(words), every), words[::every], rotation=90 if max(map(len, words)) > 2 else 0)
     ax.grid(visible=False)
     figure.legend(loc="outside lower center", ncols=2)
     return figure
@@ -308,4 +334,3 @@ def _draw_counts(ax: Axes, rows: Rows, client: int, who: str) -> None:
     behind.spines["right"].set_visible(True)
     ax.set_zorder(behind.get_zorder() + 1)
     ax.patch.set_visible(False)
-    ax.set_xticks(classes)

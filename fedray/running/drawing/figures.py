@@ -21,6 +21,7 @@ from fedray.running.drawing.figure_style import (
     calibration_error,
     canvas,
     column,
+    end_where_shares_do,
     evenly_spaced,
     plot_diagonal,
     read_csv,
@@ -61,6 +62,7 @@ class Curve(NamedTuple):
 
     rounds: list[int]
     values: list[float]
+    lost: int = 0  # evaluations whose values are not finite: nothing can be drawn there
 
 
 class Average(NamedTuple):
@@ -90,10 +92,11 @@ def accuracy_figure(folder: Path, headline: Measure = ACCURACY) -> Figure | None
         panels += measured[:1]
     if not panels:
         return None
-    figure = canvas(4.2 * len(panels), 3.2)
+    figure = canvas(4.2 * len(panels), 3.5)
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for ax, measure in zip(axes, panels, strict=True):
         _draw_curves(ax, _curves(rows, measure), measure)
+    add_legend(figure, axes, ncols=min(len(COLOURS), 2 * len(panels)))
     return figure
 
 
@@ -104,10 +107,10 @@ def _curves(rows: Rows, measure: Measure) -> dict[str, Curve]:
 
 
 def _curve(rows: Rows, name: str) -> Curve:
-    """The finite values of a column of metrics.csv."""
+    """The finite values of a column of metrics.csv, and how many are not."""
     points = [(int(row["round"]), float(row[name])) for row in rows if row.get(name)]
     finite = [(step, value) for step, value in points if math.isfinite(value)]
-    return Curve([step for step, _ in finite], [value for _, value in finite])
+    return Curve([step for step, _ in finite], [value for _, value in finite], len(points) - len(finite))
 
 
 def _draw_curves(ax: Axes, curves: Mapping[str, Curve], measure: Measure) -> None:
@@ -126,7 +129,14 @@ def _draw_curves(ax: Axes, curves: Mapping[str, Curve], measure: Measure) -> Non
         )
     ax.set(xlabel="Communication round", ylabel=measure.label)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    ax.legend()
+    if measure.scale == ACCURACY.scale:
+        end_where_shares_do(ax)
+    lost = [
+        f"{NAMES[model]}: {curve.lost} of {curve.lost + len(curve.rounds)} evaluations are not finite"
+        for model, curve in curves.items()
+        if curve.lost
+    ]
+    ax.set_title("\n".join(lost), fontsize=8)
 
 
 def reliability_figure(folder: Path) -> Figure | None:

@@ -96,7 +96,7 @@ def shift_figure(lines: Sequence[DrawnLine]) -> Figure | None:
         ax.set_title(kind.capitalize())
     for ax in axes[-1]:
         ax.set_xlabel("Severity")
-        ax.set_ylim(bottom=0)
+    axes[-1, 0].set_ylim(0, 1.04 * axes[-1, 0].get_ylim()[1])
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=min(3, len(lines)))
     return figure
 
@@ -113,16 +113,17 @@ def unknown_figure(rows: Rows) -> Figure | None:
     figure = canvas(4.2 * len(panels) + 0.4, 3.8)
     axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     models = list(dict.fromkeys(row["model"] for row in rows))
+    scores = [s for s in SCORES if any(row.get(f"{what}_auroc{s}") for what in panels for row in rows)]
     for ax, what in zip(axes, panels, strict=True):
         for place, model in enumerate(models):
             own = [row for row in rows if row["model"] == model]
-            for x, score in enumerate(SCORES):
+            for x, score in enumerate(scores):
                 values = 100 * column(own, f"{what}_auroc{score}") if f"{what}_auroc{score}" in own[0] else np.empty(0)
                 label = NAMES[model] if x == 0 else ""
                 _points(ax, x + 0.3 * (place - (len(models) - 1) / 2), values[np.isfinite(values)], model, label)
         ax.axhline(50, color=GREY, linewidth=1, linestyle=":", label="chance")
-        ax.set(title=f"Against {STRANGE[what]}", xlim=(-0.5, len(SCORES) - 0.5))
-        ax.set_xticks(range(len(SCORES)), list(SCORES.values()))
+        ax.set(title=f"Against {STRANGE[what]}", xlim=(-0.5, len(scores) - 0.5))
+        ax.set_xticks(range(len(scores)), [SCORES[score] for score in scores])
         ax.grid(visible=False, axis="x")
     axes[0].set_ylabel("AUROC of a client (%)")
     handles, labels = axes[0].get_legend_handles_labels()
@@ -157,6 +158,7 @@ def sets_figure(rows: Rows) -> Figure | None:
             100 * (1 - ALPHA), color=GREY, linewidth=1, linestyle=":", label=f"{100 * (1 - ALPHA):g} %, as asked for"
         )
         ax.set(title=title, xlabel="Classes in a set, client mean")
+        ax.locator_params(axis="x", nbins=5)  # with more, the labels of a narrow range overlap
     axes[0].set_ylabel("Sets with the true class, by client (%)")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure

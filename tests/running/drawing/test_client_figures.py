@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import itertools
 from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib import rc_context
 from matplotlib.colors import to_hex
 
+from fedray.data.readers import Names
 from fedray.federate import report
 from fedray.federate.in_process import LocalFederation
 from fedray.running.drawing import client_figures, figures
@@ -18,7 +21,7 @@ from fedray.running.drawing.client_figures import (
     reliability_figure,
     uncertainty_figure,
 )
-from fedray.running.drawing.figure_style import save_all, titled
+from fedray.running.drawing.figure_style import STYLE, save_all, titled
 from tests.helpers import small_plan
 
 
@@ -114,10 +117,8 @@ def test_newcomers_have_panels_of_their_own_among_those_of_the_clients():
     axes = drawn(figure := reliability_figure([*rows, *(row | {"client": "2"} for row in newcomers)]))
     titles = ["Client 1\nECE 30.0 % personal", "Client 2\nECE 20.0 % newcomer", "Client 0\nECE 10.0 % personal"]
     assert [ax.get_title() for ax in axes] == titles
-    assert (
-        figure.get_suptitle()
-        == "Clients by the ECE of the personal model, newcomers by theirs at the last evaluation, the worst first"
-    )
+    words = "Clients by the ECE of the personal model, newcomers by theirs at the last evaluation, the worst first"
+    assert figure.get_suptitle().split() == words.split()
     assert "newcomers" in [text.get_text() for text in figure.legends[0].get_texts()]
 
 
@@ -244,3 +245,48 @@ def test_errors_of_clients_have_no_intervals_and_the_largest_comes_first():
     assert ax.lines[0].get_ydata() == pytest.approx([0.7, 0.3, 0.1])
     assert "RMSE" in ax.get_ylabel()
     assert client_figures.accuracy_figure([]) is None
+
+
+def texts_inside(figure):
+    """Whether all texts of a figure lie within it."""
+    figure.draw_without_rendering()
+    width, height = figure.bbox.size
+    inside = figure.get_tightbbox().transformed(figure.dpi_scale_trans)
+    return inside.x0 >= -1 and inside.y0 >= -1 and inside.x1 <= width + 1 and inside.y1 <= height + 1
+
+
+@pytest.mark.parametrize("clients", [1, 2, 3])
+def test_the_title_and_the_legend_of_few_clients_fit(clients):
+    with rc_context(STYLE):
+        assert texts_inside(reliability_figure(calibration([0.1] * clients)))
+
+
+def test_the_legend_of_a_client_with_a_long_name_fits():
+    names = Names(classes=("a", "b", "c"), users=("a client with a name that is as long as its whole address", "b"))
+    with rc_context(STYLE):
+        figure = deviation_figure([DeviationCurve("", deviations(), {"color": "#0072B2"})], names=names)
+        assert texts_inside(figure)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_labels_of_a_hundred_classes_do_not_overlap(named):
+    rows = [{"client": "0", "class": str(c), "test_examples": "5", "dG": "0.1", "dL": "0.2"} for c in range(100)]
+    names = Names(classes=tuple(f"class number {c}" for c in range(100)) if named else (), users=())
+    with rc_context(STYLE):
+        figure = deviation_figure([DeviationCurve("", rows, {"color": "#0072B2"})], names=names)
+        figure.draw_without_rendering()
+        boxes = [label.get_window_extent() for label in figure.axes[0].get_xticklabels()]
+    assert len(boxes) > 30
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
+
+
+def test_clients_whose_model_diverged_are_counted_and_thinned_ones_are_said(monkeypatch):
+    rows = [{"client": i, "test_examples": 5, "personal_accuracy": x} for i, x in enumerate(("0.5", "nan", "0.7", ""))]
+    ax = drawn(client_figures.accuracy_figure(rows))[0]
+    words, intervals = ax.get_xlabel().split("\n")
+    assert words == "Client, of 2, the worst first; last evaluation; 1 not finite"
+    assert "95 %" in intervals
+    assert client_figures.accuracy_figure([row | {"personal_accuracy": "nan"} for row in rows]) is None
+    monkeypatch.setattr(client_figures, "LINES_MAX", 2)
+    ax = drawn(client_figures.accuracy_figure([row | {"personal_accuracy": "0.5"} for row in rows]))[0]
+    assert ax.get_xlabel().startswith("2 of 4 clients, evenly spaced, ")

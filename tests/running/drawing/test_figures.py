@@ -214,3 +214,19 @@ def test_names_with_dollars_are_drawn_as_they_are(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({"data": {"names": names}}))
     drawn = save_all(folder, figures.builders(folder))
     assert {path.stem for path in drawn} >= {"accuracy", "uncertainty", "reliability"}
+
+
+def test_an_evaluation_that_cannot_be_drawn_is_said(folder):
+    accuracy, nll = drawn(figures.accuracy_figure(folder))
+    assert accuracy.get_title() == "personal model: 1 of 5 evaluations are not finite"
+    assert nll.get_title() == ""
+
+
+def test_no_accuracy_above_all_is_on_the_axis_and_no_legend_on_the_curves(tmp_path):
+    write(tmp_path / "metrics.csv", [["round", "global/accuracy", "global/nll"], [1, 1.0, 0.5], [2, 1.0, 0.25]])
+    figure = figures.accuracy_figure(tmp_path)
+    accuracy, nll = drawn(figure)
+    assert [tick for tick in accuracy.get_yticks() if 100 < tick <= accuracy.get_ylim()[1]] == []
+    assert accuracy.get_ylim()[1] > 100  # the marker is whole
+    assert accuracy.get_legend() is nll.get_legend() is None
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["global model"]
