@@ -161,7 +161,8 @@ def _draw(
         taken.add(suffix)
         rows = [series(store, group, histories, group.name(by)) for group in block]
         if len(block) > figures.ROWS_MAX:
-            say(f"{title}: the figures show the first {figures.ROWS_MAX} of {len(block)} rows")
+            title += f": the figures show the first {figures.ROWS_MAX} of {len(block)} rows"
+            say(title)
         pictures[title] = figures.draw(folder, suffix, rows, also)
     return pictures
 

@@ -74,7 +74,13 @@ def latex(table: ComparisonTable) -> str:
     room = LINES - len(caption) // LINE
     pages = _pages(_parts(table, common, room), room)
     return _template().render(
-        name=table.name, caption=caption, pages=pages, letters=_letters(pages), stacked=stacked, hanging=hanging
+        name=table.name,
+        caption=caption,
+        pages=pages,
+        letters=_letters(pages),
+        stacked=stacked,
+        hanging=hanging,
+        number=number,
     )
 
 
@@ -214,6 +220,11 @@ def hanging(lines: Sequence[str]) -> Tex:
     """The lines of a cell; the first one stands on the line of its row, where it cannot belong to the row above."""
     rows = r" \\ ".join(map(escape, lines))
     return Tex(rf"\begin{{tabular}}[t]{{@{{}}l@{{}}}}{rows}\end{{tabular}}" if len(lines) > 1 else rows)
+
+
+def number(text: str) -> Tex:
+    """An entry of numbers, of which large ones have powers of ten."""
+    return Tex(re.sub(r"(\d)e\+?(-?)0*(\d+)", r"\1$\\cdot10^{\2\3}$", escape(text)))
 
 
 def escape(value: object) -> str:

@@ -17,10 +17,10 @@ from fedray.compare import paired, published
 from fedray.compare.groups import MISSING, Estimate, History, RunGroup
 from fedray.compare.published import Published
 from fedray.compare.styles import ARROWS, Style, style
+from fedray.federate.measures.tasks import printed
 from fedray.federate.uncertainty.summary import TRACKED
 from fedray.terminal import parts
 
-LONG = 1e5  # larger numbers are shown in scientific notation
 TIE = "\N{NO-BREAK SPACE}"
 TITLE_WIDTH = 16  # characters of a line of a title in a terminal
 CELLS = (
@@ -106,7 +106,7 @@ def _gap(found: paired.Difference | None, shown: Style, most: int) -> Entry:
         return Entry(MISSING)
     some = f" (n={found.estimate.n})" if found.estimate.n != most else ""
     mean = _number(found.estimate, shown)
-    sign = "+" if found.estimate.mean > 0 else ""
+    sign = "+" if found.estimate.mean > 0 and math.isfinite(found.estimate.mean) else ""
     return Entry(f"{sign}{mean}{some}" + ("" if found.p is None else f" (p {found.p:.2g})"))
 
 
@@ -136,7 +136,8 @@ def _entry(group: RunGroup, metric: str, shown: Style, best: float | None) -> En
     if found is None:
         return Entry(MISSING, note=note)
     some_seeds = f" (n={found.n})" if found.n != len(group.runs) else ""
-    return Entry(_number(found, shown) + some_seeds, _as_printed(found.mean, shown) == best, note)
+    wins = math.isfinite(found.mean) and _as_printed(found.mean, shown) == best
+    return Entry(_number(found, shown) + some_seeds, wins, note)
 
 
 def _best(means: Sequence[float], shown: Style) -> float | None:
@@ -151,17 +152,14 @@ def _best(means: Sequence[float], shown: Style) -> float | None:
 
 
 def _as_printed(mean: float, shown: Style) -> float:
-    return float(_number(Estimate(mean, None, 1), shown))
+    return float(printed(mean * shown.scale, shown.digits, shown.unit))
 
 
 def _number(value: Estimate | Published, shown: Style) -> str:
     """Mean ± half its interval, or the sd of a paper, with the decimals of its style; large numbers are scientific."""
     half = value.sd if isinstance(value, Published) else value.half
-    size = abs(value.mean * shown.scale)
-    digits = max(shown.digits, 2 - math.floor(math.log10(size))) if shown.unit and 0 < size < LONG else shown.digits
-    form = f".{digits}f" if size < LONG else ".2e"
-    mean = f"{value.mean * shown.scale:{form}}"
-    return mean if half is None else f"{mean} ± {half * shown.scale:{form}}"
+    spread = None if half is None else half * shown.scale
+    return printed(value.mean * shown.scale, shown.digits, shown.unit, spread)
 
 
 def _cite(result: Published, shown: Style) -> str:

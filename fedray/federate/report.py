@@ -13,7 +13,7 @@ from torch import Tensor
 from fedray import registry
 from fedray.data import papers
 from fedray.federate.measures import metrics
-from fedray.federate.measures.tasks import TASKS, Shown, task_of
+from fedray.federate.measures.tasks import TASKS, Shown, printed, task_of
 from fedray.federate.messages import RoundMetrics, Validation
 from fedray.federate.plan import Plan
 from fedray.federate.uncertainty import summary as uncertain
@@ -288,7 +288,11 @@ def table(plan: Plan, summary: Mapping[str, Any]) -> Any:
     """The summary as a rich table, personal beside global."""
     from rich.table import Table
 
-    title = f"{summary['algorithm']} on {plan.cfg.data.name}: {len(plan.members)} clients, {summary['rounds']} rounds"
+    sizes = ", ".join(
+        f"{n} {unit}{'' if n == 1 else 's'}"
+        for n, unit in ((len(plan.members), "client"), (summary["rounds"], "round"))
+    )
+    title = f"{summary['algorithm']} on {plan.cfg.data.name}: {sizes}"
     view = Table(title=title, caption=caption(summary), title_justify="left", caption_justify="left")
     view.add_column("")
     kinds = measured(summary)
@@ -323,7 +327,7 @@ def table_rows(plan: Plan, summary: Mapping[str, Any], kinds: Sequence[str]) -> 
 
 def _cells(models: Sequence[Mapping[str, float] | None], shown: Shown) -> list[str]:
     values = [(model or {}).get(shown.name) for model in models]
-    return ["" if value is None else f"{value * shown.scale:.{shown.digits}f}" for value in values]
+    return ["" if value is None else printed(value * shown.scale, shown.digits, shown.unit) for value in values]
 
 
 def _marked(summary: Mapping[str, Any]) -> str:

@@ -142,3 +142,8 @@ def test_a_hostile_name_is_text():
     assert r"\textless{}script\textgreater{}\&\textbar{}\#\%\$\_\textasciicircum{}" in text
     assert r"\textasciitilde{}\{\textbackslash{}end\{table\}" in text
     assert text.count(r"\end{table}") == 1
+
+
+def test_a_large_number_has_a_power_of_ten():
+    text = latex(table(["a", "lr=1.5e-05", "1", "1.23e+06 ± 1.10e+05"], ["b", "x", "2", "0.6"]))
+    assert r"a & lr=1.5e-05 & 1 & 1.23$\cdot10^{6}$ $\pm$ 1.10$\cdot10^{5}$" in lines(text)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from fedray.federate.measures import metrics, regression
 from fedray.types import EvalStats, Stats
+
+LONG = 1e5  # larger numbers are shown in scientific notation
+DIVERGED = "diverged"
 
 
 class Shown(NamedTuple):
@@ -16,6 +20,22 @@ class Shown(NamedTuple):
     label: str
     scale: float
     digits: int
+    unit: bool = False  # whether it has the unit of the target, which may be any: then small ones have more decimals
+
+
+def printed(value: float, digits: int, unit: bool = False, spread: float | None = None) -> str:
+    """A number of a table, with its spread behind a ±; in the unit of a target it has at least three digits.
+
+    What is not finite comes from a model that has diverged.
+    """
+    if not math.isfinite(value):
+        return DIVERGED
+    size = abs(value)
+    decimals = max(digits, 2 - math.floor(math.log10(size))) if unit and 0 < size < LONG else digits
+    form = f".{decimals}f" if size < LONG else ".2e"
+    text = f"{value:{form}}"
+    text = text if float(text) else text.removeprefix("-")
+    return text if spread is None else f"{text} ± {spread:{form}}"
 
 
 class Task(NamedTuple):
@@ -61,12 +81,12 @@ REGRESSION = Task(
     summarize=regression.summarize,
     worst=("worst_rmse", regression.worst_rmse),
     shown=(
-        Shown("rmse", "RMSE (units of the target)", 1, 4),
-        Shown("worst_rmse", "worst tenth of clients (RMSE)", 1, 4),
+        Shown("rmse", "RMSE (units of the target)", 1, 4, unit=True),
+        Shown("worst_rmse", "worst tenth of clients (RMSE)", 1, 4, unit=True),
         Shown("nll", "negative log-likelihood (nats)", 1, 3),
         Shown("coverage", "coverage of the 90 % interval (%)", 100, 1),
-        Shown("aleatoric_sd", "sd of the noise", 1, 4),
-        Shown("epistemic_sd", "sd over posterior draws", 1, 4),
+        Shown("aleatoric_sd", "sd of the noise", 1, 4, unit=True),
+        Shown("epistemic_sd", "sd over posterior draws", 1, 4, unit=True),
     ),
 )
 TASKS = (CLASSIFICATION, REGRESSION)
