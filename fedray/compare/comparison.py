@@ -19,6 +19,7 @@ from fedray.compare.figures import Series
 from fedray.compare.groups import DATA, History, RunGroup, arrange, called, measurable, with_estimates
 from fedray.compare.runs import Files, FinishedRun, RunStore
 from fedray.federate.uncertainty import summary as uncertain
+from fedray.running.drawing.client_figures import UNNAMED
 from fedray.running.files import write_whole
 from fedray.terminal import say
 from fedray.types import FedRayError
@@ -192,13 +193,16 @@ def series(store: Files, group: RunGroup, histories: Histories, name: str) -> Se
     missing = sum(not rows and not run.is_trial for rows, run in zip(clients, group.runs, strict=True))
     if missing:
         say(f"{name}: {missing} of {len(group.runs)} runs have no clients.csv; the figures of clients leave them out")
+    deviation = [store.csv_rows(run, "loss_deviation.csv") for run in group.runs]
+    deviating = next((run for run, rows in zip(group.runs, deviation, strict=True) if rows), None)
     return Series(
         name=f"{name} (control)" if group.control else name,
         control=group.control,
         histories=[histories[run.id] for run in group.runs],
         calibration=[store.csv_rows(run, "calibration.csv") for run in group.runs],
         clients=clients,
-        deviation=[store.csv_rows(run, "loss_deviation.csv") for run in group.runs],
+        deviation=deviation,
+        names=store.names(deviating) if deviating else UNNAMED,
         uncertain=[store.csv_rows(run, uncertain.CLIENTS) for run in group.runs],
         risks=[store.csv_rows(run, uncertain.RISKS) for run in group.runs],
         shift=[store.csv_rows(run, uncertain.SHIFT) for run in group.runs],

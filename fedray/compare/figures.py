@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fedray.compare.groups import Estimate, estimate
+from fedray.compare.pooling import mean_rows, pool
 from fedray.compare.runs import DOWN, SECONDS, UP
 from fedray.federate import report
 from fedray.federate.measures.tasks import CLASSIFICATION, REGRESSION, Shown
 from fedray.running.drawing import client_figures, uncertainty_figures
-from fedray.running.drawing.client_figures import DeviationCurve
+from fedray.running.drawing.client_figures import UNNAMED, DeviationCurve
 from fedray.running.drawing.figure_style import (
     LINE,
     PALETTE,
@@ -24,6 +25,7 @@ from fedray.running.drawing.figure_style import (
     add_legend,
     canvas,
     column,
+    end_where_shares_do,
     jitter,
     legend_height,
     lines_of,
@@ -35,6 +37,8 @@ from fedray.running.drawing.figures import Average, draw_reliability
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from fedray.data.readers import Names
 
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 MARKERS = "osD^vPX*"
@@ -72,6 +76,7 @@ class Series(NamedTuple):
     risks: Sequence[Rows] = ()  # of risk_coverage.csv
     shift: Sequence[Rows] = ()  # of shift.csv
     control: bool = False  # a bound of the others
+    names: Names = UNNAMED  # what the data call their classes and clients
 
 
 class CostCurve(NamedTuple):
@@ -155,7 +160,10 @@ def accuracy_figure(series: Sequence[Series]) -> Figure | None:
     ]
     if not kinds:
         return None
-    figure = canvas(12, 3.4 * len(kinds) + legend_height([wrapped(each.name) for each in series], 3))
+    note = "lines: means over seeds; bands: one sample standard deviation on either side"
+    note = note if any(len(each.histories) > 1 for each in series) else ""
+    height = LINE * bool(note) + legend_height([wrapped(each.name) for each in series], 3)
+    figure = canvas(12, 3.4 * len(kinds) + height)
     axes = figure.subplots(len(kinds), len(COSTS), squeeze=False, sharey="row")
     for kind, panels in zip(kinds, axes, strict=True):
         for ax, cost in zip(panels, COSTS, strict=True):
@@ -164,7 +172,9 @@ def accuracy_figure(series: Sequence[Series]) -> Figure | None:
             # Large totals have long labels; rounds are whole.
             ax.locator_params(axis="x", nbins=5, **({} if cost.metrics else {"integer": True, "min_n_ticks": 1}))
         panels[0].set_ylabel(_labelled(of, f"of the {report.NAMES[kind]}"))
-    _legend(figure, series)
+        if of is CLASSIFICATION.shown[0]:
+            end_where_shares_do(panels[0])
+    _legend(figure, series, note)
     return figure
 
 
@@ -225,29 +235,13 @@ def _look(index: int) -> dict[str, Any]:
     }
 
 
-def _legend(figure: Figure, series: Sequence[Series]) -> None:
+def _legend(figure: Figure, series: Sequence[Series], note: str) -> None:
     from matplotlib.lines import Line2D
 
     looks = [(_bound_look if each.control else _look)(index) for index, each in enumerate(series)]
     handles = [Line2D([], [], label=wrapped(each.name), **look) for each, look in zip(series, looks, strict=True)]
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(3, len(series)))
-
-
-def pool(tables: Sequence[Rows], kind: str) -> list[dict[str, float]]:
-    """The confidence bins of one kind of model, pooled over runs; empty if nothing was predicted."""
-    rows = [row for table in tables for row in table if row["model"] == kind]
-    pooled = [_pooled_bin(rows, number) for number in sorted({int(row["bin"]) for row in rows})]
-    return pooled if any(row["count"] for row in pooled) else []
-
-
-def _pooled_bin(rows: Rows, number: int) -> dict[str, float]:
-    """Count, mean confidence and accuracy over all examples that several runs have in one bin."""
-    filled = [row for row in rows if int(row["bin"]) == number and float(row["count"])]
-    count = sum(float(row["count"]) for row in filled)
-    confidence = sum(float(row["count"]) * float(row["confidence"]) for row in filled)
-    accuracy = sum(float(row["count"]) * float(row["accuracy"]) for row in filled)
-    examples = count or 1  # the means of an empty bin are 0
-    return {"bin": number, "count": count, "confidence": confidence / examples, "accuracy": accuracy / examples}
+    look: dict[str, Any] = {"loc": "outside lower center", "ncols": min(3, len(series)), "title_fontsize": 9}
+    figure.legend(handles=handles, title=note or None, **look)
 
 
 def reliability_figure(series: Sequence[Series], kind: str) -> Figure | None:
@@ -287,13 +281,15 @@ def deviation_figure(series: Sequence[Series]) -> Figure | None:
     Rows whose test examples differ from those of the first row are left out.
     """
     curves: list[DeviationCurve] = []
+    names = UNNAMED
     for index, each in enumerate(series):
         rows = next((table for table in each.deviation if table), None)
         if rows is None or (curves and _examples(rows) != _examples(curves[0].rows)):
             continue
         look = _look(index)
+        names = names if curves else each.names
         curves.append(DeviationCurve(each.name, rows, {key: look[key] for key in ("color", "marker", "markersize")}))
-    return client_figures.deviation_figure(curves)
+    return client_figures.deviation_figure(curves, names=names)
 
 
 def _examples(rows: Rows) -> list[tuple[str, ...]]:
@@ -323,40 +319,35 @@ def _lines(
     return lines
 
 
-def mean_rows(rows: Rows, keys: Sequence[str]) -> list[dict[str, Any]]:
-    """Rows of several runs as one per value of the ``keys``, in the order of appearance; all other columns averaged."""
-    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
-    return [
-        dict(zip(keys, values, strict=True))
-        | {name: float(column(same, name).mean()) for name in same[0] if name not in (*keys, "model")}
-        for values, same in groups.items()
-    ]
-
-
 def unknown_figure(series: Sequence[Series], kind: str) -> Figure | None:
     """AUROC (%) of every client's confidence, classes that it does not hold against its own, for one kind of model."""
     name = "unknown_auroc"
     rows = [[row for file in each.uncertain for row in file if row["model"] == kind] for each in series]
     values = [column([row for row in each if row.get(name)], name) for each in rows]
-    if not any(len(each) for each in values):
+    shown = [index for index, each in enumerate(values) if len(each)]
+    if not shown:
         return None
-    figure = canvas(6.5, 1.2 + _row_height(series) * len(series))
+    names = [wrapped(series[index].name) for index in shown]
+    figure = canvas(6.5, 1.4 + _row_height(names) * len(names))
     ax = figure.subplots()
-    for index, each in enumerate(values):
-        _draw_clients(ax, index, 100 * each)
+    for place, index in enumerate(shown):
+        _draw_clients(ax, place, _look(index), 100 * values[index])
     ax.axvline(50, color=BOUND, linewidth=1, linestyle=":")
     ax.set(xlabel=f"Unknown-class AUROC on a client, {report.NAMES[kind]} (%)")
     ax.grid(visible=False, axis="y")
-    ax.set_yticks(range(len(series)), [wrapped(each.name) for each in series])
-    ax.set_ylim(len(series) - 0.5, -0.5)  # the first row on top, as in the table
+    _name_rows(figure, ax, names)
     return figure
 
 
-def _row_height(series: Sequence[Series]) -> float:
+def _row_height(names: Sequence[str]) -> float:
     """Inches between two rows with their names along the axis."""
-    return max(0.55, 0.2 + LINE * lines_of(wrapped(each.name) for each in series))
+    return max(0.55, 0.2 + LINE * lines_of(names))
+
+
+def _name_rows(figure: Figure, ax: Axes, names: Sequence[str]) -> None:
+    ax.set_yticks(range(len(names)), names)
+    ax.set_ylim(len(names) - 0.5, -0.5)  # the first row on top, as in the table
+    figure.supxlabel("A point per client and seed, the quartiles (box) and the median (line)", fontsize=8)
 
 
 UNCERTAINTY = {"risk_coverage": risk_figure, "unknown": unknown_figure, "shift": shift_figure}
@@ -369,15 +360,15 @@ def clients_figure(series: Sequence[Series]) -> Figure | None:
     kinds = [kind for kind in report.NAMES if any(len(each) for each in values[kind])]
     if not kinds:
         return None
-    figure = canvas(1.5 + 5 * len(kinds), 1.2 + _row_height(series) * len(series))
+    names = [wrapped(each.name) for each in series]
+    figure = canvas(1.5 + 5 * len(kinds), 1.4 + _row_height(names) * len(names))
     axes = figure.subplots(1, len(kinds), squeeze=False, sharey=True)[0]
     for ax, kind in zip(axes, kinds, strict=True):
         for index, each in enumerate(values[kind]):
-            _draw_clients(ax, index, of.scale * each)
+            _draw_clients(ax, index, _look(index), of.scale * each)
         ax.set(xlabel=_labelled(of, f"on a client, {report.NAMES[kind]}"))
         ax.grid(visible=False, axis="y")
-    axes[0].set_yticks(range(len(series)), [wrapped(each.name) for each in series])
-    axes[0].set_ylim(len(series) - 0.5, -0.5)  # the first row on top, as in the table
+    _name_rows(figure, axes[0], names)
     return figure
 
 
@@ -386,10 +377,10 @@ def _of_clients(series: Series, name: str) -> np.ndarray:
     return values[np.isfinite(values)]
 
 
-def _draw_clients(ax: Axes, index: int, values: np.ndarray) -> None:
+def _draw_clients(ax: Axes, index: int, look: Mapping[str, Any], values: np.ndarray) -> None:
     if not len(values):
         return
-    look = _look(index)
+    ax.use_sticky_edges = False  # points at 0 are whole
     low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
     ax.barh([index], [high - low], 0.6, left=[low], color=look["color"], alpha=0.25)
     ax.vlines([median], index - 0.3, index + 0.3, color="black", linewidth=1.5, zorder=3)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fedray.compare.runs import FinishedRun
+from fedray.compare.runs import CONFIG, FinishedRun
 from fedray.config import flatten
 from fedray.config.decode import decode, refuse_damage
 from fedray.federate import report
 from fedray.federate.uncertainty import summary as uncertain
-from fedray.running.drawing.figure_style import read_csv
+from fedray.running.drawing.figure_style import read_csv, read_names
 from fedray.running.files import read_measures
 
-CONFIG, SUMMARY = "config.json", "summary.json"
+if TYPE_CHECKING:
+    from fedray.data.readers import Names
+
+SUMMARY = "summary.json"
 
 
 class Folders:
@@ -26,6 +30,10 @@ class Folders:
     def csv_rows(self, run: FinishedRun, name: str) -> list[dict[str, str]]:
         """The rows of a CSV file in the folder; empty if there is none."""
         return read_csv(Path(run.id) / name)
+
+    def names(self, run: FinishedRun) -> Names:
+        """What the data of the run call their classes and clients."""
+        return read_names(Path(run.id))
 
 
 def finished_run(folder: Path, tags: Mapping[str, str]) -> FinishedRun:

@@ -13,16 +13,21 @@ from fedray.federate import report
 from fedray.federate.measures.tasks import TASKS
 from fedray.federate.plan import PLUG_IN
 from fedray.running import mlflow_store
+from fedray.running.drawing.client_figures import UNNAMED
+from fedray.running.drawing.figure_style import read_names
 from fedray.types import FedRayError
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
     from mlflow.tracking import MlflowClient
 
+    from fedray.data.readers import Names
+
 FINISHED = "attributes.status = 'FINISHED'"
 SECONDS = "time/round_seconds"
 UP = "comm/bytes_up"
 DOWN = "comm/bytes_down"
+CONFIG = "config.json"
 PARENTS = ("sweep", "study")  # what the runs above other runs are
 T = TypeVar("T")
 
@@ -56,6 +61,10 @@ class Files(Protocol):
 
     def csv_rows(self, run: FinishedRun, name: str) -> list[dict[str, str]]:
         """The rows of a CSV file of the run's result; empty if there is none."""
+        ...
+
+    def names(self, run: FinishedRun) -> Names:
+        """What the data of the run call their classes and clients; nothing if that cannot be had."""
         ...
 
 
@@ -114,6 +123,13 @@ class RunStore:
                 return list(csv.DictReader(file))
         except Exception:  # each artifact store has its own errors, and a comparison works without the file
             return []
+
+    def names(self, run: FinishedRun) -> Names:
+        """What the data of the run call their classes and clients; nothing if that cannot be had."""
+        try:
+            return read_names(Path(self._client.download_artifacts(run.id, CONFIG)).parent)
+        except Exception:  # as above
+            return UNNAMED
 
     def _ask(self, question: Callable[[], T]) -> T:
         try:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from fedray.compare import comparison as finished
 from fedray.compare import figures, html, tables
+from fedray.compare.figures import builders
 from fedray.compare.folders import Folders, finished_run
 from fedray.compare.groups import RunGroup
 from fedray.compare.runs import FinishedRun
 from fedray.compare.styles import STYLES
 from fedray.federate import report
-from fedray.library.drawing import drawn
+from fedray.library.drawing import drawn, having_data
 from fedray.library.errors import naming_arguments
 from fedray.library.run import Run
 from fedray.types import FedRayError
@@ -54,8 +55,8 @@ class Comparison:
 
     @property
     def figures(self) -> tuple[str, ...]:
-        """The names that :meth:`plot` knows."""
-        return tuple(dict.fromkeys(name for shown in self._series.values() for name in figures.builders(shown)))
+        """The names of the figures that the runs have data for."""
+        return tuple(dict.fromkeys(name for shown in self._series.values() for name in having_data(builders(shown))))
 
     def plot(self, figure: str = "", data: str = "") -> Figure:
         """A figure of all rows that were measured on the same data, by default of accuracy or RMSE; ``data`` says on
@@ -68,7 +69,7 @@ class Comparison:
                 f"data={data!r}: the runs were measured on {'; '.join(self._series)}; choose one of these"
             )
         shown = self._series[data or next(iter(self._series))]
-        return drawn(figures.builders(shown), figure or figures.headline(shown).name)
+        return drawn(builders(shown), figure or figures.headline(shown).name)
 
     def __repr__(self) -> str:
         return tables.markdown(self._table)

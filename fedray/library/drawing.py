@@ -15,6 +15,14 @@ if TYPE_CHECKING:
 DPI, WIDEST = 80, 760  # of a figure in a notebook, in pixels: outputs are kept in the notebook's file
 
 
+def having_data(builders: Builders) -> tuple[str, ...]:
+    """The names of the figures that show something."""
+    import matplotlib
+
+    with matplotlib.rc_context(STYLE):
+        return tuple(name for name, build in builders.items() if build() is not None)
+
+
 def drawn(builders: Builders, name: str) -> Figure:
     """The figure of a name; raises FedRayError for an unknown one, and for one that has no data."""
     import matplotlib

@@ -18,7 +18,7 @@ from fedray.federate.rounds import Snapshot
 from fedray.federate.uncertainty import questions
 from fedray.library import html
 from fedray.library.arguments import asked
-from fedray.library.drawing import drawn
+from fedray.library.drawing import drawn, having_data
 from fedray.library.errors import naming_arguments, translated
 from fedray.running import session, stages
 from fedray.running.drawing import all_figures
@@ -83,6 +83,7 @@ class Run:
         self._playing = _play(plan, execution)
         self._callbacks = callbacks
         self._outcome: Outcome | None = None
+        self._figures: tuple[str, ...] | None = None  # that have data
         self._plan = plan
 
     def __iter__(self) -> Iterator[Round]:
@@ -196,15 +197,18 @@ class Run:
 
     @property
     def figures(self) -> tuple[str, ...]:
-        """The names that :meth:`plot` knows."""
-        return tuple(all_figures.builders(self.folder))
+        """The names of the figures that the run has data for."""
+        if self._figures is None:
+            self._figures = having_data(all_figures.builders(self.folder))
+        return self._figures
 
     def plot(self, figure: str = "") -> Figure:
         """A figure of the result, by default the accuracy (or RMSE) by round.
 
         Raises FedRayError for an unknown name, and for a figure that the run measured nothing for.
         """
-        return drawn(all_figures.builders(self.folder), figure or self.figures[0])
+        builders = all_figures.builders(self.folder)
+        return drawn(builders, figure or next(iter(builders)))
 
     def __repr__(self) -> str:
         cfg = self._plan.cfg

@@ -8,6 +8,7 @@ import pytest
 from fedray.compare import figures
 from fedray.compare.figures import Series
 from fedray.compare.runs import DOWN, SECONDS, UP
+from fedray.data.readers import Names
 
 
 def rounds(values, seconds=2.0, every=1):
@@ -179,6 +180,30 @@ def test_loss_deviations_are_compared_on_the_same_test_examples():
     found = {line.get_label(): list(line.get_ydata()) for line in figure.axes[0].lines if "ΔG" in line.get_label()}
     assert found == {"b, zeta=1: ΔG, all clients' examples": [0.5], "d: ΔG, all clients' examples": [2]}
     assert figures.deviation_figure([ONE, TWO]) is None
+
+
+def test_a_loss_deviation_has_the_names_of_its_data():
+    table = [{"client": "0", "class": c, "test_examples": "5", "dL": "0", "dG": "1"} for c in ("0", "1")]
+    names = Names(classes=("cat", "dog"), users=("north", "south"))
+    figure = figures.deviation_figure([ONE, TWO._replace(deviation=[table], names=names)])
+    assert figure is not None
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["cat", "dog"]
+    assert figure.axes[0].get_title() == "Loss deviation of north"
+
+
+def test_a_band_says_what_it_is_where_there_is_one():
+    titles = [figures.accuracy_figure(rows).legends[0].get_title().get_text() for rows in ([ONE], [ONE, TWO])]
+    assert titles == ["", "lines: means over seeds; bands: one sample standard deviation on either side"]
+
+
+def test_points_boxes_and_lines_say_what_they_are_and_a_row_without_them_is_left_out():
+    uncertain = [[{"model": "personal", "unknown_auroc": "0.75"}]]
+    rows = [ONE, TWO._replace(uncertain=uncertain)]
+    figure = figures.unknown_figure(rows, "personal")
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["b, zeta=1"]
+    for drawn in (figure, figures.clients_figure(rows)):
+        assert "quartiles (box)" in drawn.get_supxlabel()
+    assert figures.unknown_figure([ONE], "personal") is None
 
 
 def test_every_figure_is_written_and_none_from_nothing(tmp_path):

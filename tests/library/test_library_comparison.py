@@ -12,6 +12,8 @@ from matplotlib.figure import Figure
 import fedray
 from fedray import launch
 from fedray.compare.__main__ import main
+from fedray.compare.runs import RunStore
+from fedray.config import TrackingConfig
 
 QUICK = {"rounds": 2, "local_steps": 2, "hidden": (8,)}
 
@@ -56,6 +58,28 @@ def test_figures_are_returned(runs):
     assert isinstance(compared.plot("accuracy"), Figure)
     with pytest.raises(fedray.FedRayError, match="there is none of that name"):
         compared.plot("nothing")
+
+
+def test_the_figures_that_are_listed_are_those_that_can_be_drawn(runs):
+    for either in (runs[0], fedray.compare_runs(runs)):
+        assert {"accuracy", "reliability-global" if either is not runs[0] else "reliability"} <= set(either.figures)
+        assert all(isinstance(either.plot(name), Figure) for name in either.figures)
+        assert not any(name.startswith(("shift", "loss_deviation", "coverage")) for name in either.figures)
+
+
+def test_classes_and_clients_keep_their_names_in_a_store_and_in_folders(tmp_path):
+    x, y = np.random.default_rng(0).random((60, 4)), np.array(["cat", "dog", "cow"])[np.arange(60) % 3]
+    owners = np.array(["north", "south"])[np.arange(60) // 30]
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    run = fedray.run(
+        "local", (x, y, owners), rounds=1, local_steps=1, loss_deviation=True, tracking=TrackingConfig(uri=uri)
+    )
+    figure = fedray.compare_runs([run]).plot("loss_deviation")
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["cat", "cow", "dog"]
+    assert figure.axes[0].get_title() == "Loss deviation of north"
+    store = RunStore(uri)
+    (found,) = store.find("fedray", None, sweeps=False)
+    assert store.names(found).users == ("north", "south")
 
 
 def test_what_cannot_be_compared_is_refused(runs, tmp_path):
