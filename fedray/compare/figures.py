@@ -235,6 +235,11 @@ def _look(index: int) -> dict[str, Any]:
     }
 
 
+def _look_of(series: Series, index: int) -> dict[str, Any]:
+    """The look of a row where a control is drawn as the methods are; its colour is that of its bound."""
+    return _look(index) | ({"color": BOUND} if series.control else {})
+
+
 def _legend(figure: Figure, series: Sequence[Series], note: str) -> None:
     from matplotlib.lines import Line2D
 
@@ -286,7 +291,7 @@ def deviation_figure(series: Sequence[Series]) -> Figure | None:
         rows = next((table for table in each.deviation if table), None)
         if rows is None or (curves and _examples(rows) != _examples(curves[0].rows)):
             continue
-        look = _look(index)
+        look = _look_of(each, index)
         names = names if curves else each.names
         curves.append(DeviationCurve(each.name, rows, {key: look[key] for key in ("color", "marker", "markersize")}))
     return client_figures.deviation_figure(curves, names=names)
@@ -315,7 +320,7 @@ def _lines(
     for index, (each, files) in enumerate(zip(series, tables, strict=True)):
         rows = mean_rows([row for file in files for row in file if row["model"] == kind], keys)
         if rows:
-            lines.append(uncertainty_figures.DrawnLine(wrapped(each.name), rows, _look(index)))
+            lines.append(uncertainty_figures.DrawnLine(wrapped(each.name), rows, _look_of(each, index)))
     return lines
 
 
@@ -331,7 +336,7 @@ def unknown_figure(series: Sequence[Series], kind: str) -> Figure | None:
     figure = canvas(6.5, 1.4 + _row_height(names) * len(names))
     ax = figure.subplots()
     for place, index in enumerate(shown):
-        _draw_clients(ax, place, _look(index), 100 * values[index])
+        _draw_clients(ax, place, _look_of(series[index], index), 100 * values[index])
     ax.axvline(50, color=BOUND, linewidth=1, linestyle=":")
     ax.set(xlabel=f"Unknown-class AUROC on a client, {report.NAMES[kind]} (%)")
     ax.grid(visible=False, axis="y")
@@ -365,7 +370,7 @@ def clients_figure(series: Sequence[Series]) -> Figure | None:
     axes = figure.subplots(1, len(kinds), squeeze=False, sharey=True)[0]
     for ax, kind in zip(axes, kinds, strict=True):
         for index, each in enumerate(values[kind]):
-            _draw_clients(ax, index, _look(index), of.scale * each)
+            _draw_clients(ax, index, _look_of(series[index], index), of.scale * each)
         ax.set(xlabel=_labelled(of, f"on a client, {report.NAMES[kind]}"))
         ax.grid(visible=False, axis="y")
     _name_rows(figure, axes[0], names)

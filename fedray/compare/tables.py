@@ -83,6 +83,8 @@ def differences(
         "rows, and the p-value of the paired t test, not corrected for the number of tests. The runs of a seed have "
         "the same examples on the same clients."
     )
+    if any(pair.group.protocol != pair.base.protocol for block in blocks for pair in block):
+        caption += " Some rows were not measured as their baseline was: rounds or evaluated clients differ, as named."
     rows = [[_gaps(pair, shared) for pair in block] for block in blocks]
     return ComparisonTable("differences", header, rows, 2, caption) if blocks else None
 

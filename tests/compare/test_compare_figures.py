@@ -191,6 +191,12 @@ def test_a_loss_deviation_has_the_names_of_its_data():
     assert figure.axes[0].get_title() == "Loss deviation of north"
 
 
+def test_a_control_has_its_colour_in_every_figure():
+    rows = [ONE, ALONE._replace(clients=[[{"global_accuracy": "0.5"}]])]
+    (ax,) = figures.clients_figure(rows).axes
+    assert [line.get_color() for line in ax.lines] == [figures.PALETTE[0], figures.BOUND]
+
+
 def test_a_band_says_what_it_is_where_there_is_one():
     titles = [figures.accuracy_figure(rows).legends[0].get_title().get_text() for rows in ([ONE], [ONE, TWO])]
     assert titles == ["", "lines: means over seeds; bands: one sample standard deviation on either side"]

@@ -250,6 +250,14 @@ def test_the_same_difference_in_all_seeds_has_no_p_value_where_subtraction_round
     assert texts(found) == [["b", "a", "2", "+1.18 ± 0.00"]]
 
 
+def test_a_difference_of_rows_of_unequal_rounds_says_so():
+    a, first = seeded("a", {"0": 0.5, "1": 0.6})
+    for more, said in (({}, False), ({"rounds": "99"}, True)):
+        b, second = seeded("b", {"0": 0.7, "1": 0.9}, **more)
+        found = tables.differences([a, b], ["algorithm"], [ACC], first | second, "")
+        assert ("rounds" in found.caption) == said
+
+
 def test_a_terminal_gets_columns_in_parts_that_fit():
     lines = tables.terminal(build(A, B), 40).splitlines()
     plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
