@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
@@ -148,15 +150,33 @@ def test_all_launched_files_set_up_and_start_their_machines_alike():
     assert own == gpu["head_start_ray_commands"]
 
 
-def test_the_constraints_name_every_dependency_at_one_version_that_is_allowed():
-    pinned = dict(line.split("==") for line in (CLUSTER / "constraints.txt").read_text().split() if "==" in line)
-    section = re.search(r"\ndependencies = \[\n(.*?)\n\]", (ROOT / "pyproject.toml").read_text(), re.DOTALL)
+def pinned() -> dict[str, str]:
+    return dict(line.split("==") for line in (CLUSTER / "constraints.txt").read_text().split() if "==" in line)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [r"\ndependencies = \[\n(.*?)\n\]", r"\n\[project.optional-dependencies\]\n(.*?)\n\n"],
+    ids=["dependencies", "extras"],
+)
+def test_the_constraints_name_every_dependency_at_one_version_that_is_allowed(pattern):
+    section = re.search(pattern, (ROOT / "pyproject.toml").read_text(), re.DOTALL)
     assert section is not None
-    wanted = [Requirement(text) for text in re.findall(r'"(.*)",', section[1])]
-    assert len(wanted) > 5
+    wanted = [Requirement(text) for text in re.findall(r'"(.*?)"', section[1])]
+    assert len(wanted) > 4
     for requirement in wanted:
-        assert requirement.name in pinned
-        assert pinned[requirement.name] in requirement.specifier
+        assert requirement.name in pinned()
+        assert pinned()[requirement.name] in requirement.specifier
+
+
+def test_the_constraints_fit_together_as_far_as_they_are_installed():
+    for name, version in pinned().items():
+        with contextlib.suppress(PackageNotFoundError):
+            package = distribution(name)
+            needs = map(Requirement, package.requires or () if package.version == version else ())
+            for need in needs:
+                if need.name in pinned() and (need.marker is None or need.marker.evaluate({"extra": ""})):
+                    assert pinned()[need.name] in need.specifier, f"{name} needs {need}"
 
 
 @pytest.mark.parametrize("option", ["--name", "--output=else", "--resume"])
