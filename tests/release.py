@@ -20,9 +20,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("fedray", "actors", "tune")
-DATA = {*(f"{package}/py.typed" for package in PACKAGES)} | {
-    f"fedray/compare/{name}" for name in ("published.csv", "report.html.jinja", "table.tex.jinja")
-}
 QUICK = ("--rounds", "1", "--local-steps", "1", "--runtime", "local", "--tracking.uri", "none", "--json")
 
 
@@ -41,7 +38,7 @@ def check(folder: Path, installed: bool) -> None:
     venv.create(folder / "venv", with_pip=True, symlinks=True)
     python = folder / "venv" / "bin" / "python"
     wheel = build(python, folder / "dist")
-    missing = (DATA | modules()) - set(zipfile.ZipFile(wheel).namelist())
+    missing = sources() - set(zipfile.ZipFile(wheel).namelist())
     if missing:
         raise SystemExit(f"{wheel.name} lacks {', '.join(sorted(missing))}")
     install(python, wheel, installed)
@@ -55,10 +52,10 @@ def build(python: Path, target: Path) -> Path:
     return wheel
 
 
-def modules() -> set[str]:
-    """Every source file of the packages, as a wheel names it."""
-    found = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-    return {path.relative_to(ROOT).as_posix() for path in found}
+def sources() -> set[str]:
+    """Every file of the packages, templates and tables included, as a wheel names it."""
+    found = (path for package in PACKAGES for path in (ROOT / package).rglob("*") if path.is_file())
+    return {path.relative_to(ROOT).as_posix() for path in found if path.suffix != ".pyc"}
 
 
 def install(python: Path, wheel: Path, installed: bool) -> None:

@@ -25,11 +25,15 @@ def test_hooks_check_what_ci_checks():
     assert len(hooks) >= 3
 
 
-def test_hosted_ci_plays_the_same_script_on_the_oldest_python_too():
+def test_hosted_ci_plays_the_same_script_on_the_oldest_and_the_newest_python_that_we_name():
     text = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
     job = yaml.safe_load(text)["jobs"]["check"]
     assert job["steps"][-1] == {"run": ".ci/run"}
-    assert f'requires-python = ">={job["strategy"]["matrix"]["python"][0]}"' in (ROOT / "pyproject.toml").read_text()
+    versions = job["strategy"]["matrix"]["python"]
+    project = (ROOT / "pyproject.toml").read_text()
+    named = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project)
+    assert [versions[0], versions[-1]] == [named[0], named[-1]]
+    assert f'requires-python = ">={named[0]}"' in project
 
 
 @pytest.mark.parametrize("package", ["fedray", "actors", "tune"])
