@@ -91,7 +91,7 @@ def test_a_client_that_is_first_drawn_late_begins_with_the_global_distribution()
         assert differing(tested.q, expected) == []
 
 
-@pytest.mark.parametrize(("zeta", "kl"), itertools.product((1.0, 0.0), ("qw", "wq")))
+@pytest.mark.parametrize(("zeta", "kl"), [*itertools.product((1.0, 0.0), ("qw", "wq"))])
 def test_without_data_small_steps_shrink_the_divergence(zeta, kl):
     """By q alone (lr_global tiny), or by w alone (ζ = 0, so that nothing moves q)."""
     cfg = PFedBayes(zeta=zeta, kl=kl, lr_global=1e-300 if zeta else 0.01, lr_personal=0.01)
@@ -135,7 +135,7 @@ def test_a_conjugate_posterior_is_recovered(monkeypatch):
     assert kl(q, Gaussian(mean, torch.log(torch.expm1(sd)))) < 0.02
 
 
-@pytest.mark.parametrize(("rule", "beta"), itertools.product(RULES, (1.0, 0.5)))
+@pytest.mark.parametrize(("rule", "beta"), [*itertools.product(RULES, (1.0, 0.5))])
 def test_any_rule_returns_equal_uploads(rule, beta):
     """At β < 1 where the server has them already."""
     cfg, w = PFedBayes(average=rule, beta=beta), trees.tree_map(torch.Tensor.float, gaussian(1))
