@@ -267,7 +267,12 @@ def console() -> Console:
     """Where results are printed; what is no terminal is as wide as a table needs, and cuts nothing off."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else WIDE)
+    class Stdout(Console):
+        def on_broken_pipe(self) -> None:
+            """Leave it to the command, which knows the exit code for a reader who is gone."""
+            raise BrokenPipeError
+
+    return Stdout(width=None if sys.stdout.isatty() else WIDE)
 
 
 def parts(words: Sequence[int], numbers: Sequence[int], widths: Sequence[int], most: int) -> list[list[int]]:

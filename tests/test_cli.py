@@ -161,19 +161,20 @@ def test_handlers_of_the_caller_are_restored():
 
 TALKATIVE = """
 import sys
-from fedray import cli
+from fedray import cli, terminal
 
 def main():
-    return cli.run_command(lambda: sys.stdin.readline() and print("result\\n" * {lines}) or cli.DONE)
+    return cli.run_command(lambda: sys.stdin.readline() and {print}("result\\n" * {lines}) or cli.DONE)
 
 cli.leave(main)
 """
 
 
-@pytest.mark.parametrize("lines", [1, 100_000])  # one is written when the buffer is flushed, the others before
-def test_a_reader_who_leaves_early_sees_no_traceback(lines):
+@pytest.mark.parametrize("how", ["print", "terminal.console().print"])
+@pytest.mark.parametrize("lines", [1, 10_000])  # one is written when the buffer is flushed, the others before
+def test_a_reader_who_leaves_early_sees_no_traceback(lines, how):
     talking = subprocess.Popen(
-        [sys.executable, "-c", TALKATIVE.format(lines=lines)],
+        [sys.executable, "-c", TALKATIVE.format(lines=lines, print=how)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -193,7 +194,7 @@ def test_a_reader_who_leaves_early_sees_no_traceback(lines):
 def test_a_full_disk_behind_stdout_is_said(lines):
     with open("/dev/full", "w") as full:
         talking = subprocess.run(
-            [sys.executable, "-c", TALKATIVE.format(lines=lines)],
+            [sys.executable, "-c", TALKATIVE.format(lines=lines, print="print")],
             input="now\n",
             stdout=full,
             stderr=subprocess.PIPE,
