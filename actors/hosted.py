@@ -22,4 +22,5 @@ class Hosted(NamedTuple):
     dataset: Any = None  # reference to the examples; None: each process loads its own
     store: CheckpointStore | None = None  # of its checkpoints; None: it keeps none
     begun: Checkpoint | None = None  # from where it goes on
-    name: str = "fedray"  # the run's, by which Ray's dashboard shows its actors
+    name: str = "fedray"  # by which Ray's dashboard shows its actors: the run's, or the sweep's whose trials share them
+    label: str = ""  # by which metrics are told apart: a trial's; by default the name

@@ -53,7 +53,7 @@ class ServerActor:
         self._plan, self._policy, self._store = hosted.plan, hosted.policy, hosted.store
         self._state = start(hosted.plan)
         self._name = hosted.name
-        self._gauges = Gauges(hosted.name)
+        self._gauges = Gauges(hosted.label or hosted.name)
         if hosted.begun:
             self.restore(hosted.begun)
 

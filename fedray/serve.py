@@ -127,7 +127,7 @@ def greeting(served: Answerer, options: Options, new_token: str | None) -> str:
 
 
 def play(options: Options) -> None:
-    """Serve until SIGINT or SIGTERM; raises FedRayError."""
+    """Serve until it is interrupted; raises FedRayError."""
     token = given_token()
     new = secrets.token_urlsafe(32) if token is None else None
     digest = answers.digest_of(token or new or "")

@@ -66,7 +66,7 @@ def heard(listener: Callable[[str], object]) -> Iterator[None]:
         _listeners.remove(listener)
 
 
-class _Words:
+class _LossyStderr:
     """Stderr. Where it takes no more, like a terminal that was closed or a full disk, words are lost, and no run."""
 
     def __init__(self):
@@ -88,14 +88,14 @@ class _Words:
 
 
 def _show(text: str) -> None:
-    print(text, file=_Words(), flush=True)
+    print(text, file=_LossyStderr(), flush=True)
 
 
 def _console() -> Console:
     """Where progress is shown."""
     from rich.console import Console
 
-    return Console(file=cast("TextIO", _Words()))
+    return Console(file=cast("TextIO", _LossyStderr()))
 
 
 @contextlib.contextmanager
@@ -167,16 +167,14 @@ def same_handlers() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def outlived() -> Iterator[None]:
-    """Let processes that start meanwhile outlive the terminal: this one has to stop them, in order."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+def hangup_blocked() -> Iterator[None]:
+    """Let processes that start meanwhile outlive the terminal, for this one has to stop them in order: they inherit
+    that SIGHUP is blocked. This one gets it afterwards."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         yield
     finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _restore(handlers: Mapping[signal.Signals, Any]) -> None:

@@ -12,9 +12,10 @@ import pytest
 from actors.machines.cluster import connect
 
 
-def pytest_xdist_auto_num_workers() -> int:
+def pytest_xdist_auto_num_workers() -> int | None:
     """One more than there are CPUs: tests wait for processes that they start half of their time."""
-    return (os.cpu_count() or 1) + 1
+    own = os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS")  # which xdist reads
+    return None if own else len(os.sched_getaffinity(0)) + 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

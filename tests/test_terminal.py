@@ -8,21 +8,12 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
 from fedray import terminal
-from fedray.terminal import (
-    bar,
-    heard,
-    interruptible,
-    outlived,
-    record,
-    say,
-    stop_if_interrupted,
-    uninterrupted,
-    waiting,
-)
+from fedray.terminal import bar, heard, interruptible, record, say, stop_if_interrupted, uninterrupted, waiting
 
 
 def test_who_listens_hears_what_is_said_and_recorded_and_the_terminal_only_what_is_said(capsys) -> None:
@@ -52,20 +43,40 @@ def test_an_interruption_that_gets_lost_is_found_after_the_round(number: int) ->
     stop_if_interrupted()  # whoever handled it is not interrupted again
 
 
-def test_a_command_that_is_to_outlive_its_terminal_is_not_interrupted_by_its_end() -> None:
+def hung_up(program: str, before: signal.Handlers) -> subprocess.CompletedProcess[str]:
+    """A program that hangs up on itself, whatever these tests do at a SIGHUP: they may run under nohup."""
+    command = [sys.executable, "-c", program]
+    handle = partial(signal.signal, signal.SIGHUP, before)
+    return subprocess.run(command, preexec_fn=handle, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("before", [signal.SIG_IGN, signal.SIG_DFL])
+def test_a_command_that_is_to_outlive_its_terminal_is_not_interrupted_by_its_end(before: signal.Handlers) -> None:
     program = "import os\nfrom fedray import terminal\nwith terminal.interruptible():\n    os.kill(os.getpid(), 1)"
-    for before, interrupted in (("trap '' HUP;", False), ("", True)):
-        command = ["sh", "-c", f'{before} exec "$0" -c "$1"', sys.executable, program]
-        assert (b"KeyboardInterrupt" in subprocess.run(command, capture_output=True).stderr) == interrupted
+    ended = hung_up(program, before)
+    assert ("KeyboardInterrupt" in ended.stderr) == (before == signal.SIG_DFL)
 
 
-def test_processes_that_are_to_be_stopped_in_order_outlive_the_terminal() -> None:
-    hang_up = [sys.executable, "-c", "import os; os.kill(os.getpid(), 1)"]
-    before = signal.getsignal(signal.SIGHUP)
-    with outlived():
-        assert subprocess.run(hang_up).returncode == 0
-    assert subprocess.run(hang_up).returncode == -signal.SIGHUP
-    assert signal.getsignal(signal.SIGHUP) == before
+def test_processes_that_are_to_be_stopped_in_order_outlive_the_terminal_and_this_one_does_not() -> None:
+    program = """
+import os, subprocess, sys
+from fedray.terminal import hangup_blocked, interruptible
+
+hang_up = [sys.executable, "-c", "import os; os.kill(os.getpid(), 1)"]
+try:
+    with interruptible():
+        with hangup_blocked():
+            print(subprocess.run(hang_up).returncode)
+        print(subprocess.run(hang_up).returncode)
+        with hangup_blocked():
+            os.kill(os.getpid(), 1)
+            print("stopped in order")
+        print("not reached")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    ended = hung_up(program, signal.SIG_DFL)
+    assert ended.stdout.split("\n") == ["0", "-1", "stopped in order", "interrupted", ""]
 
 
 def test_an_interruption_waits_for_the_end_of_what_must_not_be_cut_in_two() -> None:

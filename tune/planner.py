@@ -43,17 +43,17 @@ class Planner:
         return tuple(sorted({of_examples(dataset) for dataset in own}))
 
 
-class Foreseen(NamedTuple):
+class Preview(NamedTuple):
     """What is known of the trials of a sweep before one begins."""
 
     clients: int  # the most of any configuration
-    said: tuple[str, ...] = ()  # how their data were read, and what one must know to quote a number; once each
+    messages: tuple[str, ...] = ()  # how their data were read, and what one must know to quote a number; once each
 
 
-def foresee(planner: Planner, base: Experiment, space: Mapping[str, Domain], seeds: Sequence[int]) -> Foreseen:
+def preview(planner: Planner, base: Experiment, space: Mapping[str, Domain], seeds: Sequence[int]) -> Preview:
     """Plan the trials of a sweep; raises FedRayError where one could not be played."""
     most = 0
-    said: dict[str, None] = {}
+    messages: dict[str, None] = {}
     for origin, settings in _tried(space, seeds):
         try:
             plan = planner.plan(override(base, settings))
@@ -63,8 +63,8 @@ def foresee(planner: Planner, base: Experiment, space: Mapping[str, Domain], see
             raise FedRayError(f"{origin}: {for_command_line(error)}") from None
         most = max(most, plan.clients)
         if settings["seed"] == seeds[0]:  # those of other seeds differ in their counts only
-            said |= dict.fromkeys(stages.announcements(plan))
-    return Foreseen(most, tuple(said))
+            messages |= dict.fromkeys(stages.announcements(plan))
+    return Preview(most, tuple(messages))
 
 
 def _tried(space: Mapping[str, Domain], seeds: Sequence[int]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -141,7 +141,7 @@ def csv_rows(table: Sequence[TrialResult], metric: str) -> list[dict[str, Any]]:
 
 def read_table(path: Path, space: Mapping[str, Domain], metric: str) -> list[TrialResult]:
     """The rows of a trials.csv; raises what damage leads to."""
-    with path.open(newline="") as file:
+    with path.open(encoding="utf-8", newline="") as file:
         return [
             TrialResult(
                 row["trial"],

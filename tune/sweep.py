@@ -34,7 +34,7 @@ from fedray.types import FedRayError, require
 from tune import results, search
 from tune.children import ParentRun, child_run
 from tune.options import TEST, Sweep, by_test, complete, validation_share
-from tune.planner import Foreseen, Planner, foresee
+from tune.planner import Planner, Preview, preview
 from tune.play import Programme
 from tune.play import play as play_trials
 from tune.record import UNFINISHED, Recorder
@@ -74,7 +74,7 @@ class SweepRequest(NamedTuple):
     space: dict[str, Domain]
     seeds: list[int]
     trials: int
-    foreseen: Foreseen
+    preview: Preview
     examples: tuple[str, ...] = ()  # digests of the user's own: a sweep goes on with the same ones only
 
 
@@ -111,8 +111,8 @@ def check(name: str, folder: Path, base: Experiment, execution: Execution, sweep
     search.searcher(sweep, space, 1, seeds)
     search.scheduler(sweep, space)
     trials = search.count(space, sweep.search, sweep.samples, len(seeds))
-    foreseen = foresee(planner, base, space, seeds)
-    return SweepRequest(name, folder, base, execution, sweep, space, seeds, trials, foreseen, planner.digests())
+    seen = preview(planner, base, space, seeds)
+    return SweepRequest(name, folder, base, execution, sweep, space, seeds, trials, seen, planner.digests())
 
 
 def play(
@@ -127,7 +127,7 @@ def play(
     try:
         sweep = request.sweep
         execution = request.execution
-        clients = request.foreseen.clients
+        clients = request.preview.clients
         concurrency = None if sweep.concurrency == "auto" else int(sweep.concurrency)
         wish = demand.wish(execution)
         wanted = need_of_trials(clients, concurrency or request.trials, wish)
@@ -141,7 +141,7 @@ def play(
         where = "the trial's own process" if layout.inside else f"{len(layout.blocks)} actor(s) each"
         say(f"{request.trials} trials, {at_once} at a time: {clients} clients in {where}")
         say(results.basis(sweep.metric, request.base.data.validation))
-        for line in request.foreseen.said:
+        for line in request.preview.messages:
             say(line)
         tracker, parent = _records(request)
         show = partial(_show_progress, request, time.monotonic(), move)

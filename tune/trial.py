@@ -57,8 +57,15 @@ class Trial(ray_tune.Trainable):
         layout = common.layout.first(plan.clients)
         self._plan = on_device(plan, layout.gpus > 0)
         policy = failure_policy(self._plan.cfg, common.timeout)
-        name = f"{common.name}-{self.trial_id}"  # as in the store
-        hosted = Hosted(self._plan, layout, common.backend, policy, common.dataset, name=name)
+        hosted = Hosted(
+            self._plan,
+            layout,
+            common.backend,
+            policy,
+            common.dataset,
+            name=common.name,
+            label=f"{common.name}-{self.trial_id}",  # as in the store
+        )
         self._server = self._processes.serve(hosted)
         return True
 

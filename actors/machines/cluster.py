@@ -22,7 +22,7 @@ from ray.exceptions import AuthenticationError, RayError
 from actors.machines import streams, versions
 from actors.machines.placement import Node
 from fedray import registry
-from fedray.terminal import outlived, say
+from fedray.terminal import hangup_blocked, say
 from fedray.types import FedRayError, first_line
 
 START_SECONDS = 300.0  # for all attempts to start Ray: on a machine under load its processes miss their own limits
@@ -85,7 +85,7 @@ def _init(address: str, shipped: list[str], **options: Any) -> None:
     """Start or join Ray, with code for its processes: each machine gets it once, and again only where it changes."""
     # What Python leaves beside the code would make other code of it. Nothing to ship is nothing to set up.
     code = {"py_modules": shipped, "excludes": ["__pycache__"]} if shipped else None
-    with outlived():
+    with hangup_blocked():
         ray.init(address=address, runtime_env=code, log_to_driver=True, logging_level=logging.ERROR, **options)
     streams.listen()
 

@@ -50,9 +50,9 @@ def leave(main: Callable[[], int]) -> NoReturn:
     except OSError as error:
         if isinstance(error, BrokenPipeError) and _unread(sys.stdout.fileno()):
             code = UNREAD
-        elif _refused():
+        elif error.errno and error.filename is None and (refusal := _refusal()):  # it is of a stream: of stdout?
             code = FAILED
-            say(f"error: stdout: cannot be written ({str(error.strerror).lower()}); send it elsewhere")
+            say(f"error: stdout: cannot be written ({str(refusal.strerror).lower()}); send it elsewhere")
         else:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's own flush at exit
@@ -69,13 +69,13 @@ def _open_standard_streams() -> None:
             setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", closefd=False))
 
 
-def _refused() -> bool:
-    """Whether stdout takes nothing: who failed to write has forgotten what it was."""
+def _refusal() -> OSError | None:
+    """Why stdout takes nothing, if it does: who failed to write has forgotten what it was."""
     try:
         os.write(sys.stdout.fileno(), b"\n")
-    except OSError:
-        return True
-    return False
+    except OSError as error:
+        return error
+    return None
 
 
 def _unread(pipe: int) -> bool:

@@ -22,7 +22,7 @@ from fedray.federate.uncertainty import summary as uncertain
 from fedray.running.drawing.client_figures import UNNAMED
 from fedray.running.files import write_whole
 from fedray.terminal import say
-from fedray.types import FedRayError
+from fedray.types import FedRayError, unwritable
 
 Histories = Mapping[str, History]  # by the id of a run
 
@@ -145,9 +145,7 @@ def _written(output: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise FedRayError(
-            f"--output {output}: cannot be written ({error.strerror or error}); choose a folder that you may write to"
-        ) from None
+        raise FedRayError(unwritable(f"--output {output}", error)) from None
 
 
 def _draw(

@@ -24,8 +24,8 @@ from fedray.running.drawing.figure_style import (
     Rows,
     add_legend,
     canvas,
+    clip_percent_axis,
     column,
-    end_where_shares_do,
     jitter,
     legend_height,
     lines_of,
@@ -173,7 +173,7 @@ def accuracy_figure(series: Sequence[Series]) -> Figure | None:
             ax.locator_params(axis="x", nbins=5, **({} if cost.metrics else {"integer": True, "min_n_ticks": 1}))
         panels[0].set_ylabel(_labelled(of, f"of the {report.NAMES[kind]}"))
         if of is CLASSIFICATION.shown[0]:
-            end_where_shares_do(panels[0])
+            clip_percent_axis(panels[0])
     _legend(figure, series, note)
     return figure
 

@@ -79,7 +79,7 @@ def latex(table: ComparisonTable) -> str:
         pages=pages,
         letters=_letters(pages),
         stacked=stacked,
-        hanging=hanging,
+        top_aligned=top_aligned,
         number=number,
     )
 
@@ -216,7 +216,7 @@ def stacked(lines: Sequence[str], side: str) -> Tex:
     return Tex(rf"\shortstack[{side}]{{{rows}}}" if len(lines) > 1 else rows)
 
 
-def hanging(lines: Sequence[str]) -> Tex:
+def top_aligned(lines: Sequence[str]) -> Tex:
     """The lines of a cell; the first one stands on the line of its row, where it cannot belong to the row above."""
     rows = r" \\ ".join(map(escape, lines))
     return Tex(rf"\begin{{tabular}}[t]{{@{{}}l@{{}}}}{rows}\end{{tabular}}" if len(lines) > 1 else rows)
@@ -224,7 +224,7 @@ def hanging(lines: Sequence[str]) -> Tex:
 
 def number(text: str) -> Tex:
     """An entry of numbers, of which large ones have powers of ten."""
-    return Tex(re.sub(r"(\d)e\+?(-?)0*(\d+)", r"\1$\\cdot10^{\2\3}$", escape(text)))
+    return Tex(re.sub(r"(?<![\w.])(\d+(?:\.\d+)?)e(?:\+|(-))0*(\d+)\b", r"\1$\\cdot10^{\2\3}$", escape(text)))
 
 
 def escape(value: object) -> str:

@@ -109,7 +109,7 @@ def _gap(found: paired.Difference | None, shown: Style, most: int) -> Entry:
     some = f" (n={found.estimate.n})" if found.estimate.n != most else ""
     mean = _number(found.estimate, shown)
     sign = "+" if found.estimate.mean > 0 and math.isfinite(found.estimate.mean) else ""
-    return Entry(f"{sign}{mean}{some}" + ("" if found.p is None else f" (p {found.p:.2g})"))
+    return Entry(f"{sign}{mean}{some}" + ("" if found.p is None or math.isnan(found.p) else f" (p {found.p:.2g})"))
 
 
 def _block(groups: Sequence[RunGroup], metrics: Sequence[str], labelled: bool) -> list[list[Entry]]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedray.data.own import CLIENT, check_complete, from_arrays, with_names
+from fedray.data.own import CLIENT, check_complete, from_arrays
 from fedray.data.readers import Dataset, checked_dataset
 from fedray.data.tables import from_frame, from_hugging_face, of_rows
 from fedray.types import FedRayError, first_line
@@ -45,7 +45,8 @@ def _from_tuple(arrays: Any) -> Dataset:
 def from_torch(dataset: Any) -> Dataset:
     """The examples of a ``torch.utils.data.Dataset`` with a length, whose items are pairs x, y.
 
-    Labels that number the names in its attribute ``classes``, as those of torchvision's datasets do, have these names.
+    Labels that number the names in its attribute ``classes``, as those of torchvision's datasets do unless they are
+    transformed, have these names.
     """
     try:
         count = len(dataset)
@@ -59,7 +60,7 @@ def from_torch(dataset: Any) -> Dataset:
     y, names = _array("y", targets), _class_names(dataset)
     numbered = y.ndim == 1 and y.dtype.kind in "iu" and y.min() >= 0 and y.max() < len(names)
     found = from_arrays(of_rows("x", x), y, classes=len(names) if numbered else None)
-    return with_names(found, found.y, names) if numbered else found
+    return found._replace(names=found.names._replace(classes=names)) if numbered else found
 
 
 def _class_names(dataset: Any) -> tuple[str, ...]:
@@ -67,6 +68,8 @@ def _class_names(dataset: Any) -> tuple[str, ...]:
     while isinstance(dataset, torch.utils.data.Subset):
         dataset = dataset.dataset
     names = getattr(dataset, "classes", None)
+    if getattr(dataset, "target_transform", None) is not None:  # its labels may number something else
+        return ()
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         return ()
     return tuple(names) if len(set(names)) == len(names) > 1 else ()

@@ -144,11 +144,6 @@ def with_target(dataset: Dataset, y: Any, classes: int | None) -> Dataset:
     )
 
 
-def with_names(dataset: Dataset, y: np.ndarray, names: tuple[str, ...]) -> Dataset:
-    """The dataset with labels y [N], int64, which number classes of these names; not all of them need occur."""
-    return dataset._replace(y=y, classes=len(names), names=dataset.names._replace(classes=names))
-
-
 def _flat(y: np.ndarray, count: int) -> tuple[np.ndarray, int]:
     """The target as [N], and of one-hot rows [N, C] their C, else 0."""
     hot = 0

@@ -1,5 +1,4 @@
-"""The files of a torchvision dataset below the root, downloaded where they are missing and the user allows it, and
-LeCun's idx format, which MNIST and its successors have."""
+"""The files of a torchvision dataset below the root, downloaded where they are missing and the user allows it."""
 
 from __future__ import annotations
 
@@ -8,11 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from fedray.config import DataConfig
-from fedray.data.readers import REPLACE, Dataset, checked_labels, reading
-from fedray.data.scaling import within
 from fedray.types import FedRayError, SettingError
 
 
@@ -46,27 +41,3 @@ def _download(kind: str, root: Path, missing: list[str]) -> None:
     except Exception as error:  # urllib, ssl, tarfile and torchvision raise what they like
         remedy = "check the network and the folder, or copy the dataset there in torchvision's layout"
         raise FedRayError(f"`data.download`: {kind} did not arrive in {root} ({error}); {remedy}") from error
-
-
-def idx_images(files: Sequence[Path]) -> Dataset:
-    """Images uint8 [N, 1, 28, 28] of ten classes; the files are images, labels, images, labels, and so on."""
-    xs: list[np.ndarray] = []
-    ys: list[np.ndarray] = []
-    for images, labels in zip(files[::2], files[1::2], strict=True):
-        x = _idx(images, (28, 28))
-        y = _idx(labels, ())
-        with reading(labels, REPLACE):
-            xs.append(x[:, None])
-            ys.append(checked_labels(y, len(x), 10))
-    return Dataset(np.concatenate(xs), np.concatenate(ys), 10, within(255))
-
-
-def _idx(path: Path, item: tuple[int, ...]) -> np.ndarray:
-    """A file of LeCun's idx format: magic 0x800 + dimensions, sizes in big-endian int32, uint8 values."""
-    with reading(path, REPLACE):
-        raw = path.read_bytes()
-        count = int.from_bytes(raw[4:8], "big")
-        header = np.array([0x801 + len(item), count, *item], ">u4").tobytes()
-        if not raw.startswith(header) or len(raw) != len(header) + count * np.prod(item):
-            raise ValueError(f"its {len(raw)} bytes are not an idx file of uint8 items {list(item)}")
-        return np.frombuffer(raw, np.uint8, offset=len(header)).reshape(count, *item)

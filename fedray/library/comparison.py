@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,7 +54,7 @@ class Comparison:
             rows.append(row)
         return pandas.DataFrame(rows).set_index([self._by, "settings"])
 
-    @property
+    @functools.cached_property
     def figures(self) -> tuple[str, ...]:
         """The names of the figures that the runs have data for."""
         return tuple(dict.fromkeys(name for shown in self._series.values() for name in having_data(builders(shown))))

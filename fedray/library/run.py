@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -83,7 +84,6 @@ class Run:
         self._playing = _play(plan, execution)
         self._callbacks = callbacks
         self._outcome: Outcome | None = None
-        self._figures: tuple[str, ...] | None = None  # that have data
         self._plan = plan
 
     def __iter__(self) -> Iterator[Round]:
@@ -195,12 +195,10 @@ class Run:
         """
         return self.models.predict(x, client, samples, seed)
 
-    @property
+    @functools.cached_property
     def figures(self) -> tuple[str, ...]:
         """The names of the figures that the run has data for."""
-        if self._figures is None:
-            self._figures = having_data(all_figures.builders(self.folder))
-        return self._figures
+        return having_data(all_figures.builders(self.folder))
 
     def plot(self, figure: str = "") -> Figure:
         """A figure of the result, by default the accuracy (or RMSE) by round.

@@ -43,11 +43,8 @@ def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def read_measures(folder: Path) -> list[dict[str, float]]:
     """The rows of a run's metrics.csv, without the measures that a round has not; raises OSError and ValueError."""
-    content = (folder / METRICS).read_text(encoding="utf-8")
-    if not content.endswith("\n"):
-        raise ValueError(f"{METRICS} ends within a line")
-    rows = csv.DictReader(content.splitlines())
-    return [{name: float(value) for name, value in row.items() if value} for row in rows]
+    with (folder / METRICS).open(newline="", encoding="utf-8") as file:
+        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -69,6 +69,7 @@ def locked(database: Path | None) -> contextlib.AbstractContextManager[Any]:
     from filelock import FileLock
 
     database.parent.mkdir(parents=True, exist_ok=True)
+    database = Path(os.path.realpath(database))  # one lock, whatever link leads there
     Path(f"{database}.lock").touch()  # says at once where it cannot be made; FileLock would try for a minute
     # MLflow crashes when two processes create the tables of a new file at the same time.
     return FileLock(f"{database}.lock", timeout=LOCK_SECONDS)
@@ -80,7 +81,7 @@ def make(database: Path) -> None:
     MLflow cannot go on with a file that has some of its tables, which take seconds.
     """
     database = Path(os.path.realpath(database))
-    if database.exists() and (not database.is_file() or database.stat().st_size > 0):
+    if _made(database):
         return
     from mlflow.store.tracking import DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
@@ -90,7 +91,12 @@ def make(database: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=beside, dir=database.parent) as folder:
         SqlAlchemyStore(f"sqlite:///{folder}/new.db", DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH).engine.dispose()
-        os.replace(f"{folder}/new.db", database)
+        if not _made(database):  # by a program that asks for no lock, such as mlflow ui
+            os.replace(f"{folder}/new.db", database)
+
+
+def _made(database: Path) -> bool:
+    return database.exists() and (not database.is_file() or database.stat().st_size > 0)
 
 
 def prepare() -> None:

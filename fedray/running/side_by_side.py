@@ -134,14 +134,20 @@ def _asked(worker: _Worker, request: Request) -> _Worker:
 def _work(pipe: Connection, tags: Mapping[str, str]) -> None:
     """Play what comes through the pipe, until nothing more can come."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the first one tells the others
+    _leave_to_parent()
     fix_numerics()
     with contextlib.suppress(EOFError, KeyboardInterrupt):
         while True:
             request = pipe.recv()
             with interruptible():
-                signal.signal(signal.SIGINT, signal.SIG_IGN)
+                _leave_to_parent()
                 pipe.send(attempt(request, tags, pipe.send))
+
+
+def _leave_to_parent() -> None:
+    """Ctrl-C and the end of a terminal reach all processes: the first one tells the others."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _end_with_parent() -> None:

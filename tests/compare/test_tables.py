@@ -72,7 +72,7 @@ def test_what_prints_equal_ties_and_nothing_competes_alone_or_on_other_data():
     assert bold(build(A, row("fedprox", Estimate(0.95, None, 1), size="small"))) == [[], []]
     nan = row("other", Estimate(float("nan"), None, 1))
     assert bold(build(A, nan))[1] == []
-    assert texts(build(A, nan))[1][-2] == "diverged"
+    assert texts(build(A, nan))[1][-2] == "not finite"
 
 
 def test_controls_stand_apart_and_do_not_compete():

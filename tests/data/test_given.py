@@ -201,6 +201,8 @@ def test_a_folder_of_images_keeps_the_names_of_its_classes_also_in_a_part_of_it(
     assert np.array_equal(given.given(ImageFolder(str(tmp_path))).x, np.moveaxis(pixels.reshape(12, 5, 6, 3), -1, 1))
     part = given.given(torch.utils.data.Subset(photos, [0, 9]))  # whose classes are numbered as those of the whole
     assert (part.names.classes, part.classes, part.y.tolist()) == (("ant", "bee", "cat"), 3, [0, 2])
+    flying = given.given(ImageFolder(str(tmp_path), target_transform=lambda y: int(y == 1)))  # of another question
+    assert (flying.names.classes, flying.classes) == ((), 2)
 
 
 @pytest.mark.parametrize("names", [None, "ab", ["a"], ["a", "a"], [0, 1], ["a", "b"]])

@@ -23,7 +23,7 @@ from tune import record, sweep
 from tune import trial as trial_module
 from tune.__main__ import main
 from tune.options import MODES, Sweep
-from tune.planner import Foreseen, Planner
+from tune.planner import Planner, Preview
 from tune.space import make
 from tune.trial import CommonToTrials, Trial
 
@@ -57,7 +57,7 @@ def test_trials_share_the_examples_unless_a_setting_that_decides_them_is_searche
     monkeypatch.setattr(sweep.ray, "put", lambda value: value)
     base, asked = experiment(), Sweep(max_rounds=2, mode="max", scheduler="asha")
     space = make([entry], {}, base)
-    request = sweep.SweepRequest("s", Path(), base, Execution(), asked, space, [0], trials=1, foreseen=Foreseen(6))
+    request = sweep.SweepRequest("s", Path(), base, Execution(), asked, space, [0], trials=1, preview=Preview(6))
     common = sweep._programme(request, LAYOUT, 1, False, Planner(), {}).common
     assert (common.dataset is not None) == alike
 
@@ -93,7 +93,7 @@ def policies(monkeypatch: pytest.MonkeyPatch) -> list[FailurePolicy]:
 
     def cohort(hosted: Hosted, *args, **named) -> InsideCohort:
         found.append(hosted.policy)
-        assert hosted.name == "trials-abc_00001"  # by which the dashboards tell trials apart
+        assert (hosted.name, hosted.label) == ("trials", "trials-abc_00001")  # metrics tell trials apart
         return InsideCohort(hosted._replace(dataset=None))
 
     def plan(cfg, dataset=None):

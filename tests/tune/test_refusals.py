@@ -57,7 +57,7 @@ def test_the_configurations_that_decide_how_many_clients_there_are_are_planned_t
 
 def test_what_one_must_know_of_the_trials_is_said_once_and_before_the_first():
     searched = ["--space", "lr=grid(0.1,0.2)", "--space", "data.moments=grid(training,all)", "--seeds", "2"]
-    told = read(["fedavg", "--data.alpha", "0.3", "--data.scaling", "feature", *searched])[0].foreseen.said
+    told = read(["fedavg", "--data.alpha", "0.3", "--data.scaling", "feature", *searched])[0].preview.messages
     assert [line.split(":")[0] for line in told] == ["warning"] * len(told)
     assert ["--data.alpha 0.3 changes nothing" in line for line in told].count(True) == 1
     assert ["--data.moments all: inputs are scaled" in line for line in told].count(True) == 1
@@ -72,7 +72,7 @@ def test_no_experiment_is_planned_twice_and_the_examples_are_loaded_once(monkeyp
     monkeypatch.setattr(loading, "load", lambda cfg, load=loading.load: loads.append(cfg) or load(cfg))
     space = ["--space", "lr=loguniform(0.01,0.1)", "--space", "clients=grid(4,6)", "--space", "data.classes=grid(8)"]
     request, _ = read(["fedavg", "--data.partition", "iid", "--seeds", "3", *space])
-    assert request.foreseen.clients == 6
+    assert request.preview.clients == 6
     assert len(set(planned)) == len(planned) == 1 + 1 + 1 + 1 + 2  # base; first values; lr, clients and two seeds
     assert len(loads) == 2  # of all classes, and of eight
 

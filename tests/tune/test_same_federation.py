@@ -71,7 +71,7 @@ def test_a_smaller_federation_than_the_largest_takes_its_first_processes() -> No
         "--space",
         "data.name=choice(digits)",
     ]
-    assert read(options)[0].foreseen.clients == 5
+    assert read(options)[0].preview.clients == 5
     largest = Layout(((0, 1), (2, 3), (4,)), 0.5, 0.25)
     assert largest.first(5) == largest
     assert largest.first(3) == Layout(((0, 1), (2,)), 0.5, 0.25)

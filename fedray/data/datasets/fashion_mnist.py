@@ -6,12 +6,12 @@ from fedray.config import DataConfig
 from fedray.data.datasets import mnist
 from fedray.data.readers import Dataset
 from fedray.data.records import DatasetRecord, Protocol
-from fedray.data.torchvision_files import files, idx_images
+from fedray.data.torchvision_files import files
 
 
 def load(cfg: DataConfig, classes: int | None = None) -> Dataset:
     """x uint8 [70000, 1, 28, 28] and y [70000], training examples first."""
-    return idx_images(files(cfg, "FashionMNIST", [f"FashionMNIST/raw/{part}-ubyte" for part in mnist.PARTS]))
+    return mnist.idx_images(files(cfg, "FashionMNIST", [f"FashionMNIST/raw/{part}-ubyte" for part in mnist.PARTS]))
 
 
 DATASET = DatasetRecord(

@@ -10,7 +10,7 @@ from fedray.federate.measures import metrics, regression
 from fedray.types import EvalStats, Stats
 
 LONG = 1e5  # larger numbers are shown in scientific notation
-DIVERGED = "diverged"
+NOT_FINITE = "not finite"  # as the figures say
 
 
 class Shown(NamedTuple):
@@ -24,18 +24,15 @@ class Shown(NamedTuple):
 
 
 def printed(value: float, digits: int, unit: bool = False, spread: float | None = None) -> str:
-    """A number of a table, with its spread behind a ±; in the unit of a target it has at least three digits.
-
-    What is not finite comes from a model that has diverged.
-    """
+    """A number of a table, with its spread behind a ±; in the unit of a target it has at least three digits."""
     if not math.isfinite(value):
-        return DIVERGED
+        return NOT_FINITE
     size = abs(value)
     decimals = max(digits, 2 - math.floor(math.log10(size))) if unit and 0 < size < LONG else digits
     form = f".{decimals}f" if size < LONG else ".2e"
     text = f"{value:{form}}"
     text = text if float(text) else text.removeprefix("-")
-    return text if spread is None else f"{text} ± {spread:{form}}"
+    return text if spread is None or not math.isfinite(spread) else f"{text} ± {spread:{form}}"
 
 
 class Task(NamedTuple):

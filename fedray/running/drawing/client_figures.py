@@ -22,8 +22,8 @@ from fedray.running.drawing.figure_style import (
     add_legend,
     calibration_error,
     canvas,
+    clip_percent_axis,
     column,
-    end_where_shares_do,
     evenly_spaced,
     jitter,
     legend_height,
@@ -84,7 +84,7 @@ def accuracy_figure(rows: Rows, names: Sequence[str] = ()) -> Figure | None:
     """Accuracy (%) of every client's models on its own test examples, or RMSE; the worst client first.
 
     Bars are 95 % intervals of an accuracy that n test examples allow (Wilson 1927). Clients that were not evaluated
-    are left out, and those whose measures are not finite are counted. Of more than LINES_MAX clients, evenly spaced
+    are left out, and those with a measure that is not finite are counted. Of more than LINES_MAX clients, evenly spaced
     ones are shown.
     """
     measure = "rmse" if rows and any(f"{model}_rmse" in rows[0] for model in COLOURS) else "accuracy"
@@ -92,7 +92,7 @@ def accuracy_figure(rows: Rows, names: Sequence[str] = ()) -> Figure | None:
     finite = [
         [math.isfinite(float(row[name])) for model in models if row[name := f"{model}_{measure}"] != ""] for row in rows
     ]
-    lost = sum(not all(each) for each in finite)
+    non_finite = sum(not all(each) for each in finite)
     rows = [row for row, each in zip(rows, finite, strict=True) if any(each)]
     if not rows:
         return None
@@ -109,20 +109,21 @@ def accuracy_figure(rows: Rows, names: Sequence[str] = ()) -> Figure | None:
     few = len(rows) <= NAMED_MAX
     labels = [titled(names, int(row["client"])).removeprefix("Client ") for row in rows]
     ax.set_xticks(range(len(rows)) if few else [], labels if few else [], rotation=90 if names else 0)
-    ax.set(xlabel=_who(len(rows), len(ranked), lost), xlim=(-0.8, len(rows) - 0.2))
+    ax.set(xlabel=_who(len(rows), len(ranked), non_finite), xlim=(-0.8, len(rows) - 0.2))
     ax.set_ylabel("Accuracy (%)" if measure == "accuracy" else "RMSE (units of the target)")
     ax.grid(visible=False, axis="x")
     if measure == "accuracy":
-        ax.set_xlabel(f"{ax.get_xlabel()}\nBars: 95 % intervals (Wilson) by its test examples")
-        end_where_shares_do(ax)
+        ax.set_xlabel(f"{ax.get_xlabel()}\nBars: 95 % intervals (Wilson) from the client's test examples")
+        clip_percent_axis(ax)
     add_legend(figure, [ax], ncols=len(models))
     return figure
 
 
-def _who(shown: int, clients: int, lost: int) -> str:
+def _who(shown: int, clients: int, non_finite: int) -> str:
     """The clients along an axis, in words."""
     some = f"{shown} of {clients} clients, evenly spaced" if shown < clients else f"Client, of {clients}"
-    return f"{some}, the worst first; last evaluation{f'; {lost} not finite' if lost else ''}"
+    not_all = f"; {non_finite} with a model that is not finite" if non_finite else ""
+    return f"{some}, the worst first; last evaluation{not_all}"
 
 
 def _draw_accuracies(

@@ -140,7 +140,7 @@ def jitter(count: int) -> np.ndarray:
     return np.sin(2.4 * np.arange(count))
 
 
-def end_where_shares_do(ax: Any) -> None:
+def clip_percent_axis(ax: Any) -> None:
     """Limits of a vertical axis in % that name no share below 0 or above 100 %; markers there stay whole."""
     low, high = ax.get_ylim()
     ax.set_ylim(max(low, -0.8), min(high, 100.8))

@@ -20,8 +20,8 @@ from fedray.running.drawing.figure_style import (
     add_legend,
     calibration_error,
     canvas,
+    clip_percent_axis,
     column,
-    end_where_shares_do,
     evenly_spaced,
     plot_diagonal,
     read_csv,
@@ -62,7 +62,7 @@ class Curve(NamedTuple):
 
     rounds: list[int]
     values: list[float]
-    lost: int = 0  # evaluations whose values are not finite: nothing can be drawn there
+    non_finite: int = 0  # evaluations whose values are not finite: nothing can be drawn there
 
 
 class Average(NamedTuple):
@@ -129,14 +129,14 @@ def _draw_curves(ax: Axes, curves: Mapping[str, Curve], measure: Measure) -> Non
         )
     ax.set(xlabel="Communication round", ylabel=measure.label)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    if measure.scale == ACCURACY.scale:
-        end_where_shares_do(ax)
-    lost = [
-        f"{NAMES[model]}: {curve.lost} of {curve.lost + len(curve.rounds)} evaluations are not finite"
+    if measure in (ACCURACY, ECE):
+        clip_percent_axis(ax)
+    titles = [
+        f"{NAMES[model]}: {curve.non_finite} of {curve.non_finite + len(curve.rounds)} evaluations are not finite"
         for model, curve in curves.items()
-        if curve.lost
+        if curve.non_finite
     ]
-    ax.set_title("\n".join(lost), fontsize=8)
+    ax.set_title("\n".join(titles), fontsize=8)
 
 
 def reliability_figure(folder: Path) -> Figure | None:

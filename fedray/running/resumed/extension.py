@@ -72,18 +72,21 @@ def from_result(folder: Path, plan: Plan) -> Checkpoint:
         number = finished_rounds(folder)
         if len(rows) != number:
             raise ValueError(f"{METRICS} has {len(rows)} rounds of {number}")
-        server = tensor_files.unpack((folder / "global.safetensors").read_bytes(), plan.initial_server())
+        initial = plan.initial_server()
+        server = tensor_files.unpack((folder / "global.safetensors").read_bytes(), initial)
         selection = plan.selection.init(len(plan.trainers))
         if trees.leaves(selection):
             selection = tensor_files.unpack((folder / SELECTION).read_bytes(), selection)
         state = State(number, server, selection, rows, tuple(_spotlights(folder)))
         clients = _clients(folder, plan, number)
-        verify_clients(clients.folder, clients.files, plan.algorithm.client_init(plan.context, plan.initial_server()))
+        verify_clients(clients.folder, clients.files, plan.algorithm.client_init(plan.context, initial))
         return Checkpoint(state, clients)
 
 
 def _rows(folder: Path, plan: Plan) -> Iterator[Mapping[str, float]]:
     """The measures of every round, without those that only the last round of a run has."""
+    if not (folder / METRICS).read_bytes().endswith(b"\n"):
+        raise ValueError(f"{METRICS} ends within a line")
     for number, row in enumerate(read_measures(folder), 1):
         if row["round"] != number:
             raise ValueError(f"{METRICS}: row {number} is of round {row['round']:g}")

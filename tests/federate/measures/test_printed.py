@@ -20,8 +20,8 @@ from fedray.federate.measures.tasks import REGRESSION, printed
         (6.871e-6, 4, True, None, "0.00000687"),  # in the unit of a target that is small
         (0.0, 4, True, None, "0.0000"),
         (70030922.9, 4, True, 1e6, "7.00e+07 ± 1.00e+06"),
-        (math.nan, 2, False, math.nan, "diverged"),
-        (math.inf, 3, False, None, "diverged"),
+        (math.nan, 2, False, math.nan, "not finite"),
+        (math.inf, 3, False, None, "not finite"),
     ],
 )
 def test_a_number_has_the_digits_that_say_something(value, digits, unit, spread, text):
@@ -33,6 +33,6 @@ def test_the_table_of_a_run_shows_small_targets_as_the_comparison_does():
     assert report._cells([{"rmse": 6.871e-6}, {"rmse": 2.5e7}, {"rmse": math.nan}, None], shown) == [
         "0.00000687",
         "2.50e+07",
-        "diverged",
+        "not finite",
         "",
     ]
