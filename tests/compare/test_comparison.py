@@ -270,7 +270,9 @@ def test_a_folder_whose_figures_cannot_be_written_has_its_tables(store, tmp_path
 
     monkeypatch.setattr("fedray.compare.figures.draw", full)
     assert run(store, tmp_path, "--metrics", "global/accuracy") == 2
-    assert f"--output {tmp_path}: cannot be written (No space left on device)" in capsys.readouterr().err
+    assert (
+        f"--output {tmp_path}: cannot be written (no space left on device); free space there" in capsys.readouterr().err
+    )
     assert (tmp_path / "table.csv").stat().st_size > 0
 
 

@@ -284,7 +284,7 @@ def test_clients_whose_model_diverged_are_counted_and_thinned_ones_are_said(monk
     rows = [{"client": i, "test_examples": 5, "personal_accuracy": x} for i, x in enumerate(("0.5", "nan", "0.7", ""))]
     ax = drawn(client_figures.accuracy_figure(rows))[0]
     words, intervals = ax.get_xlabel().split("\n")
-    assert words == "Client, of 2, the worst first; last evaluation; 1 not finite"
+    assert words == "Client, of 2, the worst first; last evaluation; 1 with a model that is not finite"
     assert "95 %" in intervals
     assert client_figures.accuracy_figure([row | {"personal_accuracy": "nan"} for row in rows]) is None
     monkeypatch.setattr(client_figures, "LINES_MAX", 2)
