@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,12 +9,6 @@ from typing import Any
 import pytest
 
 from actors.machines.cluster import connect
-
-
-def pytest_xdist_auto_num_workers() -> int | None:
-    """One more than there are CPUs: tests wait for processes that they start half of their time."""
-    own = os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS")  # which xdist reads
-    return None if own else len(os.sched_getaffinity(0)) + 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
