@@ -12,8 +12,16 @@ from actors.machines.cluster import connect
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that use Ray come first: those of a test process share one cluster, which then makes room for the rest."""
+    """Tests that use Ray come first: those of a test process share one cluster, which then makes room for the rest.
+
+    Tests that share a fixture of their module go to one process, which makes it once.
+    """
     items.sort(key=lambda item: item.get_closest_marker("ray") is None)
+    for item in items:
+        module = item.nodeid.partition("::")[0]
+        found = item._fixtureinfo.name2fixturedefs.values()  # type: ignore[attr-defined]  # nothing public tells scopes
+        if any(fixtures[-1].scope != "function" and fixtures[-1].baseid == module for fixtures in found):
+            item.add_marker(pytest.mark.xdist_group(module))
 
 
 @pytest.fixture(scope="module")

@@ -80,7 +80,6 @@ def served(run, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("serving")
 class TestServer:
     def test_each_client_gets_the_answer_of_its_own_model_whatever_is_loaded(self, served, run):
         port, _ = served

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cluster.autoscaled import CASES, Cloud
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cloud")]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
