@@ -64,6 +64,17 @@ def test_a_link_to_a_source_file_leads_to_its_page(site):
 
 
 @pytest.mark.slow
+def test_a_link_of_a_notebook_leads_to_a_page(site):
+    """MkDocs checks the links of Markdown files alone."""
+    for notebook in DOCS.glob("notebooks/*.ipynb"):
+        page = site / "notebooks" / notebook.stem
+        text = (page / "index.html").read_text().partition("<article")[2].partition("</article>")[0]
+        links = [link for link in re.findall(r'href="([^"#]+)', text) if ":" not in link]
+        assert all((page / link / "index.html").is_file() for link in links), f"{notebook.name}: {links}"
+        assert links or "](" not in notebook.read_text(), notebook.name
+
+
+@pytest.mark.slow
 def test_the_reference_has_every_public_name(site):
     packed = (site / "objects.inv").read_bytes().split(b"\n", 4)[-1]  # after four lines of heading
     documented = {line.split()[0] for line in zlib.decompress(packed).decode().splitlines()}

@@ -18,6 +18,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"(?<=\]\()[^)\s#:]+(?=[)#])")
+NOTEBOOK_LINK = re.compile(r'(?<=href=")[^"#:]+\.(?:md|ipynb)(?=["#])')
 OVERVIEW = "overview.md"
 FRONT = "---\nhide: [navigation, toc]\nsearch: {exclude: true}\n---\n"
 
@@ -47,6 +48,19 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return posixpath.relpath(_page(target), posixpath.dirname(uri) or ".")
 
     return LINK.sub(lead, markdown)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Leads a notebook's links to the pages that they name: MkDocs itself leads only those of Markdown files."""
+    if not page.file.src_uri.endswith(".ipynb"):
+        return html
+
+    def lead(link: re.Match[str]) -> str:
+        named = posixpath.normpath(posixpath.join(posixpath.dirname(page.file.src_uri), link[0]))
+        shown = files.get_file_from_path(named)
+        return shown.url_relative_to(page.file) if shown else link[0]
+
+    return NOTEBOOK_LINK.sub(lead, html)
 
 
 def _linked(file: File) -> Iterator[str]:
