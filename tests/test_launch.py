@@ -235,6 +235,7 @@ def test_help_is_one_page_with_what_matters_first(capfd: pytest.CaptureFixture[s
     assert "--lr 0.01" in text
     assert "--zeta" not in text
     assert "--help-all" in text
+    assert text.index("--data.name is one of") < text.index("a dataset of the list above")
     assert not [name for name in registry.algorithms() if f" {name}" not in text]
     assert {"--data.name", "--clients", "--rounds", "--output"} <= set(
         re.findall(r"^  (--[\w.-]+)  ", text, re.MULTILINE)

@@ -14,7 +14,7 @@ from fedray.cli.written import typed
 
 WIDTH = 100
 FIRST = {  # in the order in which a new user meets them
-    "data.name": "a dataset of the list below, or the path of your own file (.npz, .csv, .parquet, .json, .jsonl)",
+    "data.name": "a dataset of the list above, or the path of your own file (.npz, .csv, .parquet, .json, .jsonl)",
     "data.root": "folder of the datasets; by default $FEDRAY_DATA_ROOT",
     "data.partition": "how the examples are dealt to the clients",
     "clients": "number of clients; by default the paper's",
