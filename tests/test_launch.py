@@ -225,6 +225,19 @@ def test_help_names_every_algorithm_and_the_documented_options(capfd: pytest.Cap
     assert not [name for table in plug_ins for name in table if f"{name} " not in squeezed]
 
 
+def test_help_on_a_wide_terminal_names_boxes_that_stand_side_by_side(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit):
+        parse(["--help-all"])
+    text = capfd.readouterr().out
+    assert "╮╭" in text
+    boxes = re.findall(r"╭─ (.*?) ─+╮", text)
+    assert {"federation", "data options", "model options", "tracking options"} <= set(boxes)
+    assert "The dataset and how its examples are dealt to the clients." in text
+
+
 def test_help_is_one_page_with_what_matters_first(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         parse(["fedavg", "--rounds", "7", "--help"])

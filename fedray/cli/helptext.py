@@ -62,7 +62,10 @@ def long(algorithm: str, fields: Sequence[tuple[str, Any, Any]]) -> str:
 
 
 def _box(title: str, fields: Sequence[tuple[str, Any, Any]]) -> str:
-    """The help of some options as tyro prints it, its first box with another title and without a line for --help."""
+    """The help of some options as tyro prints it, its first box with another title and without a line for --help.
+
+    On a wide terminal tyro sets boxes side by side: those on the right of the first one stay as they are.
+    """
     kind: type[Any] = dataclasses.make_dataclass("Options", fields, frozen=True)
     content = io.BytesIO()
     stream = io.TextIOWrapper(content, encoding="utf-8")  # with an encoding, for which tyro draws lines
@@ -71,9 +74,12 @@ def _box(title: str, fields: Sequence[tuple[str, Any, Any]]) -> str:
     stream.flush()
     shown = content.getvalue().decode()
     lines = shown[shown.index("╭") :].splitlines()
-    width = len(lines[0])
-    kept = [line for line in lines[1:] if not line.startswith("│ -h, --help")]
-    return "\n".join([f"╭─ {title} ".ljust(width - 1, "─") + "╮", *kept])
+    end = lines[0].index("╮")
+    lines[0] = f"╭─ {title} ".ljust(end, "─") + lines[0][end:]
+    for at, line in enumerate(lines):
+        if line.startswith("│ -h, --help"):
+            lines[at] = "│".ljust(end) + line[end:]
+    return "\n".join(line for line in lines if line.strip("│ "))
 
 
 _MISSING = object()
