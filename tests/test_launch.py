@@ -238,6 +238,10 @@ def test_help_on_a_wide_terminal_names_boxes_that_stand_side_by_side(
     assert "The dataset and how its examples are dealt to the clients." in text
 
 
+def test_a_value_that_cannot_be_read_is_said_once(capfd: pytest.CaptureFixture[str]) -> None:
+    assert refused(["--rounds", "x"], capfd).count("Error parsing --rounds") == 1
+
+
 def test_help_is_one_page_with_what_matters_first(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         parse(["fedavg", "--rounds", "7", "--help"])

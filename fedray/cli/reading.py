@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import typing
 from collections.abc import Sequence
 from pathlib import Path
@@ -50,17 +52,18 @@ def read_options(kind: type[T], argv: Sequence[str], prog: str, description: str
 
 def strays(kind: type[Any], argv: Sequence[str], pairs: bool = False) -> list[str]:
     """The words of a command line that no option takes; none where it is at fault elsewhere."""
-    try:
-        return tyro.cli(
-            kind,
-            args=list(argv),
-            config=_config(pairs),
-            registry=_tyro,
-            return_unknown_args=True,
-            console_outputs=False,
-        )[1]
-    except SystemExit:
-        return []
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            return tyro.cli(
+                kind,
+                args=list(argv),
+                config=_config(pairs),
+                registry=_tyro,
+                return_unknown_args=True,
+                console_outputs=False,  # a value that cannot be read is said all the same
+            )[1]
+        except SystemExit:
+            return []
 
 
 def _config(pairs: bool) -> tuple[Any, ...]:
