@@ -238,6 +238,19 @@ def test_help_on_a_wide_terminal_names_boxes_that_stand_side_by_side(
     assert "The dataset and how its examples are dealt to the clients." in text
 
 
+def test_the_help_of_an_option_is_a_paragraph(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lines end where the terminal does, not where they do in the code."""
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        parse(["--help-all"])
+    (box,) = re.findall(r"^╭─ federation ─+╮\n(.*?)\n╰", capfd.readouterr().out, re.MULTILINE | re.DOTALL)
+    rows = [line.strip("│ ") for line in box.splitlines()]
+    start = rows.index("default the paper's for the dataset (all; 10 of 20")
+    assert rows[start + 1] == "for cifar10; 4 of 10 for sent140; 20 of 198 for"
+
+
 def test_a_value_that_cannot_be_read_is_said_once(capfd: pytest.CaptureFixture[str]) -> None:
     assert refused(["--rounds", "x"], capfd).count("Error parsing --rounds") == 1
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import io
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from fedray.types import FedRayError
 T = TypeVar("T")
 METAVARS = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH"}
 _tyro = tyro.constructors.ConstructorRegistry()
+_asked: list[tyro.constructors.StructTypeInfo] = []
 
 
 @_tyro.primitive_rule
@@ -40,6 +42,33 @@ def _optional(
         is_instance=lambda value: value is None or isinstance(value, options),
         str_from_instance=lambda value: [str(value)],
     )
+
+
+@_tyro.struct_rule
+def _joined(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.StructConstructorSpec | None:
+    """Show the help of a setting as one paragraph, not with the line breaks that it has in the code.
+
+    Tyro joins only lines that are not indented, and those of a setting's docstring are.
+    """
+    if not dataclasses.is_dataclass(info.type) or _asked:
+        return None
+    _asked.append(info)  # the answer is that of tyro's own rules
+    try:
+        spec = tyro.constructors.ConstructorRegistry.get_struct_spec(info)
+    finally:
+        _asked.clear()
+    if not isinstance(spec, tyro.constructors.StructConstructorSpec):
+        return None
+    fields = (dataclasses.replace(field, helptext=_paragraph(field.helptext)) for field in spec.fields)
+    return dataclasses.replace(spec, fields=tuple(fields))
+
+
+def _paragraph(text: str | Callable[[], str | None] | None) -> Callable[[], str | None]:
+    def joined() -> str | None:  # when it is shown, for reading it is slow
+        said = text() if callable(text) else text
+        return " ".join(said.split()) if said else said
+
+    return joined
 
 
 def read_options(kind: type[T], argv: Sequence[str], prog: str, description: str, pairs: bool = False) -> T:
