@@ -26,7 +26,10 @@ def parse(argv: Sequence[str]) -> tuple[str, Options]:
         registry.pick(STUDIES, "study", argv[0])
     elif "-h" not in argv and "--help" not in argv:
         raise FedRayError(f"no study is given; choose from {', '.join(STUDIES)}")
-    studies = "\n".join(f"  {name:<16}  {(study.__doc__ or '').splitlines()[0]}" for name, study in STUDIES.items())
+    width = max(map(len, STUDIES))
+    studies = "\n".join(
+        f"  {name:<{width}}  {(study.__doc__ or '').splitlines()[0]}" for name, study in STUDIES.items()
+    )
     options = cli.read_options(
         Options,
         argv[1:] if named else argv,
@@ -34,7 +37,7 @@ def parse(argv: Sequence[str]) -> tuple[str, Options]:
         "Run a study. Runs that the tracking store holds as finished are skipped. Results go to folders in --output, "
         "by default runs/STUDY. In the place of a study, page makes the page of the published results, verify "
         "STUDY/CELL plays one of them again, and all plays those that are missing. STUDY is one of"
-        f"\n\n{studies}",
+        f"\n{studies}",
     )
     named_none = "--only" in argv and not options.only
     require(not named_none, "only", "", "no cell is named", "name cells or tags, or leave the option out")

@@ -23,6 +23,14 @@ def run_names(*argv: str) -> list[str]:
     return [run.name for run in plan_runs(*parse(argv)).runs]
 
 
+def test_help_lists_the_studies_in_two_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--help"])
+    shown = [line for line in capsys.readouterr().out.splitlines() if line.split()[:1] and line.split()[0] in STUDIES]
+    assert [line.split()[0] for line in shown] == list(STUDIES)
+    assert len({line.index((STUDIES[line.split()[0]].__doc__ or "").splitlines()[0]) for line in shown}) == 1
+
+
 def test_table2_holds_the_rows_of_the_paper() -> None:
     cells = STUDIES["table2"]()
     algorithms = [cell.experiment.algorithm for cell in cells]
