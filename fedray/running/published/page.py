@@ -71,8 +71,8 @@ def description(plan: Plan, summary: Mapping[str, Any], figures: Sequence[str], 
 
 def _title(plan: Plan) -> str:
     name = registry.algorithm_name(plan.cfg.algorithm)
-    head = f"**{name}** on **{plan.cfg.data.name}**: {len(plan.members)} clients, {plan.cfg.rounds} rounds"
-    return f"{head}, seed {plan.cfg.seed}. {plan.algorithm.summary}\n\n"
+    sizes = f"{len(plan.members)} clients, {plan.cfg.rounds} rounds, seed {plan.cfg.seed}"
+    return f"**{name}** ({plan.algorithm.summary}) on **{plan.cfg.data.name}**: {sizes}\n\n"
 
 
 def _again(command: str | None) -> str:

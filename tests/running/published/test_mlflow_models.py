@@ -167,6 +167,7 @@ def test_a_command_is_broken_between_its_words():
 def test_the_page_says_what_was_run_and_belongs_to_model_training(tracked):
     client, run, folder = tracked
     note = run.data.tags["mlflow.note.content"]
+    assert note.startswith("**pfedbayes** (personal Gaussian posteriors with the global one as prior) on **digits**: ")
     assert "python -m fedray.launch pfedbayes" in note
     assert run.data.tags["mlflow.source.name"].startswith("python -m fedray.launch pfedbayes")
     summary = json.loads((folder / "summary.json").read_text())
