@@ -298,7 +298,7 @@ def _ticks(ax: Axes, domain: Domain, labels: Sequence[str]) -> None:
 
 
 def _parallel(table: Sequence[TrialResult], space: Mapping[str, Domain], metric: str) -> Any:
-    """One vertical axis per setting and one for the metric, one line per trial, coloured by the metric."""
+    """One vertical axis per setting and one for the metric, one line per trial, the darker the higher its metric."""
     from matplotlib import colormaps
 
     figure = figure_style.canvas(1.6 * (len(space) + 2), 3.6)
@@ -315,7 +315,7 @@ def _parallel(table: Sequence[TrialResult], space: Mapping[str, Domain], metric:
     for line, (row, level) in enumerate(zip(table, heights[-1], strict=True)):
         style = "-" if row.outcome == "finished" else ":"
         ys = [column[line] for column in heights]
-        ax.plot(range(len(columns)), ys, style, color=colormaps["viridis"](PALEST * level), linewidth=1.5)
+        ax.plot(range(len(columns)), ys, style, color=colormaps["viridis"](PALEST * (1 - level)), linewidth=1.5)
     for x, (_, values, ends) in enumerate(columns):
         ax.axvline(x, color=GREY, linewidth=0.8)
         _label_ends(ax, x, ends if max(values) > min(values) else ends[:1])
@@ -326,7 +326,7 @@ def _parallel(table: Sequence[TrialResult], space: Mapping[str, Domain], metric:
     ax.grid(False)
     for side in ax.spines.values():
         side.set_visible(False)
-    ax.set_title("solid: finished, dotted: stopped early", pad=18, fontsize=9)
+    ax.set_title("solid: finished, dotted: stopped early; the darker, the higher the metric", pad=18, fontsize=9)
     return figure
 
 

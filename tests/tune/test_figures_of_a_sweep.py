@@ -11,6 +11,12 @@ from tune.results import TrialResult
 SPACE = {"algorithm.average": Choice(("rho", "sigma", "moments")), "algorithm.keep": Choice((True, False))}
 
 
+def rgb_to_grey(colour):
+    """Relative luminance of sRGB, 1 for white."""
+    linear = [(part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4) for part in colour[:3]]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
 def trial(number, average, keep, score, outcome="finished"):
     settings = {"algorithm.average": average, "algorithm.keep": keep}
     return TrialResult(f"x_{number}", settings, 0, 3, score, outcome)
@@ -34,6 +40,14 @@ def test_every_value_of_a_setting_of_words_stands_at_its_axis():
     (ax,) = results._parallel(TRIALS, SPACE, "m").axes
     texts = [note.get_text() for note in ax.texts]
     assert set(texts) == {"moments", "rho", "sigma", "False", "True", "0.500", "0.900"}
+
+
+def test_the_trial_with_the_highest_metric_is_drawn_darkest():
+    """On white paper, and in grey, it would otherwise be the faintest line."""
+    (ax,) = results._parallel(TRIALS, SPACE, "m").axes
+    light = [rgb_to_grey(line.get_color()) for line in ax.lines[: len(TRIALS)]]
+    assert light == sorted(light, reverse=True)
+    assert light[-1] < 0.1
 
 
 def test_one_value_stands_once_where_its_line_is():
