@@ -75,6 +75,12 @@ def test_a_link_of_a_notebook_leads_to_a_page(site):
 
 
 @pytest.mark.slow
+def test_an_option_is_not_broken_after_its_dashes(site):
+    assert '<code class="option">--metric-mode</code>' in (site / "sweeps" / "index.html").read_text()
+    assert "code.option { white-space: nowrap; }" in (site / "theme" / "fedray.css").read_text()
+
+
+@pytest.mark.slow
 def test_the_reference_has_every_public_name(site):
     packed = (site / "objects.inv").read_bytes().split(b"\n", 4)[-1]  # after four lines of heading
     documented = {line.split()[0] for line in zlib.decompress(packed).decode().splitlines()}

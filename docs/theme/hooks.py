@@ -19,6 +19,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"(?<=\]\()[^)\s#:]+(?=[)#])")
 NOTEBOOK_LINK = re.compile(r'(?<=href=")[^"#:]+\.(?:md|ipynb)(?=["#])')
+OPTION = re.compile(r"<code>(?=--[^<]{1,28}</code>)")
 OVERVIEW = "overview.md"
 FRONT = "---\nhide: [navigation, toc]\nsearch: {exclude: true}\n---\n"
 
@@ -51,7 +52,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Leads a notebook's links to the pages that they name: MkDocs itself leads only those of Markdown files."""
+    """Keeps an option on one line, which browsers would break after its dashes, and leads a notebook's links to the
+    pages that they name: MkDocs itself leads only those of Markdown files."""
+    html = OPTION.sub('<code class="option">', html)
     if not page.file.src_uri.endswith(".ipynb"):
         return html
 
