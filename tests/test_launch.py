@@ -251,6 +251,19 @@ def test_the_help_of_an_option_is_a_paragraph(
     assert rows[start + 1] == "for cifar10; 4 of 10 for sent140; 20 of 198 for"
 
 
+@pytest.mark.parametrize("width", ["80", "200"])
+def test_help_shows_no_default_that_is_empty(
+    width: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text says what is done then, as with "by default the paper's"."""
+    monkeypatch.setenv("COLUMNS", width)
+    with pytest.raises(SystemExit):
+        parse(["--help-all"])
+    shown = re.findall(r"\(default: ?([^)]*)\)", capfd.readouterr().out)
+    assert len(shown) > 50
+    assert not {"", "None", "''"} & set(shown)
+
+
 def test_a_value_that_cannot_be_read_is_said_once(capfd: pytest.CaptureFixture[str]) -> None:
     assert refused(["--rounds", "x"], capfd).count("Error parsing --rounds") == 1
 

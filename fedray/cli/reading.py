@@ -16,6 +16,7 @@ import tyro
 from fedray.types import FedRayError
 
 T = TypeVar("T")
+EMPTY = (None, "", ())
 METAVARS = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH"}
 _tyro = tyro.constructors.ConstructorRegistry()
 _asked: list[tyro.constructors.StructTypeInfo] = []
@@ -45,8 +46,8 @@ def _optional(
 
 
 @_tyro.struct_rule
-def _joined(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.StructConstructorSpec | None:
-    """Show the help of a setting as one paragraph, not with the line breaks that it has in the code.
+def _explained(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.StructConstructorSpec | None:
+    """Show the help of a setting as one paragraph, and no default that is empty: the text says what is done then.
 
     Tyro joins only lines that are not indented, and those of a setting's docstring are.
     """
@@ -59,8 +60,14 @@ def _joined(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.StructC
         _asked.clear()
     if not isinstance(spec, tyro.constructors.StructConstructorSpec):
         return None
-    fields = (dataclasses.replace(field, helptext=_paragraph(field.helptext)) for field in spec.fields)
-    return dataclasses.replace(spec, fields=tuple(fields))
+    return dataclasses.replace(spec, fields=tuple(map(_shown, spec.fields)))
+
+
+def _shown(field: tyro.constructors.StructFieldSpec) -> tyro.constructors.StructFieldSpec:
+    kind = field.type
+    if field.default in EMPTY:
+        kind = typing.Annotated[kind, tyro.conf.arg(help_behavior_hint="")]
+    return dataclasses.replace(field, type=kind, helptext=_paragraph(field.helptext))
 
 
 def _paragraph(text: str | Callable[[], str | None] | None) -> Callable[[], str | None]:
