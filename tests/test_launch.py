@@ -19,7 +19,6 @@ import torch
 import fedray
 from fedray import cli, registry
 from fedray.cli import helptext
-from fedray.config import Execution, Experiment
 from fedray.launch import main, parse
 from fedray.studies.cell import experiment
 from fedray.types import FedRayError
@@ -290,7 +289,7 @@ def test_help_is_one_page_with_what_matters_first(capfd: pytest.CaptureFixture[s
 def test_help_shows_options_as_they_are_typed(name: str) -> None:
     """Switches without a value, and several words for several values: what is shown can be given."""
     settings = registry.algorithms()[name].config()
-    text = helptext.short(name, settings, (Experiment(), Execution()))
+    text = helptext.own(name, settings)
     shown = text.partition("with their defaults:")[2].split("--")[1:]
     given = [words for each in shown for words in [f"--{each}".split()] if words[-1] not in ("(on)", "(off)")]
     switches = [f"--{each.split()[0]}" for each in shown if each.split()[-1] in ("(on)", "(off)")]

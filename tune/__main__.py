@@ -31,19 +31,36 @@ class SweepNote(NamedTuple):
     examples: tuple[str, ...] = ()  # digests of the user's own
 
 
+ABOUT = (
+    "Search the settings of a federation with Ray Tune: every trial is a whole federation, and a child\n"
+    "run in MLflow. Trials are ranked, and stopped early, on validation examples: a share of every\n"
+    "client's training examples on which nobody trains. Only the best configuration is tested.\n\n"
+    "  python -m tune                                            8 configurations of pfedbayes on the digits\n"
+    "  python -m tune pfedbayes --samples 20 --max-rounds 40 --space 'zeta=loguniform(1,20)'\n"
+    "  python -m tune fedavg --search grid --space 'lr=grid(0.01,0.1)' --scheduler none --seeds 3\n"
+    "  python -m tune --resume runs/NAME                         go on with a sweep that was interrupted"
+)
+
+
 def describe(names: Mapping[str, Algorithm], chosen: str) -> str:
-    """The text above the options of --help."""
+    """The text above all options."""
     return (
-        "Search the settings of a federation with Ray Tune: every trial is a whole federation, every trial a child run "
-        f"in MLflow.\n\nALGORITHM, the first argument, is one of\n{cli.listed(names)}\n\n"
-        "  python -m tune                                            8 configurations of pfedbayes on the digits\n"
-        "  python -m tune pfedbayes --samples 20 --max-rounds 40 --space 'zeta=loguniform(1,20)'\n"
-        "  python -m tune fedavg --search grid --space 'lr=grid(0.01,0.1)' --scheduler none --seeds 3\n"
-        "  python -m tune --resume runs/NAME                         go on with a sweep that was interrupted\n\n"
-        "Trials are ranked, and stopped early, on validation examples: a share of every client's training examples on\n"
-        "which nobody trains. Only the best configuration is tested.\n\n"
-        f"{cli.listed_plug_ins()}\n\n"
+        f"{ABOUT}\n\nALGORITHM, the first argument, is one of\n{cli.listed(names)}\n\n{cli.listed_plug_ins()}\n\n"
         f"Every option of `python -m fedray.launch {chosen}` is a fixed value here; --space names what is searched."
+    )
+
+
+def brief(names: Mapping[str, Algorithm], chosen: str) -> str:
+    """What --help begins with."""
+    from tune import space
+
+    searched = "\n".join(f"  {name}={space.show(domain)}" for name, domain in names[chosen].space.items())
+    return (
+        f"{ABOUT}\n\nALGORITHM is one of\n{cli.wrapped(names)}\n\n"
+        "  python -m tune ALGORITHM --help                           the same for another algorithm\n"
+        "  python -m tune ALGORITHM --help-all                       all options, and what they mean\n\n"
+        f"Every option of `python -m fedray.launch {chosen}` is a fixed value here. Without --space,\n"
+        f"these are searched:\n{searched or '  none: give --space'}"
     )
 
 
@@ -74,7 +91,7 @@ def _parsed(argv: Sequence[str], old: cli.Parsed | None = None) -> cli.Parsed:
     usual = dataclasses.replace(old.more.sweep, space=()) if old else Sweep()  # the parser appends to a space
     lead = [("sweep", Annotated[Sweep, tyro.conf.arg(name="")], dataclasses.field(default=usual))]
     base = (old.experiment, old.execution) if old else None
-    return cli.parse(argv, "python -m tune", describe, (), base, lead=lead)
+    return cli.parse(argv, "python -m tune", describe, (), base, brief, lead)
 
 
 def _placed(cfg: Experiment, folder: str = "") -> Experiment:

@@ -32,15 +32,20 @@ def option(dotted: str) -> str:
     return "--" + dotted.replace("_", "-")
 
 
-def short(algorithm: str, settings: Any, cfgs: tuple[Any, ...]) -> str:
-    """The options that matter first, and the names of the algorithm's own; ``cfgs`` are searched for the values."""
+def first(cfgs: tuple[Any, ...]) -> str:
+    """The options that matter first; ``cfgs`` are searched for their values."""
     lines = ["Options that matter first:", ""]
     for dotted, text in FIRST.items():
         value = next(found for cfg in cfgs if (found := _value(cfg, dotted)) is not _MISSING)
         lines += _entry(option(dotted), text if value is None else f"{text} (default: {value})")
-    lines += ["", f"Options of {algorithm}, with their defaults:", ""]
-    own = [_typed(field.name, getattr(settings, field.name)) for field in dataclasses.fields(settings)]
-    wrapped = textwrap.wrap("   ".join(word.replace(" ", "\0") for word in own), WIDTH - 2, break_on_hyphens=False)
+    return "\n".join(lines)
+
+
+def own(algorithm: str, settings: Any) -> str:
+    """The names of an algorithm's own options, with their defaults."""
+    lines = [f"Options of {algorithm}, with their defaults:", ""]
+    words = [_typed(field.name, getattr(settings, field.name)) for field in dataclasses.fields(settings)]
+    wrapped = textwrap.wrap("   ".join(word.replace(" ", "\0") for word in words), WIDTH - 2, break_on_hyphens=False)
     lines += [f"  {line}".replace("\0", " ") for line in wrapped]
     return "\n".join(lines)
 
@@ -58,10 +63,10 @@ def long(algorithm: str, fields: Sequence[tuple[str, Any, Any]]) -> str:
     grouped: dict[str, list[tuple[str, Any, Any]]] = {title: [] for title in ("this command", *titles.values())}
     for field in fields:
         grouped[titles.get(field[0], "this command")].append(field)
-    return "\n\n".join(_box(title, some) for title, some in grouped.items())
+    return "\n\n".join(box(title, some) for title, some in grouped.items())
 
 
-def _box(title: str, fields: Sequence[tuple[str, Any, Any]]) -> str:
+def box(title: str, fields: Sequence[tuple[str, Any, Any]]) -> str:
     """The help of some options as tyro prints it, its first box with another title and without a line for --help.
 
     On a wide terminal tyro sets boxes side by side: those on the right of the first one stay as they are.

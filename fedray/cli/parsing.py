@@ -47,8 +47,8 @@ def parse(
     --help shows before all others.
 
     Defaults are the algorithm's or, to resume a run, those of ``base``. For help and mistakes, tyro prints a text and
-    exits with code 0 or 2. --help-all shows all options in groups; with a ``brief`` description --help shows those that
-    matter first. Raises FedRayError for an unknown algorithm or preset.
+    exits with code 0 or 2. --help-all shows all options in groups. With a ``brief`` description --help shows those of
+    ``lead``, or those that matter first. Raises FedRayError for an unknown algorithm or preset.
     """
     from fedray import registry  # imports PyTorch, for which `fedray status` does not wait
 
@@ -82,8 +82,9 @@ def parse(
         *more,
     ]
     if brief and {"-h", "--help"} & set(argv):
-        settings = helptext.short(name, experiment.algorithm, (experiment, execution))
-        raise _shown_help(f"{prog} [ALGORITHM] [OPTIONS]", brief(names, name), settings)
+        first = helptext.box("this command", lead) if lead else helptext.first((experiment, execution))
+        own = helptext.own(name, experiment.algorithm)
+        raise _shown_help(f"{prog} [ALGORITHM] [OPTIONS]", brief(names, name), first, own)
     if "--help-all" in argv:
         raise _shown_help(f"{prog} [ALGORITHM] [OPTIONS]", describe(names, name), helptext.long(name, fields))
     _check_free(name, record, [field[0] for field in (*lead, *more)])

@@ -275,19 +275,26 @@ def test_the_command_to_go_on_holds_in_a_folder_with_a_space(tmp_path):
         assert shlex.split(told)[-2:] == ["--resume", str(tmp_path / "my runs")]
 
 
-def test_what_a_sweep_searches_comes_first_in_its_help(capsys):
-    with pytest.raises(SystemExit):
-        main(["--help"])
+def test_help_is_one_page_with_what_a_sweep_searches(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["fedavg", "--help"])
+    assert ended.value.code == 0
     text = capsys.readouterr().out
-    assert "uci-NAME" in text
-    assert text.index("--samples INT") < text.index("--space NAME") < text.index("--rounds INT")
+    assert len(text.splitlines()) < 75
+    assert "  lr=loguniform(0.0001,0.1)\n" in text
+    assert (
+        text.index("--samples INT") < text.index("--space NAME") < text.index("Options of fedavg") < text.index("--lr ")
+    )
+    assert "--help-all" in text
+    assert "--rounds INT" not in text
 
 
 def test_all_options_are_shown_in_groups_as_those_of_a_launch_are(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["fedavg", "--help-all"])
     assert ended.value.code == 0
-    _, _, boxes = capsys.readouterr().out.partition("╭─ this command")
+    text, _, boxes = capsys.readouterr().out.partition("╭─ this command")
+    assert "uci-NAME" in text
     words = ("--samples INT", "╭─ options of fedavg", "--lr FLOAT", "╭─ federation", "--rounds INT", "╭─ execution")
     places = [boxes.index(word) for word in words]
     assert places == sorted(places)
