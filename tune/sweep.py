@@ -28,6 +28,7 @@ from fedray.running import progress
 from fedray.running.files import write_json, write_table
 from fedray.running.mlflow_store import locate, shown
 from fedray.running.progress import Status
+from fedray.running.published import page
 from fedray.running.tracking import MLflowTracker, NullTracker, Tracker
 from fedray.terminal import same_handlers
 from fedray.types import FedRayError, require
@@ -286,6 +287,7 @@ def _records(request: SweepRequest) -> tuple[Tracker, ParentRun | None]:
     run_id = known.run_id if known and same else None
     algorithm = registry.algorithm_name(request.base.algorithm)
     tags = {"fedray.kind": "sweep", "sweep": request.name, "algorithm": algorithm, "dataset": request.base.data.name}
+    tags[page.NOTE] = _description(request)
     space = {f"space.{name}": show(domain) for name, domain in request.space.items()}
     options = to_dict(dataclasses.replace(request.sweep, resume="", space=()))
     params = {"algorithm.name": algorithm} | flatten(to_dict(request.base)) | space
@@ -293,6 +295,15 @@ def _records(request: SweepRequest) -> tuple[Tracker, ParentRun | None]:
     tracker = MLflowTracker(uri, where.experiment, request.name, {} if run_id else params, tags, run_id=run_id)
     write_json(request.folder / TRACKED, Tracked(shown(uri), tracker.run_id, where.experiment)._asdict())
     return tracker, ParentRun(uri, where.experiment, tracker.run_id, request.name, algorithm)
+
+
+def _description(request: SweepRequest, score: str = "", command: str = "") -> str:
+    """Markdown for the page of the sweep in the store: what is searched, and the best that was found."""
+    name = registry.algorithm_name(request.base.algorithm)
+    searched = ((setting.removeprefix("algorithm."), domain) for setting, domain in request.space.items())
+    space = "".join(f"- `{setting}={show(domain)}`\n" for setting, domain in searched)
+    best = page.block(f"The best configuration has {score}", command)
+    return f"**{name}** on **{request.base.data.name}**: a sweep of {request.trials} trials over\n\n{space}\n{best}"
 
 
 def _best_command(request: SweepRequest, chosen: Experiment, gpus: bool) -> str:
@@ -339,6 +350,7 @@ def _conclude(request: SweepRequest, trials: list[Any], tracker: Tracker, gpus: 
         alike = {f"best/{TEST}/{kind}/{name}": tested[kind][name]} if tested else {}
         tracker.log(0, {f"best/{sweep.metric}": results.mean(best)} | alike)
         tracker.tag("best", command)
+        tracker.tag(page.NOTE, _description(request, f"{sweep.metric} {results.mean(best):.4f}", command))
     tracker.finish("KILLED" if interrupted else "FINISHED", folder)
     # Last: whoever is killed before concludes again.
     hint = tracker.hint()

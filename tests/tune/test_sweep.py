@@ -243,7 +243,12 @@ def test_a_diverging_trial_fails_with_its_reason_and_is_not_the_best(tmp_path):
     code, out, err = sweep(tmp_path, *options, *ONE)
     assert code == 0, err
     assert "--lr 0.1" in out
-    _, _, runs = children(tmp_path)
+    _, parent, runs = children(tmp_path)
+    note = parent.data.tags["mlflow.note.content"]
+    assert note.startswith("**fedavg** on **digits**: a sweep of 2 trials over\n\n- `lr=grid(0.1,1e+30)`\n")
+    assert "The best configuration has validation/global/accuracy 0." in note
+    assert "python -m fedray.launch fedavg " in note
+    assert " --lr 0.1 " in note
     (bad,) = [run for run in runs if run.info.status == "FAILED"]
     assert bad.data.tags["outcome"].startswith("failed: ")
     assert "client" in bad.data.tags["outcome"]

@@ -27,6 +27,7 @@ SHOWN_FIGURES = ("accuracy.png", "rmse.png", "reliability.png", "coverage.png", 
 CURVES = ("accuracy", "rmse", "nll", "ece", "coverage")  # of these the average so far is logged, too
 TABLE = "clients.json"  # among the artifacts of a run
 MAX_ROWS = 1000  # of the table: the page loads all of them
+NOTE = "mlflow.note.content"  # the tag that MLflow shows as the description of a run, in Markdown
 MAX_NOTE = 7500  # characters: MLflow refuses a tag of more than 8000
 LINE = 90  # characters of a command: a long line widens the page
 TEST = "evaluation"  # MLflow's word for the context of test examples
@@ -47,7 +48,7 @@ def command(plan: Plan) -> str | None:
 def tags(plan: Plan) -> dict[str, str]:
     """Tags of a run as it begins, by which MLflow shows its source and a description."""
     again = command(plan)
-    return {"mlflow.note.content": _title(plan) + _again(again), "mlflow.source.type": "LOCAL"} | (
+    return {NOTE: _title(plan) + block("Run it again", again), "mlflow.source.type": "LOCAL"} | (
         {"mlflow.source.name": again} if again else {}
     )
 
@@ -57,7 +58,7 @@ def description(plan: Plan, summary: Mapping[str, Any], figures: Sequence[str], 
 
     ``figures`` are the names of :func:`previews`, which the server of the page reads from the run's artifacts.
     """
-    parts = [_title(plan), _results(plan, summary), _again(command(plan))]
+    parts = [_title(plan), _results(plan, summary), block("Run it again", command(plan))]
     parts += [f"- *{name}*: {said}\n" for name, said in summary["protocol"].items() if said is not None]
     parts += ["\n"]
     for path in figures:
@@ -75,7 +76,8 @@ def _title(plan: Plan) -> str:
     return f"**{name}** ({plan.algorithm.summary}) on **{plan.cfg.data.name}**: {sizes}\n\n"
 
 
-def _again(command: str | None) -> str:
+def block(title: str, command: str | None) -> str:
+    """Markdown: a command below its title, in lines that do not widen the page; empty without one."""
     if not command:
         return ""
     lines: list[str] = []
@@ -84,7 +86,7 @@ def _again(command: str | None) -> str:
             lines[-1] += f" {word}"
         else:
             lines.append(word)
-    return "Run it again:\n\n```\n" + " \\\n  ".join(lines) + "\n```\n\n"
+    return f"{title}:\n\n```\n" + " \\\n  ".join(lines) + "\n```\n\n"
 
 
 def _results(plan: Plan, summary: Mapping[str, Any]) -> str:

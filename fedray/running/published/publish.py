@@ -64,7 +64,7 @@ def publish(client: MlflowClient, experiment: str, run_id: str, finished: Finish
         shown = page.previews(folder, Path(place))
         client.log_artifacts(run_id, place, page.PREVIEWS)
     note = page.description(plan, summary, shown, run_id)
-    client.set_tag(run_id, "mlflow.note.content", note)
+    client.set_tag(run_id, page.NOTE, note)
     datasets = page.datasets(plan)
     client.log_inputs(run_id, datasets)
     tables = client.get_run(run_id).data.tags.get("mlflow.loggedArtifacts", "")

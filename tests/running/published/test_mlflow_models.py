@@ -160,7 +160,7 @@ def test_a_run_has_at_most_sixty_metrics_and_says_so_once(tracked):
 
 def test_a_command_is_broken_between_its_words():
     command = shlex.join(["python", "-m", "fedray.launch", "--data.name", f"/data/{'of last year/' * 9}x.npz"])
-    shown = page._again(command).split("```")[1].replace(" \\\n", " ")
+    shown = page.block("Again", command).split("```")[1].replace(" \\\n", " ")
     assert shlex.split(shown) == shlex.split(command)
 
 
