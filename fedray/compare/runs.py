@@ -145,14 +145,8 @@ def _of_sweep(run: Run) -> bool:
 
 
 def _existing(uri: str) -> str:
-    """The absolute address of a store; raises FedRayError if it is a SQLite file that holds no store."""
-    try:
-        address = mlflow_store.locate(uri)
-    except FedRayError:
-        raise FedRayError(
-            f"--uri {mlflow_store.shown(uri)}: not the address of a database or MLflow server; give "
-            "sqlite:///FILE.db or http://HOST:PORT"
-        ) from None
+    """The absolute address of a store; raises FedRayError for what is none, such as a SQLite file without one."""
+    address = mlflow_store.locate(uri, "--uri")
     if address.database is None:
         return address.uri
     if not address.database.is_file():

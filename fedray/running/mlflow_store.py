@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote
 
 from fedray.types import FedRayError, first_line
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
     from mlflow.tracking import MlflowClient
 
+OPTION = "--tracking.uri"
 LOCK_SECONDS = 60.0  # another process may be creating the tables, which took 1 to 8 s when measured
 PAGE = 500  # runs per request
 
@@ -41,24 +43,30 @@ class Address(NamedTuple):
     database: Path | None  # the file of a SQLite store
 
 
-def locate(uri: str) -> Address:
+def locate(uri: str, option: str = OPTION) -> Address:
     """The address that a user wrote, made absolute.
 
     The empty string means runs/mlflow.db below the current folder. Artifacts go beside a SQLite file. Raises
-    FedRayError unless ``uri`` is the address of a database or an MLflow server.
+    FedRayError, with the name of the option, unless ``uri`` is the address of a database or an MLflow server.
     """
+    off = ", or none to switch tracking off" if option == OPTION else ""
     uri = uri or "sqlite:///runs/mlflow.db"
     scheme, _, rest = uri.partition("://")
     if scheme == "sqlite" and rest.startswith("/") and rest not in ("/", "/:memory:"):
         database = Path(rest[1:]).expanduser().absolute()
+        if "?" in str(database) or unquote(str(database)) != str(database):
+            raise FedRayError(
+                f"{option} sqlite:///{shown(str(database))}: a ? or a code such as %20 in it would lead to another "
+                f"file; give one without, also in the names of its folders{off}"
+            )
         return Address(f"sqlite:///{database}", (database.parent / "artifacts").as_uri(), database)
     if scheme in ("http", "https") and rest:
         return Address(uri.rstrip("/"), None, None)
     if re.fullmatch(r"(postgresql|mysql|mssql)(\+\w+)?", scheme) and rest:
         return Address(uri, Path("runs/artifacts").absolute().as_uri(), None)
     raise FedRayError(
-        f"--tracking.uri {shown(uri)}: not the address of a database or MLflow server (MLflow 3 cannot store runs in "
-        "plain folders); give sqlite:///FILE.db, http://HOST:PORT, or none to switch tracking off"
+        f"{option} {shown(uri)}: not the address of a database or MLflow server (MLflow 3 cannot store runs in plain "
+        f"folders); give sqlite:///FILE.db or http://HOST:PORT{off}"
     )
 
 

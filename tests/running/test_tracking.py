@@ -247,6 +247,19 @@ def test_what_is_not_a_store_is_refused(uri):
     assert uri in fails_fast(uri)
 
 
+@pytest.mark.parametrize("folder", ["a?b", "a%20b"])
+def test_a_folder_whose_name_leads_the_store_elsewhere_is_refused(folder, tmp_path, monkeypatch):
+    """SQLAlchemy would open the files `a` and `a b/...` instead, beside what was asked for."""
+    (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path / folder)
+    assert "would lead to another file" in fails_fast("")
+    assert f"--tracking.uri sqlite:///{tmp_path}/{folder}/x.db: " in fails_fast(f"sqlite:///{tmp_path}/{folder}/x.db")
+    with pytest.raises(FedRayError, match=r"^--uri sqlite.* folders$"):
+        locate("", "--uri")
+    assert [path.name for path in tmp_path.rglob("*")] == [folder]
+    assert locate(f"sqlite:///{tmp_path}/100% #1.db").database == tmp_path / "100% #1.db"
+
+
 def test_relative_addresses_become_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     runs = tmp_path / "runs"
