@@ -28,6 +28,7 @@ from fedray.types import FedRayError, first_line
 START_SECONDS = 300.0  # for all attempts to start Ray: on a machine under load its processes miss their own limits
 SILENT_SECONDS = 10.0  # a start that takes longer is announced
 KNOCK_SECONDS = 5.0  # for a first sign of a cluster that is joined
+LONG = "path length cannot exceed"  # as Ray says that its folder's path is too long for a socket in it
 MISMATCH = "Version mismatch"  # as Ray says that a driver's Python or Ray is not the head's
 
 
@@ -121,7 +122,7 @@ def _keep_token() -> None:
 
 
 def _start() -> None:
-    """Start a local cluster; raises FedRayError where Ray does not come up within START_SECONDS."""
+    """Start a local cluster; raises FedRayError where Ray does not come up within START_SECONDS, or never will."""
     _keep_token()
     deadline = time.monotonic() + START_SECONDS
     pause = 1.0
@@ -132,6 +133,11 @@ def _start() -> None:
             return
         except Exception as error:
             ray.shutdown()
+            if isinstance(error, PermissionError | NotADirectoryError) or LONG in str(error):  # time does not help
+                raise FedRayError(
+                    f"Ray did not start: {first_line(error)}; set HOME and RAY_TMPDIR to folders in which you may "
+                    "write, the latter with a short path, or use --runtime local"
+                ) from None
             left = deadline - time.monotonic()
             if left <= 0:
                 raise FedRayError(

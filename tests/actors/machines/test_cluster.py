@@ -71,6 +71,17 @@ def test_patience_ends_with_the_reason_even_of_an_error_without_a_message(
         cluster.connect("local")
 
 
+@pytest.mark.parametrize(
+    "error",
+    [OSError("AF_UNIX path length cannot exceed 107 bytes: /x"), PermissionError(13, "Permission denied", "/x/ray")],
+)
+def test_where_ray_cannot_keep_its_files_nobody_waits(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    ray_of = SlowRay(monkeypatch, error, failures=1000)
+    with pytest.raises(FedRayError, match=r"^Ray did not start: .*/x.*; set HOME and RAY_TMPDIR to "):
+        cluster.connect("local")
+    assert ray_of.attempts == 1
+
+
 def test_a_cluster_that_refuses_without_a_word_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     SlowRay(monkeypatch, ConnectionError(), failures=1000)
     monkeypatch.setattr(cluster, "_knock", lambda address: None)
