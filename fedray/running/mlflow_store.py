@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 OPTION = "--tracking.uri"
 LOCK_SECONDS = 60.0  # another process may be creating the tables, which took 1 to 8 s when measured
 PAGE = 500  # runs per request
+FLUSHING = "is occurring prematurely)"  # ends the line in which SQLAlchemy tells why it wrote, above what went wrong
 
 # MLflow reads these variables at each request. Its own defaults retry for minutes. Variables that are set already win.
 ENVIRONMENT = {
@@ -148,7 +149,8 @@ def shown(text: str) -> str:
 
 def reason(err: Exception) -> str:
     """The message of a store's error, in one line and without passwords."""
-    text = first_line(err).rstrip(".")
+    told = str(err).partition(FLUSHING)[2].strip()
+    text = first_line(Exception(told) if told else err).rstrip(".")
     # Network errors are nested four deep; only the innermost one says what is wrong.
     cause = re.search(r"Caused by .*?['\"](?:.*: )?(.*?)['\"]\)+$", text)
     return shown(cause.group(1) if cause else text)[:300]

@@ -260,6 +260,14 @@ def test_a_folder_whose_name_leads_the_store_elsewhere_is_refused(folder, tmp_pa
     assert locate(f"sqlite:///{tmp_path}/100% #1.db").database == tmp_path / "100% #1.db"
 
 
+def test_a_store_that_may_not_be_written_says_so_in_its_first_words():
+    """As SQLAlchemy tells of a read-only file."""
+    aside = "(raised as a result of Query-invoked autoflush; consider a block if this flush is occurring prematurely)"
+    error = RuntimeError(f"{aside}\n(sqlite3.OperationalError) attempt to write a readonly database\n[SQL: INSERT ...]")
+    assert mlflow_store.reason(error) == "(sqlite3.OperationalError) attempt to write a readonly database"
+    assert mlflow_store.reason(RuntimeError(aside)) == aside
+
+
 def test_relative_addresses_become_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     runs = tmp_path / "runs"
