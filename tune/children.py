@@ -97,7 +97,15 @@ def _opened(parent: ParentRun, base: Experiment, sweep: Sweep, planner: Planner,
     params: Mapping[str, Any] = {} if found else settings
     name = f"{parent.name}-{trial.trial_id}"
     run_id, step = found or (None, 0)
-    tracker = MLflowTracker(parent.uri, parent.experiment, name, params, tags, run_id=run_id)
+    tracker = MLflowTracker(
+        parent.uri,
+        parent.experiment,
+        name,
+        params,
+        tags,
+        warn=lambda text: say(f"warning: trial {trial.trial_id}: {text}"),
+        run_id=run_id,
+    )
     return ChildRun(tracker, step, trial, base.rounds, sweep)
 
 

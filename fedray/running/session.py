@@ -240,9 +240,7 @@ def open_tracker(
     run_id = note.run_id if note and kept_at == (address, where.experiment) else None
     params = {"algorithm.name": algorithm} | flatten(to_dict(plan.cfg)) | {**plan.digests, "runtime": execution.runtime}
     kept = {} if run_id else params
-    return tracking.MLflowTracker(
-        where.uri, where.experiment, name, kept, tags, lambda text: say(f"warning: {text}"), run_id
-    )
+    return tracking.MLflowTracker(where.uri, where.experiment, name, kept, tags, run_id=run_id)
 
 
 @contextlib.contextmanager

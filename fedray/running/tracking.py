@@ -11,7 +11,6 @@ import re
 import shlex
 import subprocess
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from fedray.federate import report
 from fedray.federate.uncertainty.summary import TRACKED
 from fedray.running import mlflow_store
+from fedray.terminal import say
 from fedray.types import FedRayError
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class MLflowTracker:
         run_name: str,
         params: Mapping[str, Any],
         tags: Mapping[str, str],
-        warn: Callable[[str], object] = warnings.warn,
+        warn: Callable[[str], object] = lambda text: say(f"warning: {text}"),
         run_id: str | None = None,
     ) -> None:
         self._uri, artifacts, database = mlflow_store.locate(uri)

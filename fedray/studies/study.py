@@ -79,7 +79,7 @@ def _parent(study: str, options: Options) -> Tracker:
     where = options.execution.tracking
     known = parent_of(study, where.uri, where.experiment)
     tags = {"fedray.kind": "study", "study": study}
-    return MLflowTracker(where.uri, where.experiment, study, {}, tags, lambda text: say(f"warning: {text}"), known)
+    return MLflowTracker(where.uri, where.experiment, study, {}, tags, run_id=known)
 
 
 class _Board:

@@ -1,5 +1,6 @@
 """The MLflow run of a trial has the settings that the trial plays, and says of what data."""
 
+import sqlite3
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,3 +64,22 @@ def test_a_trial_whose_store_is_lost_as_it_starts_is_played_all_the_same(capfd: 
     assert "secret" not in said
     child.add({"round": 1, "personal/accuracy": 0.5})
     child.close()
+
+
+@pytest.mark.filterwarnings("error::UserWarning")  # it has a line of source code below it
+def test_a_store_that_is_lost_while_trials_play_is_told_of_in_a_line_with_the_trial(tmp_path, capfd) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    parent = MLflowTracker(uri, "fedray", "sweep", {}, {})
+    trial: Any = SimpleNamespace(trial_id="t1", config={}, last_result={}, status="RUNNING")
+    kept = ParentRun(uri, "fedray", parent.run_id, "sweep", "fedavg")
+    child = child_run(kept, small_plan().cfg, Sweep(mode="max"), Planner(), trial)
+    with sqlite3.connect(tmp_path / "mlflow.db") as store:
+        store.execute("drop table metrics")
+    child.add({"round": 1, "validation/personal/accuracy": 0.5})
+    child.close()
+    parent.log(0, {"best": 0.5})
+    told = capfd.readouterr().err.splitlines()
+    assert [line.partition(" failed (")[0] for line in told if " failed (" in line] == [
+        f"warning: trial t1: MLflow at {uri}",
+        f"warning: MLflow at {uri}",
+    ]
