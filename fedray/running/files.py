@@ -16,7 +16,7 @@ METRICS = "metrics.csv"  # of a run's folder: a row of measures for every round
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[TextIO]:
     """A text file to write in one step: a reader finds the old content or the new one; raises OSError."""
-    part = path.with_name(f".{path.name}.part")
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")  # another process may write the same file just now
     try:
         with part.open("w", encoding="utf-8", newline="") as file:
             yield file
