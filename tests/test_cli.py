@@ -67,6 +67,18 @@ def test_an_unknown_command_is_refused(capsys):
     assert "lunch: not a command; did you mean launch? choose from launch" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["launch", "compare", "status"])
+def test_a_current_folder_that_has_been_removed_is_named(name, tmp_path):
+    """PyTorch ends the process in it: a library of its own cannot be loaded."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    script = f"import os; os.rmdir({str(gone)!r}); from fedray import cli; raise SystemExit(cli.main([{name!r}]))"
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    run = subprocess.run([sys.executable, "-c", script], cwd=gone, env=env, capture_output=True, text=True)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr == "error: the current folder has been removed; go to one that exists (cd)\n"
+
+
 def test_status_does_not_wait_for_pytorch(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert imported("from fedray import cli; assert cli.main(['status']) == 0") <= {"tyro"}

@@ -24,6 +24,7 @@ def run_command(body: Callable[[], int], interrupted: str = "interrupted") -> in
     """
     try:
         with interruptible():
+            _stand_somewhere()
             return body()
     except FedRayError as error:
         say(f"error: {for_command_line(error)}")
@@ -31,6 +32,14 @@ def run_command(body: Callable[[], int], interrupted: str = "interrupted") -> in
     except KeyboardInterrupt:
         say(interrupted)
         return INTERRUPTED
+
+
+def _stand_somewhere() -> None:
+    """Raise FedRayError where the current folder has been removed: PyTorch would end the process with other words."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise FedRayError("the current folder has been removed; go to one that exists (cd)") from None
 
 
 def leave(main: Callable[[], int]) -> NoReturn:
