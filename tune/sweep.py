@@ -99,6 +99,8 @@ def check(name: str, folder: Path, base: Experiment, execution: Execution, sweep
         require(given[setting] == usual[setting], setting, given[setting], reason, remedy)
     reason = "the settings that a sweep varies are constants of compiled code"
     require(execution.backend != "compiled", "backend", "compiled", reason, "use `backend=auto`")
+    if execution.tracking.uri != "none":
+        locate(execution.tracking.uri)
     record = registry.algorithm_of(base.algorithm)
     planner = Planner()
     sweep = complete(sweep, record, base.rounds, planner.plan(base).task)

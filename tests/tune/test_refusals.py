@@ -38,6 +38,7 @@ REFUSED = [
     (["--tracking.system-metrics"], "its trials share the machines"),
     (["--figures", "svg"], "launch its best configuration"),
     (["--no-elastic"], "a trial keeps its machines"),
+    (["--tracking.uri", "runs/mlruns"], "--tracking.uri runs/mlruns: not the address of a database"),
     (["--checkpoint.every", "2"], "--checkpoint.every 2: a sweep keeps every trial"),
     (["--checkpoint.keep", "5"], "--checkpoint.keep 5: the scheduler decides"),
     (["--checkpoint.url", "s3://bucket"], "--checkpoint.url s3://bucket: a sweep keeps its checkpoints"),
