@@ -303,9 +303,9 @@ def _description(request: SweepRequest, score: str = "", command: str = "") -> s
     """Markdown for the page of the sweep in the store: what is searched, and the best that was found."""
     name = registry.algorithm_name(request.base.algorithm)
     searched = ((setting.removeprefix("algorithm."), domain) for setting, domain in request.space.items())
-    space = "".join(f"- `{setting}={show(domain)}`\n" for setting, domain in searched)
+    space = ", ".join(f"`{setting}={show(domain)}`" for setting, domain in searched)
     best = page.block(f"The best configuration has {score}", command)
-    return f"**{name}** on **{request.base.data.name}**: a sweep of {request.trials} trials over\n\n{space}\n{best}"
+    return f"**{name}** on **{request.base.data.name}**: a sweep of {request.trials} trials over {space}\n\n{best}"
 
 
 def _best_command(request: SweepRequest, chosen: Experiment, gpus: bool) -> str:
