@@ -11,6 +11,7 @@ import pytest
 from actors.machines.cluster import connect
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that use Ray come first: those of a test process share one cluster, which then makes room for the rest.
 

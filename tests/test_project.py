@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import re
 from pathlib import Path
 
@@ -15,6 +16,17 @@ from tests.test_layers import DOORS, MAY_IMPORT
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ids = {"ids": lambda path: str(path.relative_to(ROOT))}
+
+
+@pytest.fixture(scope="module")
+def shared():
+    return object()
+
+
+def test_tests_that_share_a_fixture_of_their_module_go_to_one_process(shared, request):
+    assert request.node.get_closest_marker("xdist_group").args == ("tests/test_project.py",)
+    # xdist has written the group behind the name, if the mark was there in time.
+    assert request.node._nodeid.endswith("@tests/test_project.py") or "PYTEST_XDIST_WORKER" not in os.environ
 
 
 def test_hooks_check_what_ci_checks():

@@ -38,6 +38,7 @@ ABOUT = (
     "  python -m tune                                            8 configurations of pfedbayes on the digits\n"
     "  python -m tune pfedbayes --samples 20 --max-rounds 40 --space 'zeta=loguniform(1,20)'\n"
     "  python -m tune fedavg --search grid --space 'lr=grid(0.01,0.1)' --scheduler none --seeds 3\n"
+    "  python -m tune fedper --data.name mine.npz                data of your own\n"
     "  python -m tune --resume runs/NAME                         go on with a sweep that was interrupted"
 )
 

@@ -16,7 +16,7 @@ from fedray.running.drawing import figure_style
 from fedray.running.drawing.figure_style import GREY, PALETTE
 from fedray.terminal import WIDE
 from fedray.types import LogUniform
-from tune.options import by_test
+from tune.options import Sweep, by_test
 from tune.record import outcome_of
 from tune.space import Domain, hashable, value_of
 
@@ -233,7 +233,7 @@ def shorten(outcome: str) -> str:
     return outcome if len(outcome) <= OUTCOME_MAX else f"{outcome[: OUTCOME_MAX - 1]}…"
 
 
-def draw(table: Sequence[TrialResult], space: Mapping[str, Domain], metric: str, folder: Path) -> list[Path]:
+def draw(table: Sequence[TrialResult], space: Mapping[str, Domain], sweep: Sweep, folder: Path) -> list[Path]:
     """The metric against each searched setting, and parallel coordinates, in ``folder``/figures.
 
     Trials without a score, failed and unfinished ones are left out.
@@ -242,8 +242,8 @@ def draw(table: Sequence[TrialResult], space: Mapping[str, Domain], metric: str,
     if not scored:
         return []
     builders = {
-        "metric_versus_settings": lambda: _versus(scored, space, metric),
-        "parallel_coordinates": lambda: _parallel(scored, space, metric),
+        "metric_versus_settings": lambda: _versus(scored, space, sweep.metric),
+        "parallel_coordinates": lambda: _parallel(scored, space, sweep.metric, sweep.mode),
     }
     return figure_style.save_all(folder, builders)
 
@@ -297,8 +297,8 @@ def _ticks(ax: Axes, domain: Domain, labels: Sequence[str]) -> None:
         ax.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _parallel(table: Sequence[TrialResult], space: Mapping[str, Domain], metric: str) -> Any:
-    """One vertical axis per setting and one for the metric, one line per trial, the darker the higher its metric."""
+def _parallel(table: Sequence[TrialResult], space: Mapping[str, Domain], metric: str, mode: str) -> Any:
+    """One vertical axis per setting and one for the metric, one line per trial, the darker the better."""
     from matplotlib import colormaps
 
     figure = figure_style.canvas(1.6 * (len(space) + 2), 3.6)
@@ -315,7 +315,8 @@ def _parallel(table: Sequence[TrialResult], space: Mapping[str, Domain], metric:
     for line, (row, level) in enumerate(zip(table, heights[-1], strict=True)):
         style = "-" if row.outcome == "finished" else ":"
         ys = [column[line] for column in heights]
-        ax.plot(range(len(columns)), ys, style, color=colormaps["viridis"](PALEST * (1 - level)), linewidth=1.5)
+        pale = PALEST * (level if mode == "min" else 1 - level)
+        ax.plot(range(len(columns)), ys, style, color=colormaps["viridis"](pale), linewidth=1.5)
     for x, (_, values, ends) in enumerate(columns):
         ax.axvline(x, color=GREY, linewidth=0.8)
         _label_ends(ax, x, ends if max(values) > min(values) else ends[:1])
@@ -326,7 +327,7 @@ def _parallel(table: Sequence[TrialResult], space: Mapping[str, Domain], metric:
     ax.grid(False)
     for side in ax.spines.values():
         side.set_visible(False)
-    ax.set_title("solid: finished, dotted: stopped early; the darker, the higher the metric", pad=18, fontsize=9)
+    ax.set_title("solid: finished, dotted: stopped early; the darker, the better", pad=18, fontsize=9)
     return figure
 
 

@@ -25,7 +25,7 @@ from fedray.data import loading
 from fedray.federate.compiled.choice import may_compile
 from fedray.federate.failures import failure_policy
 from fedray.running import progress
-from fedray.running.files import write_json, write_table
+from fedray.running.files import remove_leftovers, write_json, write_table
 from fedray.running.mlflow_store import locate, shown
 from fedray.running.progress import Status
 from fedray.running.published import page
@@ -299,13 +299,16 @@ def _records(request: SweepRequest) -> tuple[Tracker, ParentRun | None]:
     return tracker, ParentRun(uri, where.experiment, tracker.run_id, request.name, algorithm)
 
 
-def _description(request: SweepRequest, score: str = "", command: str = "") -> str:
+def _description(request: SweepRequest, best: str = "") -> str:
     """Markdown for the page of the sweep in the store: what is searched, and the best that was found."""
-    name = registry.algorithm_name(request.base.algorithm)
+    name, data = registry.algorithm_name(request.base.algorithm), request.base.data
+    trials = f"{request.trials} trial{'s' if request.trials > 1 else ''}"
     searched = ((setting.removeprefix("algorithm."), domain) for setting, domain in request.space.items())
     space = ", ".join(f"`{setting}={show(domain)}`" for setting, domain in searched)
-    best = page.block(f"The best configuration has {score}", command)
-    return f"**{name}** on **{request.base.data.name}**: a sweep of {request.trials} trials over {space}\n\n{best}"
+    rank = results.basis(request.sweep.metric, data.validation)
+    head, tail = f"**{name}** on **{data.name}**: a sweep of {trials} over ", f"; {rank}\n\n{best}"
+    room = page.MAX_NOTE - len(head + tail)  # MLflow would cut the end, the best
+    return head + (space if len(space) <= room else f"{space[: room - 4]} ...") + tail
 
 
 def _best_command(request: SweepRequest, chosen: Experiment, gpus: bool) -> str:
@@ -333,9 +336,10 @@ def _conclude(request: SweepRequest, trials: list[Any], tracker: Tracker, gpus: 
     tested = results.tested(best) if final else {}
     refit = cli.command(override(chosen, {"data.validation": 0.0})) if final else ""
     folder.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(folder)  # of one that was killed as it concluded
     write_table(folder / "trials.csv", results.csv_rows(table, sweep.metric))
     write_json(folder / "space.json", {name: show(domain) for name, domain in request.space.items()})
-    results.draw(table, request.space, sweep.metric, folder)
+    results.draw(table, request.space, sweep, folder)
     found = {
         "metric": sweep.metric,
         "score": results.mean(best) if best else None,
@@ -352,7 +356,9 @@ def _conclude(request: SweepRequest, trials: list[Any], tracker: Tracker, gpus: 
         alike = {f"best/{TEST}/{kind}/{name}": tested[kind][name]} if tested else {}
         tracker.log(0, {f"best/{sweep.metric}": results.mean(best)} | alike)
         tracker.tag("best", command)
-        tracker.tag(page.NOTE, _description(request, f"{sweep.metric} {results.mean(best):.4f}", command))
+        so_far = "The best configuration so far" if interrupted else "The best configuration"
+        play = page.block(f"{so_far} has {sweep.metric} {results.mean(best):.4f}", command)
+        tracker.tag(page.NOTE, _description(request, play))
     tracker.finish("KILLED" if interrupted else "FINISHED", folder)
     # Last: whoever is killed before concludes again.
     hint = tracker.hint()

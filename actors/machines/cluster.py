@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import math
 import os
@@ -133,7 +134,13 @@ def _start() -> None:
             return
         except Exception as error:
             ray.shutdown()
-            if isinstance(error, PermissionError | NotADirectoryError) or LONG in str(error):  # time does not help
+            refused = isinstance(error, OSError) and error.errno in (
+                errno.EACCES,
+                errno.EPERM,
+                errno.EROFS,
+                errno.ENOTDIR,
+            )
+            if refused or LONG in str(error):  # time does not help
                 raise FedRayError(
                     f"Ray did not start: {first_line(error)}; set HOME and RAY_TMPDIR to folders in which you may "
                     "write, the latter with a short path, or use --runtime local"

@@ -67,7 +67,7 @@ def long(algorithm: str, fields: Sequence[tuple[str, Any, Any]]) -> str:
 
 
 def box(title: str, fields: Sequence[tuple[str, Any, Any]]) -> str:
-    """The help of some options as tyro prints it, its first box with another title and without a line for --help.
+    """The help of some options as tyro prints it, its first box with another title and without --help.
 
     On a wide terminal tyro sets boxes side by side: those on the right of the first one stay as they are.
     """
@@ -81,8 +81,10 @@ def box(title: str, fields: Sequence[tuple[str, Any, Any]]) -> str:
     lines = shown[shown.index("╭") :].splitlines()
     end = lines[0].index("╮")
     lines[0] = f"╭─ {title} ".ljust(end, "─") + lines[0][end:]
+    of_help = False
     for at, line in enumerate(lines):
-        if line.startswith("│ -h, --help"):
+        of_help = line.startswith("│ -h, --help") or (of_help and line.startswith("│  "))
+        if of_help:
             lines[at] = "│".ljust(end) + line[end:]
     return "\n".join(line for line in lines if line.strip("│ "))
 

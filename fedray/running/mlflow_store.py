@@ -54,7 +54,7 @@ def locate(uri: str, option: str = OPTION) -> Address:
     uri = uri or "sqlite:///runs/mlflow.db"
     scheme, _, rest = uri.partition("://")
     if scheme == "sqlite" and rest.startswith("/") and rest not in ("/", "/:memory:"):
-        database = Path(rest[1:]).expanduser().absolute()
+        database = Path(os.path.expanduser(rest[1:])).absolute()
         if "?" in str(database) or unquote(str(database)) != str(database):
             raise FedRayError(
                 f"{option} sqlite:///{shown(str(database))}: a ? or a code such as %20 in it would lead to another "

@@ -40,4 +40,4 @@ def test_two_processes_may_write_the_same_file_at_once(tmp_path: Path) -> None:
 
 def test_what_a_killed_writer_leaves_is_known_as_such(tmp_path: Path) -> None:
     with whole(tmp_path / "x"):
-        assert all(map(leftover, tmp_path.iterdir()))
+        assert [leftover(path) for path in tmp_path.iterdir()] == [True]

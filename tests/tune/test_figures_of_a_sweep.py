@@ -6,6 +6,7 @@ import pytest
 
 from fedray.types import Choice
 from tune import results
+from tune.options import Sweep
 from tune.results import TrialResult
 
 SPACE = {"algorithm.average": Choice(("rho", "sigma", "moments")), "algorithm.keep": Choice((True, False))}
@@ -31,27 +32,28 @@ def test_a_trial_without_a_rank_is_in_no_figure(outcome, tmp_path, monkeypatch):
     drawn = {}
     for name in ("_versus", "_parallel"):
         monkeypatch.setattr(results, name, lambda table, *_, name=name: drawn.update({name: table}))
-    results.draw([*TRIALS, trial(3, "rho", True, 0.99, outcome)], SPACE, "m", tmp_path)
+    results.draw([*TRIALS, trial(3, "rho", True, 0.99, outcome)], SPACE, Sweep(mode="max"), tmp_path)
     assert drawn == {"_versus": TRIALS, "_parallel": TRIALS}
-    assert results.draw([trial(3, "rho", True, 0.99, outcome)], SPACE, "m", tmp_path) == []
+    assert results.draw([trial(3, "rho", True, 0.99, outcome)], SPACE, Sweep(mode="max"), tmp_path) == []
 
 
 def test_every_value_of_a_setting_of_words_stands_at_its_axis():
-    (ax,) = results._parallel(TRIALS, SPACE, "m").axes
+    (ax,) = results._parallel(TRIALS, SPACE, "m", "max").axes
     texts = [note.get_text() for note in ax.texts]
     assert set(texts) == {"moments", "rho", "sigma", "False", "True", "0.500", "0.900"}
 
 
-def test_the_trial_with_the_highest_metric_is_drawn_darkest():
+@pytest.mark.parametrize("mode", ["max", "min"])
+def test_the_best_trial_is_drawn_darkest(mode):
     """On white paper, and in grey, it would otherwise be the faintest line."""
-    (ax,) = results._parallel(TRIALS, SPACE, "m").axes
+    (ax,) = results._parallel(TRIALS, SPACE, "m", mode).axes
     light = [rgb_to_grey(line.get_color()) for line in ax.lines[: len(TRIALS)]]
-    assert light == sorted(light, reverse=True)
-    assert light[-1] < 0.1
+    assert light == sorted(light, reverse=mode == "max")
+    assert min(light) < 0.1
 
 
 def test_one_value_stands_once_where_its_line_is():
-    (ax,) = results._parallel(TRIALS[:1], SPACE, "m").axes
+    (ax,) = results._parallel(TRIALS[:1], SPACE, "m", "max").axes
     assert [note.get_text() for note in ax.texts if note.get_text()] == ["rho", "True", "0.500"]
     assert all(note.xy[1] == 0.5 for note in ax.texts if note.get_text())
 

@@ -138,10 +138,10 @@ def test_what_diverged_without_an_error_has_no_rank(tmp_path, score):
         assert [group[0].settings["algorithm.zeta"] for group in results.ranked(table, mode)] == order
         assert [r.settings["algorithm.zeta"] for r in results.by_rank(table, mode)] == [*order, 1]
     space = {"algorithm.zeta": LogUniform(1, 2)}
-    drawn = results.draw(table[2:], space, "m", tmp_path)
+    drawn = results.draw(table[2:], space, Sweep(metric="m", mode="max"), tmp_path)
     assert drawn == sorted(tmp_path.glob("figures/*.png"))
     assert len(drawn) == 2
-    assert results.draw(table[1:2], space, "m", tmp_path) == []
+    assert results.draw(table[1:2], space, Sweep(metric="m", mode="max"), tmp_path) == []
 
 
 def test_the_best_score_so_far_is_that_of_no_trial_that_diverged(tmp_path):

@@ -124,3 +124,15 @@ def test_a_searcher_that_is_restored_keeps_to_the_trials_at_a_time_of_the_new_co
     old, new = (search.searcher(asked, space, at_once, [0]) for at_once in (3, 1))
     new.set_state(old.get_state())
     assert new.max_concurrent == 1
+
+
+def test_the_description_of_a_sweep_keeps_its_best_however_much_is_searched(tmp_path: Path) -> None:
+    """MLflow cuts what is too long at its end, where the command is."""
+    request, _ = read([*WORDS[:1], "--space", f"lr=grid({','.join(f'0.{i}' for i in range(1, 3000))})"])
+    text = sweep._description(request, "The best")
+    assert text.startswith("**fedavg** on **digits**: a sweep of 2999 trials over `lr=grid(0.1,0.2,")
+    assert text.endswith(
+        " ...; ranked on validation examples, 20% of every client's training examples; the best is "
+        "tested once\n\nThe best"
+    )
+    assert len(text) < 8000

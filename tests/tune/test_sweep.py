@@ -245,7 +245,7 @@ def test_a_diverging_trial_fails_with_its_reason_and_is_not_the_best(tmp_path):
     assert "--lr 0.1" in out
     _, parent, runs = children(tmp_path)
     note = parent.data.tags["mlflow.note.content"]
-    assert note.startswith("**fedavg** on **digits**: a sweep of 2 trials over `lr=grid(0.1,1e+30)`\n\n")
+    assert note.startswith("**fedavg** on **digits**: a sweep of 2 trials over `lr=grid(0.1,1e+30)`; ranked on ")
     assert "The best configuration has validation/global/accuracy 0." in note
     assert "python -m fedray.launch fedavg " in note
     assert " --lr 0.1 " in note

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 
@@ -73,7 +74,12 @@ def test_patience_ends_with_the_reason_even_of_an_error_without_a_message(
 
 @pytest.mark.parametrize(
     "error",
-    [OSError("AF_UNIX path length cannot exceed 107 bytes: /x"), PermissionError(13, "Permission denied", "/x/ray")],
+    [
+        OSError("AF_UNIX path length cannot exceed 107 bytes: /x"),
+        PermissionError(errno.EACCES, "Permission denied", "/x/ray"),
+        OSError(errno.EROFS, "Read-only file system", "/x/ray"),
+        NotADirectoryError(errno.ENOTDIR, "Not a directory", "/x/ray"),
+    ],
 )
 def test_where_ray_cannot_keep_its_files_nobody_waits(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     ray_of = SlowRay(monkeypatch, error, failures=1000)
