@@ -26,7 +26,7 @@ def shared():
 def test_tests_that_share_a_fixture_of_their_module_go_to_one_process(shared, request):
     assert request.node.get_closest_marker("xdist_group").args == ("tests/test_project.py",)
     # xdist has written the group behind the name, if the mark was there in time.
-    assert request.node._nodeid.endswith("@tests/test_project.py") or "PYTEST_XDIST_WORKER" not in os.environ
+    assert request.node.nodeid.endswith("@tests/test_project.py") or "PYTEST_XDIST_WORKER" not in os.environ
 
 
 def test_hooks_check_what_ci_checks():
