@@ -15,6 +15,7 @@ from fedray.types import FedRayError, LogUniform
 from tune import search, sweep
 from tune.__main__ import NOTE, SweepNote, read
 from tune.options import Sweep
+from tune.space import Grid
 
 WORDS = ["fedavg", "--space", "lr=uniform(0.1,0.2)", "--samples", "6", "--clients", "4", "--name", "s"]
 
@@ -128,9 +129,10 @@ def test_a_searcher_that_is_restored_keeps_to_the_trials_at_a_time_of_the_new_co
 
 def test_the_description_of_a_sweep_keeps_its_best_however_much_is_searched(tmp_path: Path) -> None:
     """MLflow cuts what is too long at its end, where the command is."""
-    request, _ = read([*WORDS[:1], "--space", f"lr=grid({','.join(f'0.{i}' for i in range(1, 3000))})"])
-    text = sweep._description(request, "The best")
-    assert text.startswith("**fedavg** on **digits**: a sweep of 2999 trials over `lr=grid(0.1,0.2,")
+    request, _ = read(WORDS[:1])
+    space = {"algorithm.lr": Grid(tuple(i / 10_000 for i in range(1, 3000)))}
+    text = sweep._description(request._replace(space=space), "The best")
+    assert text.startswith("**fedavg** on **digits**: a sweep of 8 trials over `lr=grid(0.0001,0.0002,")
     assert text.endswith(
         " ...; ranked on validation examples, 20% of every client's training examples; the best is "
         "tested once\n\nThe best"
