@@ -127,7 +127,7 @@ def test_a_searcher_that_is_restored_keeps_to_the_trials_at_a_time_of_the_new_co
     assert new.max_concurrent == 1
 
 
-def test_the_description_of_a_sweep_keeps_its_best_however_much_is_searched(tmp_path: Path) -> None:
+def test_the_description_of_a_sweep_keeps_its_best_however_much_is_searched() -> None:
     """MLflow cuts what is too long at its end, where the command is."""
     request, _ = read(WORDS[:1])
     space = {"algorithm.lr": Grid(tuple(i / 10_000 for i in range(1, 3000)))}
