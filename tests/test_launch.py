@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -224,13 +225,23 @@ def test_help_names_every_algorithm_and_the_documented_options(capfd: pytest.Cap
     assert not [name for table in plug_ins for name in table if f"{name} " not in squeezed]
 
 
+@pytest.fixture
+def all_help(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[[int], str]:
+    """What --help-all shows on a terminal of some width."""
+
+    def shown(width: int) -> str:
+        monkeypatch.setenv("COLUMNS", str(width))
+        with pytest.raises(SystemExit):
+            parse(["--help-all"])
+        return capfd.readouterr().out
+
+    return shown
+
+
 def test_help_on_a_wide_terminal_names_boxes_that_stand_side_by_side(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    all_help: Callable[[int], str],
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    with pytest.raises(SystemExit):
-        parse(["--help-all"])
-    text = capfd.readouterr().out
+    text = all_help(200)
     assert "╮╭" in text
     boxes = re.findall(r"╭─ (.*?) ─+╮", text)
     assert {"federation", "data options", "model options", "tracking options"} <= set(boxes)
@@ -238,28 +249,18 @@ def test_help_on_a_wide_terminal_names_boxes_that_stand_side_by_side(
     assert re.search(r"││ (The dataset and how its examples are dealt|--data\.name STR)", text)
 
 
-def test_the_help_of_an_option_is_a_paragraph(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_help_of_an_option_is_a_paragraph(all_help: Callable[[int], str]) -> None:
     """Its lines end where the terminal does, not where they do in the code."""
-    monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit):
-        parse(["--help-all"])
-    (box,) = re.findall(r"^╭─ federation ─+╮\n(.*?)\n╰", capfd.readouterr().out, re.MULTILINE | re.DOTALL)
+    (box,) = re.findall(r"^╭─ federation ─+╮\n(.*?)\n╰", all_help(80), re.MULTILINE | re.DOTALL)
     rows = [line.strip("│ ") for line in box.splitlines()]
     start = rows.index("default the paper's for the dataset (all; 10 of 20")
     assert rows[start + 1] == "for cifar10; 4 of 10 for sent140; 20 of 198 for"
 
 
-@pytest.mark.parametrize("width", ["80", "200"])
-def test_help_shows_no_default_that_is_empty(
-    width: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("width", [80, 200])
+def test_help_shows_no_default_that_is_empty(width: int, all_help: Callable[[int], str]) -> None:
     """The text says what is done then, as with "by default the paper's"."""
-    monkeypatch.setenv("COLUMNS", width)
-    with pytest.raises(SystemExit):
-        parse(["--help-all"])
-    shown = re.findall(r"\(default: ?([^)]*)\)", capfd.readouterr().out)
+    shown = re.findall(r"\(default: ?([^)]*)\)", all_help(width))
     assert len(shown) > 50
     assert not {"", "None", "''"} & set(shown)
 

@@ -90,14 +90,8 @@ def strays(kind: type[Any], argv: Sequence[str], pairs: bool = False) -> list[st
     """The words of a command line that no option takes; none where it is at fault elsewhere."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         try:
-            return tyro.cli(
-                kind,
-                args=list(argv),
-                config=_config(pairs),
-                registry=_tyro,
-                return_unknown_args=True,
-                console_outputs=False,  # a value that cannot be read is said all the same
-            )[1]
+            config = _config(pairs)
+            return tyro.cli(kind, args=list(argv), config=config, registry=_tyro, return_unknown_args=True)[1]
         except SystemExit:
             return []
 
