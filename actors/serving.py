@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import ray
 from ray import serve
+from ray.exceptions import RayTaskError
 from ray.serve.config import HTTPOptions
 from ray.serve.schema import LoggingConfig
 from starlette.requests import Request
@@ -99,6 +100,8 @@ def _start(app: serve.Application, host: str, port: int) -> None:
         serve.start(proxy_location="HeadOnly", http_options=options)
         serve.run(app, name=NAME)
     except Exception as error:  # whichever Serve has
+        reason = error.cause if isinstance(error, RayTaskError) else error  # whose own first line names a process
         raise FedRayError(
-            f"Ray Serve did not start on {host}:{port} ({first_line(error)}); choose another --port, or see Ray's logs"
+            f"Ray Serve did not start on {host}:{port} ({first_line(reason)}); choose another --host or --port, or see "
+            "Ray's logs"
         ) from None

@@ -147,6 +147,20 @@ class TestServer:
         assert places == {"127.0.0.1"}
 
 
+@pytest.mark.slow
+def test_a_port_that_is_taken_is_named(run):
+    pytest.importorskip("ray.serve", reason="needs the extra `serve`", exc_type=ImportError)
+    home = Path("/tmp") / f"busy-{os.getpid()}"  # a socket's path must be short
+    home.mkdir()
+    environment = {**os.environ, TOKEN: SECRET, "RAY_TMPDIR": str(home), "PYTHONPATH": str(ROOT)}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        command = [sys.executable, "-m", "fedray.serve", str(run), "--address", "local", "--port", port]
+        ended = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=400)
+    assert ended.returncode == 2
+    assert f"did not start on 127.0.0.1:{port} (Failed to bind to address '127.0.0.1:{port}'" in ended.stderr
+
+
 def test_what_cannot_be_served_is_refused_before_ray_starts(run, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(TOKEN, "x" * (SHORTEST_TOKEN - 1))
     assert main([str(run)]) == 2
@@ -156,6 +170,8 @@ def test_what_cannot_be_served_is_refused_before_ray_starts(run, tmp_path, monke
         ([str(tmp_path)], "config.json"),
         ([str(run), "--loaded", "0"], "--loaded 0"),
         ([str(run), "--abstain", "-1"], "--abstain -1"),
+        ([str(run), "--port", "0"], "--port 0: it is not between 1 and 65535"),
+        ([str(run), "--port", "65536"], "--port 65536"),
     ):
         assert main(words) == 2
         assert reason in capsys.readouterr().err
