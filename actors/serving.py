@@ -14,9 +14,9 @@ from ray.serve.config import HTTPOptions
 from ray.serve.schema import LoggingConfig
 from starlette.requests import Request
 
-from actors.machines.cluster import connect
+from actors.machines.cluster import connect, machines, this_node
 from fedray.federate.device.cpu import fix_numerics
-from fedray.terminal import same_handlers
+from fedray.terminal import same_handlers, say
 from fedray.types import FedRayError, first_line
 
 NAME = "fedray"
@@ -68,10 +68,11 @@ def application(opened: Callable[[], Service], respond: Respond, loaded: int, re
 
 
 @contextlib.contextmanager
-def running(app: serve.Application, address: str | None, host: str, port: int) -> Iterator[None]:
+def running(app: serve.Application, replicas: int, address: str | None, host: str, port: int) -> Iterator[None]:
     """An application on a Ray cluster, joined or started here, that listens on host:port of this machine.
 
-    Raises FedRayError where Ray or Serve does not start, and where another program already serves on the cluster.
+    Raises FedRayError where Ray or Serve does not start, where another program already serves on the cluster, and
+    where a cluster started here has no CPU for each replica.
     """
     with same_handlers():
         own = connect(address)
@@ -82,6 +83,7 @@ def running(app: serve.Application, address: str | None, host: str, port: int) -
                 "another program serves on this Ray cluster, and has chosen its address; stop it (serve shutdown), or "
                 "add this run to it: serve deploy (docs/serving.md)"
             )
+        _check_room(replicas, own)
         try:
             _start(app, host, port)
             yield
@@ -91,6 +93,16 @@ def running(app: serve.Application, address: str | None, host: str, port: int) -
     finally:
         if own:
             ray.shutdown()
+
+
+def _check_room(replicas: int, own: bool) -> None:
+    """Raise FedRayError where the replicas will never have their CPUs, and say where they wait for them."""
+    free = this_node().cpus if own else sum(machine.free.cpus for machine in machines().values())
+    if free >= replicas:
+        return
+    if own:
+        raise FedRayError(f"--replicas {replicas}: each takes a CPU, and this machine has {free:g}; ask for fewer")
+    say(f"waiting for CPUs: the replicas take {replicas}, and the cluster has {free:g} free")
 
 
 def _start(app: serve.Application, host: str, port: int) -> None:

@@ -139,7 +139,7 @@ def play(options: Options) -> None:
 
     say(f"starting to serve {options.run}: Ray, then {options.replicas} replica{'s'[: options.replicas > 1]}")
     try:
-        with serving.running(app, options.address, options.host, options.port):
+        with serving.running(app, options.replicas, options.address, options.host, options.port):
             say(greeting(served, options, new))
             threading.Event().wait()
     except KeyboardInterrupt:

@@ -148,17 +148,21 @@ class TestServer:
 
 
 @pytest.mark.slow
-def test_a_port_that_is_taken_is_named(run):
+def test_a_port_that_is_taken_and_replicas_without_cpus_are_named(run):
     pytest.importorskip("ray.serve", reason="needs the extra `serve`", exc_type=ImportError)
     home = Path("/tmp") / f"busy-{os.getpid()}"  # a socket's path must be short
     home.mkdir()
     environment = {**os.environ, TOKEN: SECRET, "RAY_TMPDIR": str(home), "PYTHONPATH": str(ROOT)}
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        command = [sys.executable, "-m", "fedray.serve", str(run), "--address", "local", "--port", port]
-        ended = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=400)
-    assert ended.returncode == 2
-    assert f"did not start on 127.0.0.1:{port} (Failed to bind to address '127.0.0.1:{port}'" in ended.stderr
+        for words, reason in (
+            (["--port", port], f"did not start on 127.0.0.1:{port} (Failed to bind to address '127.0.0.1:{port}'"),
+            (["--replicas", "5000"], "--replicas 5000: each takes a CPU, and this machine has "),
+        ):
+            command = [sys.executable, "-m", "fedray.serve", str(run), "--address", "local", *words]
+            ended = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=400)
+            assert ended.returncode == 2
+            assert reason in ended.stderr
 
 
 def test_what_cannot_be_served_is_refused_before_ray_starts(run, tmp_path, monkeypatch, capsys):

@@ -60,7 +60,8 @@ def behind_serve(folder: Path, loaded: int, replicas: int, port: int) -> None:
     from actors import serving
 
     opened = functools.partial(answers.opened, folder, Limits(), digest_of(TOKEN))
-    with serving.running(serving.application(opened, web.respond, loaded, replicas), "local", "127.0.0.1", port):
+    app = serving.application(opened, web.respond, loaded, replicas)
+    with serving.running(app, replicas, "local", "127.0.0.1", port):
         threading.Event().wait()
 
 
