@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
 import fedray
 from fedray.federate.uncertainty import summary as uncertain
@@ -86,13 +87,17 @@ def _records(found: Prediction | RealPrediction, run: Predictor) -> list[dict[st
 
 
 def signature(run: Predictor) -> ModelSignature:
-    """Inputs [B, ...] in the dataset's own units, the fields of a record, and the parameters of a prediction."""
+    """Inputs [B, ...] in the dataset's own units, the fields of a record, and the parameters of a prediction.
+
+    Inputs of a run on a table are left to :meth:`Predictor.predict`: MLflow would pass a DataFrame's columns on without
+    their names where the signature is a tensor's, and take neither arrays nor whole numbers where it is of columns.
+    """
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema, TensorSpec
     from mlflow.types.schema import Array
 
     plan = run.plan
-    inputs = Schema([TensorSpec(np.dtype("float32"), (-1, *plan.model.input_shape))])
+    tensor = Schema([TensorSpec(np.dtype("float32"), (-1, *plan.model.input_shape))])
     if plan.target is not None:
         outputs = [ColSpec(DataType.double, name) for name in RealPrediction._fields if name != "draws"]
     else:
@@ -106,7 +111,7 @@ def signature(run: Predictor) -> ModelSignature:
         ParamSpec("draws", DataType.long, None),
         ParamSpec("seed", DataType.long, 0),
     ]
-    return ModelSignature(inputs, Schema([*outputs]), ParamSchema(params))
+    return ModelSignature(None if plan.names.features else tensor, Schema([*outputs]), ParamSchema(params))
 
 
 def save(folder: Path, run: Predictor, model_id: str, destination: Path) -> str:
@@ -118,7 +123,9 @@ def save(folder: Path, run: Predictor, model_id: str, destination: Path) -> str:
     from mlflow.models import Model
 
     params = {"client": "0"} if run.plan.personal else {"seed": 0}
-    example = np.zeros((1, *run.plan.model.input_shape), np.float32), params
+    zeros = np.zeros((1, *run.plan.model.input_shape), np.float32)
+    features = run.plan.names.features
+    example = pd.DataFrame(zeros, columns=list(features)) if features else zeros, params
     with tempfile.TemporaryDirectory() as place:
         small = Path(place, "run")
         small.mkdir()

@@ -17,6 +17,7 @@ import urllib.request
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -98,6 +99,35 @@ def test_what_cannot_be_answered_is_named(tracked, x, params, said):
     with pytest.raises(MlflowException, match=said) as error:
         served(tracked).predict(x, params=params)
     assert error.value.error_code == "INVALID_PARAMETER_VALUE"
+
+
+def test_a_table_may_have_its_columns_in_any_order(tmp_path):
+    """MLflow passes a DataFrame on without the names of its columns where the signature is that of a tensor."""
+    import mlflow.pyfunc
+    from mlflow.exceptions import MlflowException
+
+    table = pd.DataFrame(np.random.default_rng(0).normal(30, 9, (60, 2)), columns=["dose", "weight"])
+    table["age"], table["label"] = range(60), [0, 1] * 30
+    table.to_csv(tmp_path / "patients.csv", index=False)
+    uri, folder = f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "run"
+    data = ["--data.name", str(tmp_path / "patients.csv"), "--data.partition", "iid", "--clients", "2"]
+    words = [*data, "--runtime", "local", "--rounds", "1", "--tracking.uri", uri, "--output", str(folder)]
+    assert launch.main(["pfedbayes", *words]) == 0
+    client = mlflow_store.connect(uri)
+    run = client.get_run(json.loads((folder / "summary.json").read_text())["run_id"])
+    served, x = mlflow.pyfunc.load_model(artifacts_of(client, run)), table[["dose", "weight", "age"]]
+    expected = load(folder).predict(x, 1).probs.tolist()
+    for asked in (
+        x,
+        x[["age", "weight", "dose"]],
+        table,
+        x.astype(np.float32)[["weight", "age", "dose"]],
+        x.to_numpy(),
+    ):
+        assert [row["probabilities"] for row in served.predict(asked, params={"client": "1"})] == expected
+    with pytest.raises(MlflowException, match="it has no column age; the model's features are dose, weight, age"):
+        served.predict(x[["dose", "weight"]])
+    assert served.input_example.columns.tolist() == ["dose", "weight", "age"]
 
 
 def test_the_signature_says_what_a_record_has(tracked):
