@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 import fedray
 from fedray.federate.uncertainty import summary as uncertain
@@ -76,10 +75,11 @@ def _draws(asked: int | None) -> int | None:
 
 def _records(found: Prediction | RealPrediction, run: Predictor) -> list[dict[str, Any]]:
     """A prediction as a record per input."""
-    if isinstance(found, RealPrediction):
+    real = isinstance(found, RealPrediction)
+    if not (found.sd if real else found.entropy).isfinite().all():
+        raise FedRayError("the model predicts NaN or infinity: it has diverged, or an input is not finite")
+    if real:
         columns = found.columns()
-    elif not found.entropy.isfinite().all():
-        raise FedRayError("the model predicts NaN: it has diverged, or an input is not finite")
     else:
         known = found.columns(run.plan.names.classes)
         columns = {**known, "set": known.get("set", [None] * len(found.entropy))}
@@ -120,12 +120,13 @@ def save(folder: Path, run: Predictor, model_id: str, destination: Path) -> str:
     They are large, and are uploaded from where they lie. The example of an input is zeros.
     """
     import mlflow.pyfunc
+    import pandas
     from mlflow.models import Model
 
     params = {"client": "0"} if run.plan.personal else {"seed": 0}
     zeros = np.zeros((1, *run.plan.model.input_shape), np.float32)
     features = run.plan.names.features
-    example = pd.DataFrame(zeros, columns=list(features)) if features else zeros, params
+    example = pandas.DataFrame(zeros, columns=list(features)) if features else zeros, params
     with tempfile.TemporaryDirectory() as place:
         small = Path(place, "run")
         small.mkdir()

@@ -74,7 +74,9 @@ class Answerer:
 
     def admit(self, authorization: str) -> None:
         """Raise RequestError (401) unless the header is ``Bearer TOKEN``; the time it takes tells nothing of it."""
-        if not hmac.compare_digest(digest_of(authorization.removeprefix("Bearer ")), self._digest):
+        scheme, _, token = authorization.partition(" ")
+        right = hmac.compare_digest(digest_of(token), self._digest)
+        if scheme.lower() != "bearer" or not right:  # HTTP's schemes have no case
             raise RequestError(401, "the token is missing or wrong; send the header 'authorization: Bearer TOKEN'")
 
     def client(self, header: str | None) -> int | None:
@@ -128,6 +130,7 @@ class Answerer:
         plan = self.run.plan
         shape = ", ".join(map(str, ("B", *plan.model.input_shape)))
         texts = "x [B] of texts, or " if plan.texts else ""
+        columns = f"the numbers of an input: {', '.join(plan.names.features)}\n" if plan.names.features else ""
         targets = f"{plan.model.classes} classes" if plan.target is None else "a real number"
         who = plan.names.users[0] if plan.names.users else "0"
         curl = "curl -s -H 'authorization: Bearer '$FEDRAY_SERVE_TOKEN"
@@ -139,7 +142,8 @@ class Answerer:
             asks = f"The header '{CLIENT}: {who}' asks the model of client {who}; {without}.\n\n"
         about = (
             f"{self.run!r}\n"
-            f"{texts}x [{shape}], at most {self.terms.max_inputs} inputs -> {targets}\n\n"
+            f"{texts}x [{shape}], at most {self.terms.max_inputs} inputs -> {targets}\n"
+            f"{columns}\n"
             f"GET  {url}/example   a body for the next request, of the right shape\n"
             f'POST {url}/predict   {{"x": [...]}} -> the prediction; beside x, "seed": 0 may choose the draws\n'
             f"GET  {url}/health    whether it is up; asks for no token\n\n"

@@ -24,11 +24,13 @@ import torch
 import fedray
 from fedray import launch
 from fedray.algorithms.bayesian.pfedbayes import PFedBayes
+from fedray.arrays import trees
 from fedray.federate import report
 from fedray.federate.planning import make_plan
 from fedray.running import mlflow_store, tracking
 from fedray.running.finished import load
 from fedray.running.published import page
+from fedray.running.published.model import ServedModels
 from fedray.running.published.publish import Finished, publish, registration
 from fedray.types import FedRayError
 
@@ -128,6 +130,19 @@ def test_a_table_may_have_its_columns_in_any_order(tmp_path):
     with pytest.raises(MlflowException, match="it has no column age; the model's features are dose, weight, age"):
         served.predict(x[["dose", "weight"]])
     assert served.input_example.columns.tolist() == ["dose", "weight", "age"]
+
+
+@pytest.mark.parametrize("y", [np.arange(60) % 2, np.linspace(0.0, 1.0, 60)], ids=["labels", "numbers"])
+def test_a_diverged_model_is_said_not_sent(tmp_path, y):
+    from mlflow.exceptions import MlflowException
+
+    x = np.random.default_rng(0).random((60, 4), np.float32)
+    fedray.run("fedavg", (x, y), clients=2, rounds=1, output=tmp_path / "run", figures="none")
+    run = load(tmp_path / "run")
+    server = trees.tree_map(lambda leaf: torch.full_like(leaf, float("nan")), run.snapshot.server)
+    run.snapshot = run.snapshot._replace(server=server)
+    with pytest.raises(MlflowException, match="it has diverged"):
+        ServedModels(run).predict(x[:2])
 
 
 def test_the_signature_says_what_a_record_has(tracked):

@@ -208,7 +208,8 @@ def test_a_long_word_among_the_numbers_costs_no_memory_for_each_of_them(serve):
 def test_only_the_token_is_admitted(serve):
     served = serve()
     served.admit(f"Bearer {TOKEN}")
-    for wrong in ("", "Bearer ", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", "Bearer ü"):
+    served.admit(f"bearer {TOKEN}")
+    for wrong in ("", TOKEN, f"Basic {TOKEN}", "Bearer ", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", "Bearer ü"):
         with pytest.raises(RequestError, match="token is missing or wrong") as refused:
             served.admit(wrong)
         assert refused.value.status == 401
@@ -229,6 +230,14 @@ def test_its_example_has_the_right_shape_and_it_says_how_to_ask(serve):
     text = served.about("http://127.0.0.1:8000").text
     assert "x [B, 1, 8, 8], at most 256 inputs -> 10 classes" in text
     assert f"-H '{answers.CLIENT}: 0' -d @input.json http://127.0.0.1:8000/predict" in text
+
+
+def test_of_a_table_it_says_which_number_is_which(tmp_path):
+    (tmp_path / "t.csv").write_text("dose,age,label\n" + "1.5,30,0\n2.5,40,1\n" * 20)
+    data = ["--data.name", str(tmp_path / "t.csv"), "--data.partition", "iid", "--clients", "2"]
+    assert launch.main(["fedavg", *FAST, *data, "--output", str(tmp_path / "run")]) == 0
+    about = answers.opened(tmp_path / "run", Limits(), digest_of(TOKEN)).about("").text
+    assert "x [B, 2], at most 256 inputs -> 2 classes\nthe numbers of an input: dose, age\n\nGET" in about
 
 
 def test_it_asks_for_no_header_that_would_be_refused(serve):
