@@ -232,11 +232,12 @@ def uncertainty_figure(folder: Path) -> Figure | None:
     clients = _thinned(predictions["client"])
     figure = canvas(max(4.6, 1.0 + 2.0 * len(clients)), 1.1 + 1.7 * len(rounds))
     axes = figure.subplots(len(rounds), len(clients), squeeze=False, sharex=True, sharey=True)
+    _set_scales(axes[0, 0], predictions["probs"].shape[-1], names.classes)
     for row, step in zip(axes, rounds, strict=True):
         for ax, client in zip(row, clients, strict=True):
             (found,) = np.nonzero((predictions["round"] == step) & (predictions["client"] == client))
             if len(found):
-                _draw_boxes(ax, predictions["probs"][found[0]], int(predictions["label"][found[0]]), names.classes)
+                _draw_boxes(ax, predictions["probs"][found[0]], int(predictions["label"][found[0]]), bool(names.classes))
             else:
                 ax.set_title("not evaluated", fontsize=8)
     for ax, client in zip(axes[0], clients, strict=True):
@@ -253,8 +254,15 @@ def _thinned(values: np.ndarray) -> Sequence[int]:
     return distinct[evenly_spaced(len(distinct), GRID_MAX)].tolist()
 
 
-def _draw_boxes(ax: Axes, probs: np.ndarray, label: int, names: tuple[str, ...]) -> None:
-    """A box per class over the draws [M, C] of p(class); the true class is coloured. Classes may have names.
+def _set_scales(ax: Axes, classes: int, names: tuple[str, ...]) -> None:
+    """Limits and ticks of the panels, which share them: set before the first is drawn, they cost once."""
+    ax.set(xlim=(-0.7, classes - 0.3), ylim=(-0.14, 1.02), yticks=[0, 0.5, 1])
+    ticks = range(0, classes, math.ceil(classes / 10))
+    ax.set_xticks(ticks, [shortened(names[c]) if names else str(c) for c in ticks])
+
+
+def _draw_boxes(ax: Axes, probs: np.ndarray, label: int, named: bool) -> None:
+    """A box per class over the draws [M, C] of p(class); the true class is coloured.
 
     Matplotlib's own box plots, with seven artists per class, take far longer.
     """
@@ -265,10 +273,7 @@ def _draw_boxes(ax: Axes, probs: np.ndarray, label: int, names: tuple[str, ...])
     ax.bar(classes, third - first, 0.7, bottom=first, color=faces, edgecolor=GREY)
     ax.hlines(median, classes - 0.35, classes + 0.35, color="black", linewidth=1.2)
     ax.plot([label], [-0.07], "^", color=COLOURS["personal"], markersize=5)
-    ax.set(xlim=(-0.7, len(classes) - 0.3), ylim=(-0.14, 1.02), yticks=[0, 0.5, 1])
-    ticks = classes[:: math.ceil(len(classes) / 10)]
-    ax.set_xticks(ticks, [shortened(names[int(c)]) if names else str(c) for c in ticks], rotation=90 if names else 0)
-    ax.tick_params(axis="x", labelsize=8)
+    ax.tick_params(axis="x", labelsize=8, rotation=90 if named else 0)
     ax.grid(visible=False, axis="x")
     entropy, information = _entropies(probs)
     ax.set_title(f"H {entropy:.2f}, MI {information:.2f}", fontsize=8)
