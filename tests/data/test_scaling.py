@@ -47,6 +47,13 @@ def test_feature_units_have_mean_zero_and_sd_one_of_every_input(dtype):
     assert moments(x, each=True).divisor[0, 1, 2] == np.float32(FLOOR)
 
 
+def test_squares_of_large_whole_numbers_do_not_overflow():
+    x = 1_700_000_000 + 86_400 * np.arange(4000)[:, None]  # seconds, whose squares add up to more than 2^63
+    for found in (moments(x, each=True), moments(x, each=False)):
+        assert found.shift.item() == pytest.approx(x.mean())
+        assert found.divisor.item() == pytest.approx(x.std())
+
+
 @pytest.mark.parametrize("kind", ["standard", "feature"])
 @pytest.mark.parametrize("units", [1e-9, 1e-5, 1, 1e5])
 def test_float_features_of_ones_own_have_sd_one_in_any_units(kind, units):
