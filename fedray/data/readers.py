@@ -136,6 +136,8 @@ def checked_dataset(dataset: Dataset, who: str = "dataset", remedy: str = GIVE) 
         reason = f"its scaling is no Scaling of NumPy arrays that fit inputs of shape {list(x.shape[1:])}"
     if reason:
         raise FedRayError(f"{who}: {reason}; {remedy}")
+    # NetCDF, FITS and IDX files have numbers of another byte order, of which PyTorch makes no tensor.
+    dataset = dataset._replace(x=x.astype(x.dtype.newbyteorder("="), copy=False))
     try:
         if np.asarray(dataset.y).dtype.kind == "f" and dataset.classes == 1:
             return dataset._replace(y=checked_targets(dataset.y, len(x)))

@@ -155,6 +155,15 @@ def test_owners_that_differ_in_validation_or_wrong_labels_have_other_digests():
     assert found[0] == "001f8c84f41b"  # as it always was
 
 
+@pytest.mark.parametrize("kind", [">f4", ">i2"])
+def test_numbers_of_another_byte_order_are_the_same_examples(kind):
+    x = np.round(100 * FEATURES)
+    plan = plan_of(Dataset(x.astype(kind), KINDS, 3, None), clients=2, clients_per_round=2)
+    with LocalFederation(plan) as federation:
+        next(iter(federation))
+    assert np.array_equal(plan.dataset().x, x)
+
+
 class Torch(torch.utils.data.Dataset):
     def __init__(self, *items):
         self.items = items
