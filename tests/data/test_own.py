@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -250,6 +252,8 @@ def test_columns_of_arrays_and_of_texts():
         ({"y": KINDS}, "there are no inputs"),
         ({"town": np.array(["Rome", "Bonn", "Oslo"])[KINDS], "a": KINDS, "y": KINDS}, "column town holds 'Rome'"),
         ({"when": KINDS.astype("M8[D]"), "y": KINDS}, "column when holds '1970-01-01'"),
+        ({"a": KINDS.astype(str).astype(object), "b": KINDS, "y": KINDS}, "a holds '0', as str_; convert it to floats"),
+        ({"a": np.array([Decimal("1.5")] * N), "y": KINDS}, "column a holds '1.5', as Decimal; convert it to floats"),
         ({"a": np.array([[1, 2], [3], [4, 5]], object)[KINDS], "y": KINDS}, "a has examples of different shapes"),
         ({"a": FEATURES[:0, 0], "b": FEATURES[:0, 0], "y": KINDS[:0]}, "it has no examples: not one row"),
         ({"a": np.zeros((N, 2, 2)), "b": KINDS, "y": KINDS}, "column a holds images beside other inputs"),
