@@ -96,8 +96,10 @@ def _users(path: Path) -> Iterator[tuple[str, Any, Any]]:
     """(user, examples, labels) of a file, or of each of its lines."""
     with text.opened(path) as file:
         if path.name.endswith((".jsonl", ".jsonl.gz")):
-            for row in map(json.loads, filter(str.strip, file)):
-                yield str(row["user"]), [row["text"]], [row["label"]]
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    row = _row(line, number)
+                    yield str(row["user"]), [row["text"]], [row["label"]]
             return
         content = json.load(file)
     if not isinstance(content, dict):
@@ -109,6 +111,14 @@ def _users(path: Path) -> Iterator[tuple[str, Any, Any]]:
         raise ValueError(f"user_data holds {unlisted[0]}, whom users does not list: its examples would be left out")
     for user in listed:
         yield user, known[user]["x"], known[user]["y"]
+
+
+def _row(line: str, number: int) -> Any:
+    """The content of a line of a file; raises ValueError that says which line is no JSON."""
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:  # it counts from this line
+        raise ValueError(f"line {number} is not JSON: {error.msg.lower()}, column {error.colno}") from None
 
 
 def _text(row: Any) -> Any:

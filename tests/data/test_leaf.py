@@ -197,6 +197,12 @@ def test_damaged_lines_are_refused_by_name(tmp_path, content):
         loading.load(DataConfig(name=str(tmp_path / "mine.jsonl")))
 
 
+def test_the_damaged_line_is_the_one_of_the_file(tmp_path):
+    write(tmp_path, {"mine.jsonl": lines(ROWS) + b'\n{"user": 1, "text": "x"'})
+    with pytest.raises(FedRayError, match=rf"mine\.jsonl: line {len(ROWS) + 2} is not JSON: expecting ',' delimiter"):
+        loading.load(DataConfig(name=str(tmp_path / "mine.jsonl")))
+
+
 def test_damaged_compression_and_missing_files_are_refused_by_name(tmp_path):
     write(tmp_path, {"cut.jsonl.gz": gzip.compress(lines(ROWS))[:-12], "no.json.gz": GOOD})
     for name in ("cut.jsonl.gz", "no.json.gz", "nowhere.json"):
