@@ -25,9 +25,9 @@ WORD = re.compile(r"[\w']+|[.,!?;]")  # LEAF's
 
 
 def opened(path: Path) -> IO[str]:
-    """A text file to read, be it compressed or not."""
+    """A text file to read, be it compressed or not, with a byte-order mark (as Windows writes it) or not."""
     plain = path.suffix != ".gz"
-    return open(path, encoding="utf-8") if plain else gzip.open(path, "rt", encoding="utf-8")
+    return open(path, encoding="utf-8-sig") if plain else gzip.open(path, "rt", encoding="utf-8-sig")
 
 
 def numbered(texts: Iterable[str]) -> tuple[np.ndarray, list[str]]:

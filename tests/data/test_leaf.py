@@ -3,6 +3,7 @@
 import gzip
 import json
 import pickle
+from codecs import BOM_UTF8
 
 import numpy as np
 import pytest
@@ -195,6 +196,19 @@ def test_damaged_lines_are_refused_by_name(tmp_path, content):
     write(tmp_path, {"mine.jsonl": content})
     with pytest.raises(FedRayError, match=r"mine\.jsonl: .*; give a file in LEAF's format"):
         loading.load(DataConfig(name=str(tmp_path / "mine.jsonl")))
+
+
+@pytest.mark.parametrize(("name", "content"), [("mine.json", GOOD), ("mine.jsonl", lines(ROWS))])
+def test_a_byte_order_mark_and_line_ends_of_windows_change_nothing(tmp_path, name, content):
+    write(tmp_path, {name: content, "v.txt": b"bad 1 2\n"})
+    write(tmp_path, {f"w/{name}": BOM_UTF8 + content.replace(b"\n", b"\r\n"), "w/v.txt": BOM_UTF8 + b"bad 1 2\r\n"})
+    plain, other = (
+        loading.load(DataConfig(name=str(folder / name), embedding=folder / "v.txt" if name == "mine.jsonl" else None))
+        for folder in (tmp_path, tmp_path / "w")
+    )
+    assert np.array_equal(plain.x, other.x)
+    assert np.array_equal(plain.vectors, other.vectors)
+    assert plain.names == other.names
 
 
 def test_the_damaged_line_is_the_one_of_the_file(tmp_path):
