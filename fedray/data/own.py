@@ -168,7 +168,7 @@ def _plain(values: np.ndarray, name: str) -> np.ndarray:
         values = np.asarray(items)
     if values.dtype.kind == "f":
         check_complete(name, int(np.isnan(values).sum()))
-    values = values.astype(str) if values.dtype.kind == "S" else values
+    values = np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values
     if values.ndim != 1 or values.dtype.kind not in "iufbU":
         raise ValueError(f"{name} holds values of type {values.dtype}; it takes numbers or texts")
     if values.dtype.kind == "f" and (endless := int(np.isinf(values).sum())):

@@ -32,6 +32,7 @@ FEATURES = np.random.default_rng(0).standard_normal((N, 4))
         (np.array(["ant", "bee", "cat"])[KINDS], ("ant", "bee", "cat")),
         (np.array(["ant", "bee", "cat"], object)[KINDS], ("ant", "bee", "cat")),
         (np.array([b"ant", b"bee", b"cat"])[KINDS], ("ant", "bee", "cat")),
+        (np.array([b"chat", "fauvé".encode(), b"ours"])[KINDS], ("chat", "fauvé", "ours")),
         (np.array([-1, 4, 9])[KINDS], ("-1", "4", "9")),
         (np.array([-1.0, 4.0, 9.0])[KINDS], ("-1", "4", "9")),
     ],
