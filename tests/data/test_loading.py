@@ -172,7 +172,8 @@ FEATURES = np.zeros((4, 3))
         ({"x": FEATURES + np.inf, "y": [0, 1, 0, 1]}, "infinity"),
         ({"x": np.zeros(4), "y": [0, 1, 0, 1]}, r"\[4\]"),
         ({"x": np.zeros((0, 3)), "y": np.zeros(0, int)}, "it has no examples"),
-        ({"x": np.array([[{}]], dtype=object), "y": [0]}, "x holds Python objects, such as lists of different lengths"),
+        ({"x": np.array([[{}]], dtype=object), "y": [0]}, "x holds Python objects, such as pandas' texts, lists of"),
+        ({"x": FEATURES, "y": np.array(["a", "b", "a", "b"], object)}, r"y holds .* texts as y\.astype"),
     ],
 )
 def test_an_unusable_npz_is_refused_with_reason_and_remedy(tmp_path, arrays, reason):

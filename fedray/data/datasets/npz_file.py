@@ -44,7 +44,8 @@ def _array(archive: Mapping[str, np.ndarray], name: str) -> np.ndarray:
         return archive[name]
     except ValueError:  # without pickle, of which only crafted files have need, numpy reads no objects
         raise ValueError(
-            f"{name} holds Python objects, such as lists of different lengths, dicts or None; give numbers or texts"
+            f"{name} holds Python objects, such as pandas' texts, lists of different lengths, dicts or None; save "
+            f"numbers, or texts as {name}.astype(str)"
         ) from None
 
 
