@@ -35,5 +35,6 @@ def locked(folder: Path, option: str = "--output") -> Iterator[None]:
     finally:
         # Before the release: who has opened the file and waits then finds that it has no name any more, and opens it
         # anew. After it, that lock and one on the next file of this name would both hold.
-        Path(lock.lock_file).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # in a folder that can no longer be written it stays, and keeps nobody out
+            Path(lock.lock_file).unlink()
         lock.release()

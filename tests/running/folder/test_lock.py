@@ -8,7 +8,7 @@ import filelock
 import pytest
 
 from fedray.running.folder import lock
-from fedray.types import FedRayError
+from fedray.types import FedRayError, RunError
 
 
 def test_who_gets_the_lock_as_it_is_given_back_holds_it_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,3 +29,17 @@ def test_who_gets_the_lock_as_it_is_given_back_holds_it_alone(tmp_path: Path, mo
     with lock.locked(folder):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_that_cannot_be_removed_hides_no_error_and_is_given_back(tmp_path: Path) -> None:
+    def run() -> None:
+        with lock.locked(tmp_path / "run"):
+            (tmp_path / ".run.lock").unlink()
+            (tmp_path / ".run.lock").mkdir()  # which root, too, cannot remove as a file
+            raise RunError("run: cannot be written (read-only file system)")
+
+    with pytest.raises(RunError, match="read-only file system"):
+        run()
+    (tmp_path / ".run.lock").rmdir()
+    with lock.locked(tmp_path / "run"):
+        pass
