@@ -108,6 +108,16 @@ def test_only_a_step_writes_into_an_argument_and_only_into_its_local():
 
     assert "begin writes into its arguments" in wrong("begin", begin)
 
+    def unseen(right):
+        return lambda ctx, client, down, data: [down.theta.data.mul_(0.9), right(ctx, client, down, data)][1]
+
+    assert "begin writes into its arguments" in wrong("begin", unseen)
+
+    def shared(right):
+        return lambda ctx, local, data: [np.negative(data.x.numpy(), out=data.x.numpy()), right(ctx, local, data)][1]
+
+    assert "finish writes into its arguments" in wrong("finish", shared)
+
     def batch(right):
         return lambda ctx, local, batch, noise: [batch.x.zero_(), right(ctx, local, batch, noise)][1]
 
