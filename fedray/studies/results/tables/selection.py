@@ -145,7 +145,7 @@ TABLES = (
         4,
         10,
         (*CLAIMS, *NETWORK),
-        more=("round_robin", "uniform", "ksd", "hip"),
-        more_seeds=20,
+        more=("hip", "uniform"),
+        more_seeds=12,
     ),
 )
