@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import random
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -11,10 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from ray import tune as ray_tune
 from ray.exceptions import RayActorError
+from ray.tune.error import TuneError
 from ray.tune.execution.tune_controller import TuneController
 from ray.tune.experiment.trial import Trial as TuneTrial
 
 from actors.machines.placement import Layout
+from fedray.types import RunError, unwritable
 from tune.record import Recorder
 
 RESUME: Any = ray_tune.ResumeConfig.ResumeType.RESUME  # an enum, although ResumeConfig calls it a string
@@ -39,7 +43,10 @@ class Programme(NamedTuple):
 
 
 def play(programme: Programme, recorder: Recorder) -> list[Any]:
-    """Play all trials, or go on with them; Tune's records of them come back, also of those that Ctrl-C left."""
+    """Play all trials, or go on with them; Tune's records of them come back, also of those that Ctrl-C left.
+
+    Raises RunError where the disk is full.
+    """
 
     layout, here = programme.layout, programme.here  # all that travels to the trials' processes
 
@@ -53,7 +60,7 @@ def play(programme: Programme, recorder: Recorder) -> list[Any]:
     trainable = ray_tune.with_resources(trainable, reservation)
     trainable.__qualname__ = programme.trainable.__name__  # the processes' name in ps and in Ray's dashboard
     try:
-        with recovered_resets():
+        with full_disk_ends(programme.folder), recovered_resets():
             analysis = ray_tune.run(
                 trainable,
                 name=programme.folder.name,
@@ -76,6 +83,30 @@ def play(programme: Programme, recorder: Recorder) -> list[Any]:
         return list(analysis.trials or [])
     finally:
         recorder.close()
+
+
+@contextlib.contextmanager
+def full_disk_ends(folder: Path) -> Iterator[None]:
+    """End a sweep whose checkpoints find no room on a disk, by RunError: Tune would play the trial again and again."""
+    honest = TuneController._trial_task_failure
+    full: list[RunError] = []
+
+    def process(self: TuneController, trial: Any, exception: Any) -> None:
+        cause = getattr(exception, "cause", None)
+        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+            full.append(RunError(unwritable(folder, OSError(cause.errno, os.strerror(cause.errno)))))
+            raise full[0]  # which Tune passes on as an error of its own
+        honest(self, trial, exception)
+
+    TuneController._trial_task_failure = process
+    try:
+        yield
+    except TuneError:
+        if full:
+            raise full[0] from None
+        raise
+    finally:
+        TuneController._trial_task_failure = honest
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Schedulers that must neither lose a trial nor wait for ever."""
 
 import contextlib
+import errno
 import os
 import pickle
 import random
@@ -13,10 +14,10 @@ import pytest
 from ray import tune as ray_tune
 from ray.tune.experiment.trial import Trial as TuneTrial
 
-from fedray.types import LogUniform, Uniform
+from fedray.types import LogUniform, RunError, Uniform
 from tune import search
 from tune.options import Sweep
-from tune.play import recovered_resets
+from tune.play import full_disk_ends, recovered_resets
 from tune.space import Grid
 
 
@@ -224,6 +225,36 @@ def test_a_trial_that_a_living_process_refuses_to_take_over_fails_and_the_others
         )
     assert [trial.status for trial in found.trials] == ["TERMINATED", "ERROR", "TERMINATED"]
     assert "no such setting" in str(found.trials[1].get_error())
+
+
+def finds_no_room():
+    """A trainable whose checkpoints find no room on the disk."""
+
+    class FindsNoRoom(ray_tune.Trainable):
+        def step(self):
+            return {"round": 1, "score": 0.0, "done": False}
+
+        def save_checkpoint(self, checkpoint_dir):
+            raise OSError(errno.ENOSPC, "error writing bytes to file")
+
+    return FindsNoRoom
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_a_full_disk_ends_a_sweep_with_its_reason(tmp_path):
+    """Tune played the trial again, as after the loss of its process, with a traceback each time."""
+    with pytest.raises(RunError) as error, full_disk_ends(tmp_path):
+        ray_tune.run(
+            finds_no_room(),
+            checkpoint_config=ray_tune.CheckpointConfig(checkpoint_frequency=1),
+            max_failures=3,
+            storage_path=str(tmp_path),
+            verbose=0,
+            raise_on_failed_trial=False,
+        )
+    assert str(error.value) == f"{tmp_path}: cannot be written (no space left on device); free space there"
 
 
 @pytest.mark.parametrize(("eval_every", "grace"), [(1, 2), (5, 2), (10, 5), (3, 2), (2, 1), (2, 3)])
