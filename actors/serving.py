@@ -97,12 +97,15 @@ def running(app: serve.Application, replicas: int, address: str | None, host: st
 
 def _check_room(replicas: int, own: bool) -> None:
     """Raise FedRayError where the replicas will never have their CPUs, and say where they wait for them."""
-    free = this_node().cpus if own else sum(machine.free.cpus for machine in machines().values())
-    if free >= replicas:
+    if own:
+        room = int(this_node().cpus)
+    else:  # a replica is on one machine
+        room = sum(int(machine.free.cpus) for machine in machines().values() if machine.stays)
+    if room >= replicas:
         return
     if own:
-        raise FedRayError(f"--replicas {replicas}: each takes a CPU, and this machine has {free:g}; ask for fewer")
-    say(f"waiting for CPUs: the replicas take {replicas}, and the cluster has {free:g} free")
+        raise FedRayError(f"--replicas {replicas}: each takes a CPU, and this machine has {room}; ask for fewer")
+    say(f"--replicas {replicas}: each takes a CPU, and the cluster has {room} free; waiting for more (Ctrl-C stops it)")
 
 
 def _start(app: serve.Application, host: str, port: int) -> None:

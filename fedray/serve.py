@@ -128,8 +128,8 @@ def greeting(served: Answerer, options: Options, new_token: str | None) -> str:
 
 def play(options: Options) -> None:
     """Serve until it is interrupted; raises FedRayError."""
-    reason = "it is not between 1 and 65535"
-    require(0 < options.port < 2**16, "port", options.port, reason, "leave it out for 8000")
+    remedy = f"leave it out for {Options.port}"
+    require(0 < options.port < 2**16, "port", options.port, "it is not between 1 and 65535", remedy)
     token = given_token()
     new = secrets.token_urlsafe(32) if token is None else None
     digest = answers.digest_of(token or new or "")

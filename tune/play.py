@@ -21,6 +21,7 @@ from actors.machines.placement import Layout
 from fedray.types import RunError, unwritable
 from tune.record import Recorder
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
 RESUME: Any = ray_tune.ResumeConfig.ResumeType.RESUME  # an enum, although ResumeConfig calls it a string
 
 
@@ -87,24 +88,29 @@ def play(programme: Programme, recorder: Recorder) -> list[Any]:
 
 @contextlib.contextmanager
 def full_disk_ends(folder: Path) -> Iterator[None]:
-    """End a sweep whose checkpoints find no room on a disk, by RunError: Tune would play the trial again and again."""
+    """End a sweep by RunError where the disk of its folder, or that of a trial's temporary files, is full.
+
+    Tune would play a trial whose checkpoint finds no room again and again.
+    """
     honest = TuneController._trial_task_failure
-    full: list[RunError] = []
+    full: list[OSError] = []
 
     def process(self: TuneController, trial: Any, exception: Any) -> None:
         cause = getattr(exception, "cause", None)
-        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
-            full.append(RunError(unwritable(folder, OSError(cause.errno, os.strerror(cause.errno)))))
-            raise full[0]  # which Tune passes on as an error of its own
+        if isinstance(cause, OSError) and cause.errno in FULL:
+            full.append(cause)
+            raise cause  # which Tune passes on as an error of its own
         honest(self, trial, exception)
 
     TuneController._trial_task_failure = process
     try:
         yield
-    except TuneError:
-        if full:
-            raise full[0] from None
-        raise
+    except (TuneError, OSError) as error:  # an OSError is of the driver's own files
+        cause = full[0] if full else error
+        if not isinstance(cause, OSError) or cause.errno not in FULL:
+            raise
+        reason = OSError(cause.errno, os.strerror(cause.errno))  # Arrow has words of its own
+        raise RunError(unwritable(cause.filename or folder, reason)) from None
     finally:
         TuneController._trial_task_failure = honest
 

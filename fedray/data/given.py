@@ -87,7 +87,7 @@ def _array(name: str, values: Any) -> np.ndarray:
     if hasattr(values, "toarray"):
         raise ValueError(f"{name} is a sparse matrix; give {name}.toarray()")
     if getattr(values, "mode", None) in ("P", "PA"):  # of PIL
-        raise ValueError(f"{name} is an image with a palette, whose numbers are no colors; give image.convert('RGB')")
+        raise ValueError(f"{name} is an image with a palette, whose numbers are no colours; give image.convert('RGB')")
     if np.ma.is_masked(values):
         check_complete(name, int(np.ma.count_masked(values)))
     try:

@@ -168,7 +168,12 @@ def _plain(values: np.ndarray, name: str) -> np.ndarray:
         values = np.asarray(items)
     if values.dtype.kind == "f":
         check_complete(name, int(np.isnan(values).sum()))
-    values = np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values
+    if values.dtype.kind == "S":
+        try:
+            values = np.char.decode(values, "utf-8")
+        except UnicodeDecodeError:
+            way_out = f"numpy.char.decode({name}, 'latin-1')"
+            raise ValueError(f"{name} holds bytes that are no text in UTF-8; give texts, such as {way_out}") from None
     if values.ndim != 1 or values.dtype.kind not in "iufbU":
         raise ValueError(f"{name} holds values of type {values.dtype}; it takes numbers or texts")
     if values.dtype.kind == "f" and (endless := int(np.isinf(values).sum())):
@@ -240,6 +245,8 @@ def is_number(value: Any) -> bool:
         float(value)
     except (TypeError, ValueError):
         return False
+    except OverflowError:  # of a whole number beyond a double
+        return True
     return True
 
 

@@ -100,6 +100,11 @@ def rectangular(values: Any, dtype: Any = None) -> np.ndarray:
         raise ValueError("it holds something else where numbers belong") from None
 
 
+def native(values: np.ndarray) -> np.ndarray:
+    """The same numbers in this machine's byte order: NetCDF, FITS and IDX files have another one, PyTorch has not."""
+    return values.astype(values.dtype.newbyteorder("="), copy=False)
+
+
 def checked_labels(values: Any, count: int, classes: int) -> np.ndarray:
     """The labels [count] as int64; raises ValueError unless they are integers 0..C-1."""
     y = values if isinstance(values, np.ndarray) else rectangular(values)
@@ -136,8 +141,8 @@ def checked_dataset(dataset: Dataset, who: str = "dataset", remedy: str = GIVE) 
         reason = f"its scaling is no Scaling of NumPy arrays that fit inputs of shape {list(x.shape[1:])}"
     if reason:
         raise FedRayError(f"{who}: {reason}; {remedy}")
-    # NetCDF, FITS and IDX files have numbers of another byte order, of which PyTorch makes no tensor.
-    dataset = dataset._replace(x=x.astype(x.dtype.newbyteorder("="), copy=False))
+    scaling = dataset.scaling and Scaling(*map(native, dataset.scaling))
+    dataset = dataset._replace(x=native(x), scaling=scaling, vectors=None if vectors is None else native(vectors))
     try:
         if np.asarray(dataset.y).dtype.kind == "f" and dataset.classes == 1:
             return dataset._replace(y=checked_targets(dataset.y, len(x)))

@@ -43,15 +43,18 @@ def converted(scaling: Scaling, own: Scaling, other: Scaling) -> Scaling:
 def moments(x: np.ndarray, each: bool) -> Scaling:
     """To mean 0 and sd 1 over the given examples x [N, ...], together or each input by itself.
 
-    The sums of whole numbers are exact, so that every machine has the same moments, unless they pass int64.
+    The sums of whole numbers are exact, so that every machine has the same moments, unless their squares pass int64.
     """
     axes = 0 if each else None
     n = len(x) if each else x.size
-    exact = x.dtype.kind in "iu" and max(abs(int(x.min())), abs(int(x.max()))) ** 2 * n < 2**63
-    wide = np.int64 if exact else np.float64
-    squares = np.square(x, dtype=np.int32 if x.dtype == np.uint8 else wide)
-    first, second = x.sum(axes, dtype=wide) / n, squares.sum(axes, dtype=wide) / n
-    sd = np.sqrt(np.maximum(second - first**2, 0))
+    whole = x.dtype.kind in "iu"
+    if whole and x.dtype.itemsize > 2 and np.square(x, dtype=np.float64).sum(axes).max() >= 2**62:
+        first, sd = x.mean(axes, dtype=np.float64), x.std(axes, dtype=np.float64)
+    else:
+        wide = np.int64 if whole else np.float64
+        squares = np.square(x, dtype=np.int32 if x.dtype == np.uint8 else wide)
+        first, second = x.sum(axes, dtype=wide) / n, squares.sum(axes, dtype=wide) / n
+        sd = np.sqrt(np.maximum(second - first**2, 0))
     return Scaling(np.asarray(first, np.float32), np.asarray(sd + FLOOR, np.float32))
 
 

@@ -129,11 +129,11 @@ def _numbers(name: str, values: np.ndarray) -> np.ndarray:
     """A column of numbers or of arrays; raises ValueError for anything else."""
     values = of_rows(name, values) if values.dtype.kind == "O" else values
     if values.dtype.kind not in "iufb":
-        example = next((each for each in values.flat if not is_number(each)), values.flat[0])
-        as_text = f"{example!s:.40}"
-        if is_number(example):  # all of them are numbers: as texts, or of a type that NumPy does not have
-            raise ValueError(f"column {name} holds {as_text!r}, as {type(example).__name__}; convert it to floats")
-        raise ValueError(f"column {name} holds {as_text!r}, which is no number; encode it as numbers, or remove it")
+        strange = [each for each in values.flat if not is_number(each)]
+        example = f"{next(iter(strange or values.flat), '')!s:.40}"
+        if values.size and not strange:  # as texts, or of a type that NumPy does not have, such as Decimal
+            raise ValueError(f"column {name} holds {example!r}, not as a number of NumPy's; convert it to floats")
+        raise ValueError(f"column {name} holds {example!r}, which is no number; encode it as numbers, or remove it")
     return values
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 import random
+import zlib
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
@@ -121,7 +122,7 @@ class _Rehearsal(NamedTuple):
             args = (args[0], trees.tree_map(torch.clone, args[1]), *args[2:])
         mine = args[2 if field in WRITERS else 0 :] if self.strict else ()
         kept = [leaf for leaf in trees.leaves(mine) if isinstance(leaf, Tensor)]
-        before = [(_version(leaf), leaf.clone()) for leaf in kept]
+        before = list(map(_trace, kept))
         try:
             result = function(*args)
         except FedRayError:  # of an author who says why
@@ -130,8 +131,7 @@ class _Rehearsal(NamedTuple):
             line = registry.line_of(error, *self.modules)
             reason = f"raises {type(error).__name__}: {first_line(error)}{f' ({line})' if line else ''}"
             raise self.error(field, reason) from error
-        # PyTorch does not count what is written through .data or a NumPy array of the same memory.
-        if any(_version(leaf) != n or not _equal(leaf, was) for leaf, (n, was) in zip(kept, before, strict=True)):
+        if list(map(_trace, kept)) != before:
             raise self.error(field, "writes into its arguments; change a clone() of them")
         return result
 
@@ -352,9 +352,13 @@ def _noise(on: _Rehearsal, plan: Plan, purpose: str, field: str, ctx: Context[An
     return plan.normals(f"rehearsal-{purpose}", 0, 0, shape)
 
 
-def _version(leaf: Tensor) -> int:
-    """How often a tensor was written to; where PyTorch does not count, it does not let one write either."""
-    return 0 if leaf.is_inference() else leaf._version
+def _trace(leaf: Tensor) -> tuple[int, int]:
+    """How often a tensor was written to, and a checksum of what it holds.
+
+    Where PyTorch does not count, it does not let one write either, but for ``.data`` and NumPy arrays of the memory.
+    """
+    held = leaf.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return 0 if leaf.is_inference() else leaf._version, zlib.crc32(held.data)
 
 
 def _generators() -> list[Any]:

@@ -19,7 +19,7 @@ from fedray.arrays.tensor_files import Rows
 from fedray.config.decode import refuse_damage
 from fedray.data import loading, own, tables
 from fedray.data.digests import of_examples
-from fedray.data.readers import Dataset
+from fedray.data.readers import Dataset, native
 from fedray.data.scaling import Scaling
 from fedray.data.shards import Shards
 from fedray.data.text import Vectors
@@ -187,7 +187,7 @@ class Predictor:
             x = self.words.embedded(x.tolist())
         if x.dtype.kind not in "biuf":
             raise FedRayError(f"x holds {x.dtype} values; this network takes numbers")
-        x = own.fitted(x, self.plan.model.input_shape)
+        x = native(own.fitted(x, self.plan.model.input_shape))
         x = torch.as_tensor(x if x.flags.writeable else x.copy()).float()
         if tuple(x.shape[1:]) != self.plan.model.input_shape:
             wanted = ", ".join(map(str, self.plan.model.input_shape))

@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -150,10 +151,9 @@ class TestServer:
 @pytest.mark.slow
 def test_a_port_that_is_taken_and_replicas_without_cpus_are_named(run):
     pytest.importorskip("ray.serve", reason="needs the extra `serve`", exc_type=ImportError)
-    home = Path("/tmp") / f"busy-{os.getpid()}"  # a socket's path must be short
-    home.mkdir()
-    environment = {**os.environ, TOKEN: SECRET, "RAY_TMPDIR": str(home), "PYTHONPATH": str(ROOT)}
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    short = tempfile.TemporaryDirectory(prefix="busy-", dir="/tmp", ignore_cleanup_errors=True)  # for paths of sockets
+    with short as home, socket.create_server(("127.0.0.1", 0)) as taken:
+        environment = {**os.environ, TOKEN: SECRET, "RAY_TMPDIR": home, "PYTHONPATH": str(ROOT)}
         port = str(taken.getsockname()[1])
         for words, reason in (
             (["--port", port], f"did not start on 127.0.0.1:{port} (Failed to bind to address '127.0.0.1:{port}'"),

@@ -17,8 +17,10 @@ from fedray.data import given, loading, tables
 from fedray.data.digests import of_program
 from fedray.data.partition import Partition
 from fedray.data.readers import Dataset
+from fedray.data.scaling import Scaling
 from fedray.federate.in_process import LocalFederation
 from fedray.federate.planning import make_plan
+from fedray.running.predictor import Predictor
 from fedray.types import FedRayError
 from tests.data.test_own import FEATURES, KINDS, N
 
@@ -158,10 +160,14 @@ def test_owners_that_differ_in_validation_or_wrong_labels_have_other_digests():
 @pytest.mark.parametrize("kind", [">f4", ">i2"])
 def test_numbers_of_another_byte_order_are_the_same_examples(kind):
     x = np.round(100 * FEATURES)
-    plan = plan_of(Dataset(x.astype(kind), KINDS, 3, None), clients=2, clients_per_round=2)
+    units = Scaling(np.array(1.0, ">f4"), np.array(2.0, ">f4"))
+    plan = plan_of(Dataset(x.astype(kind), KINDS, 3, units), clients=2, clients_per_round=2)
     with LocalFederation(plan) as federation:
         next(iter(federation))
+        snapshot = federation.snapshot()
     assert np.array_equal(plan.dataset().x, x)
+    run = Predictor(plan, snapshot)
+    assert torch.equal(run.predict(x.astype(kind)).probs, run.predict(x).probs)
 
 
 class Torch(torch.utils.data.Dataset):

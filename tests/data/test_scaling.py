@@ -48,7 +48,7 @@ def test_feature_units_have_mean_zero_and_sd_one_of_every_input(dtype):
 
 
 def test_squares_of_large_whole_numbers_do_not_overflow():
-    x = 1_700_000_000 + 86_400 * np.arange(4000)[:, None]  # seconds, whose squares add up to more than 2^63
+    x = 1_700_000_000_000 + np.arange(4000)[:, None]  # milliseconds, whose squares add up to more than 2^63
     for found in (moments(x, each=True), moments(x, each=False)):
         assert found.shift.item() == pytest.approx(x.mean())
         assert found.divisor.item() == pytest.approx(x.std())

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from ray import tune as ray_tune
+from ray.tune.execution.tune_controller import TuneController
 from ray.tune.experiment.trial import Trial as TuneTrial
 
 from fedray.types import LogUniform, RunError, Uniform
@@ -227,15 +228,16 @@ def test_a_trial_that_a_living_process_refuses_to_take_over_fails_and_the_others
     assert "no such setting" in str(found.trials[1].get_error())
 
 
-def finds_no_room():
-    """A trainable whose checkpoints find no room on the disk."""
+def finds_no_room(here):
+    """A trainable whose checkpoints find no room on the disk, or whose step takes the room of the driver's files."""
 
     class FindsNoRoom(ray_tune.Trainable):
         def step(self):
             return {"round": 1, "score": 0.0, "done": False}
 
         def save_checkpoint(self, checkpoint_dir):
-            raise OSError(errno.ENOSPC, "error writing bytes to file")
+            if not here:
+                raise OSError(errno.ENOSPC, "error writing bytes to file")
 
     return FindsNoRoom
 
@@ -243,11 +245,18 @@ def finds_no_room():
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
-def test_a_full_disk_ends_a_sweep_with_its_reason(tmp_path):
+@pytest.mark.parametrize("here", [False, True], ids=["of a trial", "of the driver"])
+def test_a_full_disk_ends_a_sweep_with_its_reason(tmp_path, monkeypatch, here):
     """Tune played the trial again, as after the loss of its process, with a traceback each time."""
+
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if here:
+        monkeypatch.setattr(TuneController, "save_to_dir", full)
     with pytest.raises(RunError) as error, full_disk_ends(tmp_path):
         ray_tune.run(
-            finds_no_room(),
+            finds_no_room(here),
             checkpoint_config=ray_tune.CheckpointConfig(checkpoint_frequency=1),
             max_failures=3,
             storage_path=str(tmp_path),

@@ -49,6 +49,8 @@ class ServedModels:
 
         try:
             asked = params or {}
+            if self._run.plan.names.features:
+                model_input = _columns(model_input)
             client = _client(asked.get("client"), self._run)
             found = self._run.predict(model_input, client, _draws(asked.get("draws")), asked.get("seed") or 0)
             return _records(found, self._run)
@@ -59,6 +61,15 @@ class ServedModels:
 def _load_pyfunc(path: str) -> ServedModels:
     """The models in the data folder of an MLflow model; raises FedRayError as :func:`fedray.load`."""
     return ServedModels(finished.load(path))
+
+
+def _columns(asked: Any) -> Any:
+    """A table, where the columns of one came by their names: JSON's ``{"a": [...]}`` or ``[{"a": ...}, ...]``."""
+    import pandas
+
+    if isinstance(asked, list) and asked and isinstance(asked[0], dict):
+        asked = {name: np.array([row.get(name, np.nan) for row in asked]) for name in asked[0]}
+    return pandas.DataFrame(asked) if isinstance(asked, dict) else asked
 
 
 def _client(asked: str | None, run: Predictor) -> int | str | None:
@@ -77,7 +88,7 @@ def _records(found: Prediction | RealPrediction, run: Predictor) -> list[dict[st
     """A prediction as a record per input."""
     real = isinstance(found, RealPrediction)
     if not (found.sd if real else found.entropy).isfinite().all():
-        raise FedRayError("the model predicts NaN or infinity: it has diverged, or an input is not finite")
+        raise FedRayError("the model predicts NaN or infinity: it has diverged; train it with lower learning rates")
     if real:
         columns = found.columns()
     else:

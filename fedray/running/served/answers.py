@@ -16,6 +16,7 @@ import numpy as np
 from fedray import registry
 from fedray.arrays import trees
 from fedray.config.decode import decode, fits
+from fedray.data.own import listed
 from fedray.running import finished
 from fedray.running.predictor import Prediction, Predictor, RealPrediction
 from fedray.types import FedRayError, require
@@ -130,7 +131,7 @@ class Answerer:
         plan = self.run.plan
         shape = ", ".join(map(str, ("B", *plan.model.input_shape)))
         texts = "x [B] of texts, or " if plan.texts else ""
-        columns = f"the numbers of an input: {', '.join(plan.names.features)}\n" if plan.names.features else ""
+        columns = f"the numbers of an input: {listed(list(plan.names.features))}\n" if plan.names.features else ""
         targets = f"{plan.model.classes} classes" if plan.target is None else "a real number"
         who = plan.names.users[0] if plan.names.users else "0"
         curl = "curl -s -H 'authorization: Bearer '$FEDRAY_SERVE_TOKEN"

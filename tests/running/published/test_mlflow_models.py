@@ -127,6 +127,9 @@ def test_a_table_may_have_its_columns_in_any_order(tmp_path):
         x.to_numpy(),
     ):
         assert [row["probabilities"] for row in served.predict(asked, params={"client": "1"})] == expected
+    rows = [{name: np.array(value) for name, value in row.items()} for row in x.to_dict("records")]
+    for asked in (x.to_dict("list"), rows):  # as MLflow reads JSON
+        assert [row["probabilities"] for row in ServedModels(load(folder)).predict(asked, {"client": "1"})] == expected
     with pytest.raises(MlflowException, match="it has no column age; the model's features are dose, weight, age"):
         served.predict(x[["dose", "weight"]])
     assert served.input_example.columns.tolist() == ["dose", "weight", "age"]

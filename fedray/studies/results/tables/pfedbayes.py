@@ -25,10 +25,10 @@ FMNIST:
    the pull of public codes (λ = 1, α = 10⁴) and their own models, and trained alone for all that one can tell.
 
 Readings that came out further away were dropped, pFedMe's own start of its proximal steps among them. In pFedMe's code
-Per-FedAvg takes the steps before its test on test examples; ours are training examples, and this explains none of its
-gaps (see there). pFedGP's features first came after the ReLU. They are now those of a linear layer, as in its public
-code, because units can die there, and long runs collapsed: this is further from the printed figure on MNIST small, and
-nearer on FMNIST small."""
+Per-FedAvg takes the steps before its test on test examples; ours are training examples, and this explains none of the
+gaps of its figures ([why.md](why.md)). pFedGP's features first came after the ReLU. They are now those of a linear
+layer, as in its public code, because units can die there, and long runs collapsed: this is further from the printed
+figure on MNIST small, and nearer on FMNIST small."""
 TABLE1 = (
     "The paper reports the highest accuracy over 700 to 800 rounds, and public code evaluates every round. We take the"
     " best of the last eighth, every round of it: an unsteady model's best of 101 evaluations is well above that of "
