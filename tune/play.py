@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -18,10 +17,9 @@ from ray.tune.execution.tune_controller import TuneController
 from ray.tune.experiment.trial import Trial as TuneTrial
 
 from actors.machines.placement import Layout
-from fedray.types import RunError, unwritable
+from fedray.types import DISK_FULL, RunError, unwritable
 from tune.record import Recorder
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
 RESUME: Any = ray_tune.ResumeConfig.ResumeType.RESUME  # an enum, although ResumeConfig calls it a string
 
 
@@ -97,7 +95,7 @@ def full_disk_ends(folder: Path) -> Iterator[None]:
 
     def process(self: TuneController, trial: Any, exception: Any) -> None:
         cause = getattr(exception, "cause", None)
-        if isinstance(cause, OSError) and cause.errno in FULL:
+        if isinstance(cause, OSError) and cause.errno in DISK_FULL:
             full.append(cause)
             raise cause  # which Tune passes on as an error of its own
         honest(self, trial, exception)
@@ -107,7 +105,7 @@ def full_disk_ends(folder: Path) -> Iterator[None]:
         yield
     except (TuneError, OSError) as error:  # an OSError is of the driver's own files
         cause = full[0] if full else error
-        if not isinstance(cause, OSError) or cause.errno not in FULL:
+        if not isinstance(cause, OSError) or cause.errno not in DISK_FULL:
             raise
         reason = OSError(cause.errno, os.strerror(cause.errno))  # Arrow has words of its own
         raise RunError(unwritable(cause.filename or folder, reason)) from None

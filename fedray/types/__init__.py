@@ -49,6 +49,7 @@ from fedray.types.contracts import (
     whole_upload,
 )
 from fedray.types.errors import (
+    DISK_FULL,
     FedRayError,
     RunError,
     SettingError,
@@ -65,6 +66,7 @@ from fedray.types.settings import BEFORE, added, at_its_origin
 __all__ = [
     "BEFORE",
     "BINS",
+    "DISK_FULL",
     "LEVELS",
     "Absorb",
     "Aggregate",

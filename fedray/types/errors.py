@@ -34,9 +34,12 @@ def writing(what: object) -> Generator[None, None, None]:
         raise RunError(unwritable(what, error)) from None
 
 
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # of the disk, or of what a user may have of it
+
+
 def unwritable(what: object, error: OSError) -> str:
     """A message about what cannot be written: the reason, and what a user can do."""
-    remedies = {errno.ENOSPC: "free space there", errno.EDQUOT: "free space there", errno.ENAMETOOLONG: "shorten it"}
+    remedies = {**dict.fromkeys(DISK_FULL, "free space there"), errno.ENAMETOOLONG: "shorten it"}
     remedy = remedies.get(error.errno or 0, "make it a folder that you may write to")
     return f"{what}: cannot be written ({(error.strerror or first_line(error)).lower()}); {remedy}"
 

@@ -229,7 +229,7 @@ def test_a_trial_that_a_living_process_refuses_to_take_over_fails_and_the_others
 
 
 def finds_no_room(here):
-    """A trainable whose checkpoints find no room on the disk, or whose step takes the room of the driver's files."""
+    """A trainable whose checkpoints find no room on the disk; ``here``, on the driver's side, its own find some."""
 
     class FindsNoRoom(ray_tune.Trainable):
         def step(self):

@@ -237,9 +237,8 @@ def uncertainty_figure(folder: Path) -> Figure | None:
         for ax, client in zip(row, clients, strict=True):
             (found,) = np.nonzero((predictions["round"] == step) & (predictions["client"] == client))
             if len(found):
-                _draw_boxes(
-                    ax, predictions["probs"][found[0]], int(predictions["label"][found[0]]), bool(names.classes)
-                )
+                probs, label = predictions["probs"][found[0]], int(predictions["label"][found[0]])
+                _draw_boxes(ax, probs, label, named=bool(names.classes))
             else:
                 ax.set_title("not evaluated", fontsize=8)
     for ax, client in zip(axes[0], clients, strict=True):
