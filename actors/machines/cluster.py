@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import ray
 from ray._private.state import state as _state  # nothing public tells what a single machine has free, or that it goes
+from ray._raylet import GcsClient  # nothing public asks a cluster's head once
 from ray.exceptions import AuthenticationError, RayError
 
 from actors.machines import streams, versions
@@ -40,39 +41,42 @@ def connect(address: str | None) -> bool:
     """
     if ray.is_initialized():
         return False
-    given = address or os.environ.get("RAY_ADDRESS")
-    address = given or _running()
+    noted = os.environ.get("RAY_ADDRESS")
+    given = f"--address {address}" if address else f"RAY_ADDRESS={noted}" if noted else ""
+    address = address or noted or _running()
     if not given and address != "local":
         _show_token()
-    if address != "local" and _join(address, bool(given)):
+    if address != "local" and _join(address, given):
         return False
     say("starting Ray on this machine")
     _start()
     return True
 
 
-def _join(address: str, given: bool) -> bool:
-    """Join a cluster; False where one that nobody asked for does not answer."""
+def _join(address: str, given: str) -> bool:
+    """Join a cluster; False where one that nobody asked for, by what is given, does not answer."""
     say(f"joining the Ray cluster at {address}")
+    named = given or f"--address {address}"
     try:
         _knock(address)
         _init(address, _packages() + _plug_ins())
     except (OSError, RuntimeError, ValueError, RayError) as error:
         if MISMATCH in str(error):
             raise FedRayError(
-                f"--address {address}: {' '.join(str(error).split())}; start the driver with the cluster's versions, "
+                f"{named}: {' '.join(str(error).split())}; start the driver with the cluster's versions, "
                 "or the cluster with the driver's"
             ) from None
         if isinstance(error, AuthenticationError):
             alone = "" if given else ", or play on this machine alone with --address local"
             raise FedRayError(
-                f"--address {address}: the cluster asks for its token; set RAY_AUTH_MODE=token, with the token in "
+                f"{named}: the cluster asks for its token; set RAY_AUTH_MODE=token, with the token in "
                 f"~/.ray/auth_token{alone}"
             ) from None
         if given:
+            without = "leave the address out" if given.startswith("--") else "unset RAY_ADDRESS"
             raise FedRayError(
-                f"--address {address}: no Ray cluster answers there ({first_line(error)}); start "
-                "one with 'ray start --head' or 'ray up', or leave the address out for a local one"
+                f"{named}: no Ray cluster answers there ({first_line(error)}); start "
+                f"one with 'ray start --head' or 'ray up', or {without} for a local one"
             ) from None
         return False
     try:
@@ -183,11 +187,12 @@ def _running() -> str:
 
 
 def _knock(address: str) -> None:
-    """Raise ConnectionError where nothing listens at host:port, for which Ray itself would wait for minutes."""
+    """Raise OSError or RayError where no cluster listens at host:port, for which Ray itself would wait for an hour."""
     host, _, port = address.rpartition(":")
     if host and port.isdigit() and "/" not in host:
         with contextlib.closing(socket.create_connection((host, int(port)), timeout=KNOCK_SECONDS)):
             pass
+        GcsClient(address=address)  # another server, such as a dashboard, listens too; 40 s, which ray.init repeats
 
 
 def _packages() -> list[str]:

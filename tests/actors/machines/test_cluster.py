@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import time
 
 import pytest
 import ray
+from ray.exceptions import RpcError
 
 from actors.machines import cluster
 from fedray.types import FedRayError
@@ -93,6 +95,40 @@ def test_a_cluster_that_refuses_without_a_word_is_named(monkeypatch: pytest.Monk
     monkeypatch.setattr(cluster, "_knock", lambda address: None)
     with pytest.raises(FedRayError, match=r"--address host:1: no Ray cluster answers there \(ConnectionError\); start"):
         cluster.connect("host:1")
+
+
+def test_an_address_of_the_environment_is_named_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has not typed an address cannot leave it out."""
+    SlowRay(monkeypatch, ConnectionError(), failures=1000)
+    monkeypatch.setattr(cluster, "_knock", lambda address: None)
+    monkeypatch.setenv("RAY_ADDRESS", "host:1")
+    with pytest.raises(FedRayError, match=r"^RAY_ADDRESS=host:1: no Ray cluster answers there .* unset RAY_ADDRESS"):
+        cluster.connect(None)
+    with pytest.raises(FedRayError, match=r"^--address host:1: no Ray cluster answers there .* leave the address out"):
+        cluster.connect("host:1")
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_port_of_another_server_is_asked_once(given: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray asks it as often as it asks its own head, which may be slow: for an hour and a half."""
+    ray_of = SlowRay(monkeypatch, TIMED_OUT)
+    asked: list[str] = []
+
+    def refuse(address: str) -> None:
+        asked.append(address)
+        raise RpcError("Timed out while waiting for GCS to become available.")
+
+    monkeypatch.setattr(cluster, "GcsClient", refuse, raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setattr(cluster, "_running", lambda: address)
+        if given:
+            with pytest.raises(FedRayError, match=rf"--address {address}: no Ray cluster answers there \(Timed out"):
+                cluster.connect(address)
+        else:
+            assert cluster.connect(None)
+    assert asked == [address]
+    assert ray_of.attempts == (0 if given else 1)  # of a cluster of its own
 
 
 @pytest.mark.parametrize(
