@@ -40,9 +40,13 @@ def test_the_result_is_the_same_and_holds_a_file_for_each_client_that_trained() 
     assert 2 <= len(kept) <= 8
     assert not Path("runs/disk/personal.safetensors").exists()
     assert not Path("runs/disk/checkpoints").exists()
-    Path("runs/disk/personal", kept[0]).write_bytes(b"torn")
-    with pytest.raises(FedRayError, match=r"runs/disk/personal.*run it again"):
-        fedray.load("runs/disk").predict(np.zeros((1, 1, 8, 8)), int(kept[0][8:14]))
+    file = Path("runs/disk/personal", kept[0])
+    changed = bytearray(file.read_bytes())
+    changed[-9] ^= 1
+    for damaged in (b"torn", changed):
+        file.write_bytes(damaged)
+        with pytest.raises(FedRayError, match=r"runs/disk/personal.*run it again"):
+            fedray.load("runs/disk").predict(np.zeros((1, 1, 8, 8)), int(kept[0][8:14]))
 
 
 @pytest.mark.parametrize(("before", "after"), [(DISK, DISK), (DISK, ["--client-states", "memory"]), ([], DISK)])

@@ -86,12 +86,12 @@ def write_some(folder: str, ids: Sequence[int], states: Any, lasting: bool = Tru
 def read_clients(saved: Saved, wanted: Collection[int], initial: Any) -> Iterator[tuple[int, Any]]:
     """(client, state) of those wanted clients that have trained, one file in memory at a time.
 
-    ``initial`` is what they began with. Raises OSError, and ValueError for other fields, shapes or types.
+    ``initial`` is what they began with. Raises OSError, and ValueError for damage, other fields, shapes or types.
     """
     for file in saved.files:
         if not wanted or set(wanted).isdisjoint(file.clients):
             continue
-        states = tensor_files.unpack(_content(saved.folder, file.name), _like(initial, len(file.clients)))
+        states = tensor_files.unpack(verified(saved.folder, file), _like(initial, len(file.clients)))
         for k, i in enumerate(file.clients):
             if i in wanted:
                 yield i, trees.row(states, k)
@@ -100,7 +100,7 @@ def read_clients(saved: Saved, wanted: Collection[int], initial: Any) -> Iterato
 def verify_clients(folder: str, files: Iterable[File], initial: Any) -> None:
     """Raise what damage leads to where a file of clients' states is not as listed, or does not fit ``initial``."""
     for file in files:  # one at a time: all of them may not fit into memory
-        tensor_files.unpack(_verified(folder, file), _like(initial, len(file.clients)))
+        tensor_files.unpack(verified(folder, file), _like(initial, len(file.clients)))
 
 
 def sees(folder: str) -> bool:
@@ -189,7 +189,7 @@ def as_file(entry: Any) -> File:
 
 
 def _assemble(folder: str, plan: Plan, round_number: int, files: Sequence[File]) -> Checkpoint:
-    named = {file.name: _verified(folder, file) for file in files if not file.clients}
+    named = {file.name: verified(folder, file) for file in files if not file.clients}
     server = plan.initial_server()
     client = plan.algorithm.client_init(plan.context, server)
     private = tuple(sorted((file for file in files if file.clients), key=lambda file: file.clients))
@@ -251,10 +251,11 @@ def _content(folder: str, name: str) -> bytes:
         return file.read()
 
 
-def _verified(folder: str, file: File) -> bytes:
+def verified(folder: str, file: File) -> bytes:
+    """What a file holds; raises OSError, and ValueError where that is not what was written."""
     content = _content(folder, file.name)
     if (len(content), zlib.crc32(content)) != (file.size, file.crc32):
-        raise ValueError(f"{file.name} is damaged: {len(content)} bytes that do not have the checksum of the manifest")
+        raise ValueError(f"{file.name} is damaged: {len(content)} bytes with another checksum than when it was written")
     return content
 
 

@@ -28,7 +28,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fedray.arrays import tensor_files, trees
 from fedray.federate.device.host import leaving, moved
 from fedray.federate.messages import File, Saved
-from fedray.federate.storage.checkpoint_files import link, local_path, read_clients, write_clients, write_some
+from fedray.federate.storage.checkpoint_files import link, local_path, read_clients, verified, write_clients, write_some
 from fedray.federate.storage.places import located
 from fedray.types import RunError, writing
 
@@ -162,7 +162,13 @@ class OnDisk:
     def row(self, client: int) -> Any:
         if client not in self._files:
             return self._initial
-        state = tensor_files.map_rows(self._path(*self._files[client]), self._initial, 1).row(0)
+        number, file = self._files[client]
+        folder = self._folder(number)
+        try:  # what the disk has changed would change the result, and nobody would see it
+            verified(str(folder), file)
+        except ValueError as error:
+            raise RunError(f"{folder}: {error}; go on from the last checkpoint") from None
+        state = tensor_files.map_rows(folder / file.name, self._initial, 1).row(0)
         return trees.tree_map(lambda leaf: leaf.to(self._device), state)
 
     def replace(self, round_number: int, ids: Sequence[int], states: Any) -> None:

@@ -100,19 +100,32 @@ def test_a_checkpoint_takes_the_place_of_what_is_here(kind, tmp_path):
     assert differing(rows(states, [3]), first) == []
 
 
+@pytest.mark.parametrize("keep", [1.0, 0.5], ids=["a bit", "the end"])
+def test_a_state_that_the_disk_has_changed_is_not_computed_with(keep, tmp_path):
+    states = stored("disk", tmp_path)
+    states.replace(1, [3, 4], fresh(2, 1))
+    (path, _) = files(tmp_path)
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 1
+    path.write_bytes(content[: int(keep * len(content))])
+    states.row(4)
+    with pytest.raises(RunError, match=r"round-000001: clients-000003-000003.safetensors is damaged: .*checkpoint"):
+        states.row(3)
+
+
 def test_a_checkpoint_links_files_and_does_not_change_with_the_next_round(tmp_path):
     states = stored("disk", tmp_path / "a")
-    first = fresh(2, 1)
+    first, kept = fresh(2, 1), []
     states.replace(1, [3, 4], first)
     for number in (1, 2):
         (tmp_path / f"{number}").mkdir()
-        kept = states.save(str(tmp_path / f"{number}"))
+        kept.append(states.save(str(tmp_path / f"{number}")))
         states.replace(number + 1, [4], fresh(1, number + 1))
     one, two = (files(tmp_path / name) for name in "12")
-    assert [path.name for path in one] == [file.name for file in kept] == [path.name for path in two]
+    assert [path.name for path in one] == [file.name for file in kept[0]] == [path.name for path in two]
     assert one[0].samefile(two[0])  # client 3 did not train again
     assert not one[1].samefile(two[1])
-    states.load(Saved(str(tmp_path / "1"), 1, tuple(kept)))
+    states.load(Saved(str(tmp_path / "1"), 1, tuple(kept[0])))
     assert differing(rows(states, [3, 4]), first) == []
     assert files(tmp_path / "a")[0].samefile(one[0])
 
