@@ -109,3 +109,9 @@ def test_a_place_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert naming.place("", "~/runs/x", "x") == tmp_path / "runs/x"
     with pytest.raises(FedRayError, match=f"{tmp_path}/runs/x/config.json"):
         finished.load("~/runs/x")
+
+
+def test_a_folder_whose_name_is_no_text_is_refused() -> None:
+    """As in the locale C, which cannot read é: the files of a result name their folder."""
+    with pytest.raises(FedRayError, match=r"^'/x/\\udcc3\\udca9': the name of this folder .* set LC_ALL=C\.UTF-8"):
+        naming.place("", "/x/\udcc3\udca9", "x")

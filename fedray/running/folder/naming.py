@@ -32,9 +32,17 @@ def given_name(execution: Execution) -> str:
 
 
 def place(resume: str, output: str | Path | None, name: str) -> Path:
-    """Where a result goes: the folder that is resumed, or a new one."""
+    """Where a result goes: the folder that is resumed, or a new one; raises FedRayError for one that is no text."""
     here = resume and "://" not in resume
-    return Path(os.path.abspath(os.path.expanduser(resume if here else output or Path("runs") / name)))
+    folder = os.path.abspath(os.path.expanduser(resume if here else output or Path("runs") / name))
+    try:
+        folder.encode()  # the files of the result name it
+    except UnicodeEncodeError:
+        raise FedRayError(
+            f"{folder!a}: the name of this folder cannot be read in the encoding of this terminal; set LC_ALL=C.UTF-8, "
+            "or give --output and work in folders whose names are UTF-8"
+        ) from None
+    return Path(folder)
 
 
 def command(folder: Path) -> str:
