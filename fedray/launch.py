@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import tyro
 
 import fedray
-from fedray import cli
+from fedray import cli, terminal
 from fedray.terminal import say
 
 if TYPE_CHECKING:
@@ -78,11 +78,9 @@ def _brief(names: Mapping[str, Algorithm], chosen: str) -> str:
 
 def show(outcome: RunResult) -> None:
     """Print what a run found, what went wrong, and what to type next."""
-    from rich.console import Console
-
     from fedray.federate import report
 
-    console = Console()
+    console = terminal.console()
     folder = outcome.folder
     if outcome.failures:
         console.print(_failures(outcome))

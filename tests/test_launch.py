@@ -359,3 +359,12 @@ def test_a_model_that_predicts_nan_is_told_of_once(capfd: pytest.CaptureFixture[
     assert told.count("round 1: NaN among the predictions of the global model: training has diverged") == 1
     assert "could not be drawn" not in told
     assert "NaN among the predictions" in Path("runs/x/log.txt").read_text()
+
+
+def test_a_reader_who_leaves_before_the_table_gets_the_exit_code_of_one() -> None:
+    talking = subprocess.Popen(
+        [sys.executable, "-m", "fedray.launch", "fedavg", *FAST], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert talking.stdout is not None
+    talking.stdout.close()
+    assert talking.wait(timeout=300) == 141
