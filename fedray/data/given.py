@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedray.data.own import CLIENT, check_complete, from_arrays
+from fedray.data.own import CLIENT, as_array, check_images, from_arrays
 from fedray.data.readers import Dataset, checked_dataset
 from fedray.data.tables import from_frame, from_hugging_face, of_rows
 from fedray.types import FedRayError, first_line
@@ -38,7 +38,7 @@ def given(dataset: Any) -> Dataset:
 
 
 def _from_tuple(arrays: Any) -> Dataset:
-    found = {name: _array(name, values) for name, values in zip(("x", "y", CLIENT), arrays, strict=False)}
+    found = {name: as_array(name, values) for name, values in zip(("x", "y", CLIENT), arrays, strict=False)}
     return from_arrays(found["x"], found["y"], found.get(CLIENT))
 
 
@@ -56,8 +56,9 @@ def from_torch(dataset: Any) -> Dataset:
     if not items or not all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
         raise ValueError("the items of this torch Dataset are not pairs (x, y) of an input and its target")
     inputs, targets = zip(*items, strict=True)
-    x = np.fromiter((_array("x", each) for each in inputs), object, len(items))
-    y, names = _array("y", targets), _class_names(dataset)
+    check_images("x", inputs)
+    x = np.fromiter((as_array("x", each) for each in inputs), object, len(items))
+    y, names = as_array("y", targets), _class_names(dataset)
     numbered = y.ndim == 1 and y.dtype.kind in "iu" and y.min() >= 0 and y.max() < len(names)
     found = from_arrays(of_rows("x", x), y, classes=len(names) if numbered else None)
     return found._replace(names=found.names._replace(classes=names)) if numbered else found
@@ -81,17 +82,3 @@ def _item(dataset: Any, k: int) -> Any:
         return dataset[k]
     except Exception as error:
         raise ValueError(f"item {k} of this torch Dataset cannot be read ({first_line(error)})") from error
-
-
-def _array(name: str, values: Any) -> np.ndarray:
-    if hasattr(values, "toarray"):
-        raise ValueError(f"{name} is a sparse matrix; give {name}.toarray()")
-    if getattr(values, "mode", None) in ("P", "PA"):  # of PIL
-        raise ValueError(f"{name} is an image with a palette, whose numbers are no colours; give image.convert('RGB')")
-    if np.ma.is_masked(values):
-        check_complete(name, int(np.ma.count_masked(values)))
-    try:
-        return np.asarray(values)
-    except (ValueError, RuntimeError, TypeError):  # rows of different lengths, a tensor on a GPU or with a gradient
-        remedy = "give a NumPy array, a tensor on the CPU, or lists of one length"
-        raise ValueError(f"{name} is no array; {remedy}") from None

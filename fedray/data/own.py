@@ -6,6 +6,7 @@ Every function raises ValueError that says what is wrong with the data; who know
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,33 @@ def from_arrays(
     dataset = with_target(found, y, classes)
     dataset = dataset._replace(notes=(*notes, *dataset.notes))
     return dataset if client is None else _owned(dataset, np.asarray(client))
+
+
+def as_array(name: str, values: Any) -> np.ndarray:
+    """What the caller has as an array; raises ValueError for what is none, or would mean something else as one."""
+    if hasattr(values, "toarray"):
+        raise ValueError(f"{name} is a sparse matrix; give {name}.toarray()")
+    check_images(name, values if isinstance(values, list | tuple) else [values])
+    if np.ma.is_masked(values):
+        check_complete(name, int(np.ma.count_masked(values)))
+    try:
+        return np.asarray(values)
+    except (ValueError, RuntimeError, TypeError):  # rows of different lengths, a tensor on a GPU or with a gradient
+        remedy = "give a NumPy array, a tensor on the CPU, or lists of one length"
+        raise ValueError(f"{name} is no array; {remedy}") from None
+
+
+def check_images(name: str, values: Iterable[Any]) -> None:
+    """Raise ValueError for images of PIL whose numbers are no brightness, or do not mean the same in all of them."""
+    modes = sorted({mode for each in values if isinstance(mode := getattr(each, "mode", None), str)})
+    if {"P", "PA"} & set(modes):
+        raise ValueError(f"{name} is an image with a palette, whose numbers are no colours; give image.convert('RGB')")
+    if "LA" in modes:
+        raise ValueError(f"{name} is a grey image with opacity, which is no input; give image.convert('L') or 'RGBA'")
+    if len(modes) > 1:
+        raise ValueError(
+            f"{name} has images of PIL's modes {' and '.join(modes)}; give all of them image.convert('RGB')"
+        )
 
 
 def channels_first(x: Any) -> Any:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedray.data.own import CLIENT, check_complete, from_arrays, is_number, listed, texts
+from fedray.data.own import CLIENT, check_complete, check_images, from_arrays, is_number, listed, texts
 from fedray.data.readers import Dataset
 from fedray.types import FedRayError
 
@@ -103,8 +103,14 @@ def from_frame(frame: Any, classes: int | None = None, embedding: str | Path | N
 
 def from_hugging_face(dataset: Any) -> Dataset:
     """The examples of a ``datasets.Dataset``, by :func:`from_columns`; class labels keep their names."""
-    stored = dataset.with_format("numpy")[:]
-    found = from_columns({name: np.asarray(stored[name]) for name in dataset.column_names})
+    images = [name for name, kind in dataset.features.items() if type(kind).__name__ == "Image"]
+    # As images: an array would not say what its numbers are.
+    stored = {name: _objects(dataset.with_format(None)[name][:]) for name in images}
+    stored |= (dataset.remove_columns(images) if images else dataset).with_format("numpy")[:]
+    columns = {name: np.asarray(stored[name]) for name in dataset.column_names}
+    for name, values in columns.items():
+        check_complete(name, sum(each is None for each in values.tolist()) if values.dtype.kind == "O" else 0)
+    found = from_columns(columns)
     target = next(name for name in TARGETS if name in stored)
     names = tuple(getattr(dataset.features[target], "names", None) or ())
     if not names or found.real:
@@ -112,6 +118,10 @@ def from_hugging_face(dataset: Any) -> Dataset:
     y = np.asarray(stored[target], np.int64)
     check_complete(target, int((y < 0).sum()))  # -1 says that the label of an example is not known
     return found._replace(y=y, classes=len(names), names=found.names._replace(classes=names))
+
+
+def _objects(values: Sequence[Any]) -> np.ndarray:
+    return np.fromiter(values, object, len(values))
 
 
 def _stacked(features: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -139,6 +149,7 @@ def _numbers(name: str, values: np.ndarray) -> np.ndarray:
 
 def of_rows(name: str, values: np.ndarray) -> np.ndarray:
     """A column of lists or arrays as one array; of single values as it is."""
+    check_images(f"column {name}", values.tolist())
     rows = [np.asarray(each) for each in values.tolist()]
     shapes = {row.shape for row in rows}
     if len(shapes) > 1:

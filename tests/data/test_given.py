@@ -259,3 +259,51 @@ class Unlabelled:
 def test_examples_without_a_label_of_hugging_face_are_refused():
     with pytest.raises(ValueError, match="label lacks 20 of its values; fill them in, or leave these examples out"):
         tables.from_hugging_face(Unlabelled())
+
+
+class Pictures:
+    """The same of a dataset with a column of images; None is an image that is missing."""
+
+    def __init__(self, *images, kind=None, names=("image", "label")):
+        self.images, self.kind, self.column_names = images, kind, list(names)
+        self.features = {"image": type("Image", (), {})(), "label": None}
+
+    def with_format(self, kind):
+        return Pictures(*self.images, kind=kind, names=self.column_names)
+
+    def remove_columns(self, names):
+        return Pictures(*self.images, kind=self.kind, names=set(self.column_names) - set(names))
+
+    def __getitem__(self, rows):
+        images = self.images if self.kind is None else [np.asarray(each) for each in self.images]
+        columns = {"image": list(images), "label": np.arange(len(images)) % 2}
+        return columns[rows] if isinstance(rows, str) else {name: columns[name] for name in self.column_names}
+
+
+COLOURS = [Image.fromarray(pixels) for pixels in np.random.default_rng(0).integers(0, 256, (4, 5, 6, 3), np.uint8)]
+
+
+@pytest.mark.parametrize(
+    ("modes", "reason"),
+    [
+        ("P P P P", r"image is an image with a palette, whose numbers are no colours; give image\.convert\('RGB'\)"),
+        ("L L L P", "image is an image with a palette"),
+        ("LA LA LA LA", r"image is a grey image with opacity, .*; give image\.convert\('L'\) or 'RGBA'"),
+        ("L L L 1", "image has images of PIL's modes 1 and L; give all of them image"),
+        ("RGB RGB RGB HSV", "image has images of PIL's modes HSV and RGB"),
+        ("L L L", "image lacks 1 of its values; fill them in"),
+    ],
+)
+def test_images_whose_numbers_are_no_brightness_are_refused(modes, reason):
+    """Their numbers fit into one array, and would be read as if they were."""
+    images = [image.convert(mode) for image, mode in zip(COLOURS, modes.split(), strict=False)]
+    with pytest.raises(ValueError, match=reason):
+        tables.from_hugging_face(Pictures(*images, *[None] * (4 - len(images))))
+    if len(images) == 4:
+        with pytest.raises(FedRayError, match=reason.replace("image is", "x is").replace("image has", "x has")):
+            given.given(Torch(*((image, k % 2) for k, image in enumerate(images))))
+
+
+def test_images_of_hugging_face_are_their_pixels():
+    found = tables.from_hugging_face(Pictures(*COLOURS))
+    assert np.array_equal(found.x, np.stack([np.moveaxis(np.asarray(image), -1, 0) for image in COLOURS]))
