@@ -61,8 +61,8 @@ def as_array(name: str, values: Any) -> np.ndarray:
         check_complete(name, int(np.ma.count_masked(values)))
     try:
         return np.asarray(values)
-    except (ValueError, RuntimeError, TypeError):  # rows of different lengths, a tensor on a GPU or with a gradient
-        remedy = "give a NumPy array, a tensor on the CPU, or lists of one length"
+    except (ValueError, RuntimeError, TypeError):  # rows of different lengths; a tensor on a GPU, with a gradient
+        remedy = "give a NumPy array, a tensor on the CPU of a type that NumPy has, or lists of one length"
         raise ValueError(f"{name} is no array; {remedy}") from None
 
 

@@ -19,7 +19,7 @@ from fedray.arrays.tensor_files import Rows
 from fedray.config.decode import refuse_damage
 from fedray.data import loading, own, tables
 from fedray.data.digests import of_examples
-from fedray.data.readers import Dataset, native
+from fedray.data.readers import Dataset
 from fedray.data.scaling import Scaling
 from fedray.data.shards import Shards
 from fedray.data.text import Vectors
@@ -180,21 +180,23 @@ class Predictor:
         if self.plan.names.features and tables.is_frame(x):  # its columns may stand in another order
             x = tables.selected(x, self.plan.names.features)
         try:
-            x = np.asarray(x)
-        except ValueError:
-            raise FedRayError("x has inputs of different shapes; give them one shape") from None
+            x = own.as_array("x", x)
+        except ValueError as error:
+            raise FedRayError(str(error)) from None
         if self.plan.texts and x.ndim == 1 and all(isinstance(each, str) for each in x.tolist()):
             x = self.words.embedded(x.tolist())
         if x.dtype.kind not in "biuf":
             raise FedRayError(f"x holds {x.dtype} values; this network takes numbers")
-        x = native(own.fitted(x, self.plan.model.input_shape))
-        x = torch.as_tensor(x if x.flags.writeable else x.copy()).float()
+        with np.errstate(over="ignore"):
+            # A copy as PyTorch takes it: of this machine's byte order, and no view that runs backwards.
+            x = np.array(own.fitted(x, self.plan.model.input_shape), np.float32, order="C")
+        x = torch.from_numpy(x)
         if tuple(x.shape[1:]) != self.plan.model.input_shape:
             wanted = ", ".join(map(str, self.plan.model.input_shape))
             raise FedRayError(f"x has shape {tuple(x.shape)}; this network takes [B, {wanted}]")
         if not x.isfinite().all():
             raise FedRayError("x holds NaN (a missing value), infinity, or a number too large for float32")
-        return x if self.plan.scaling is None else self.plan.scaling.apply(x.clone())
+        return x if self.plan.scaling is None else self.plan.scaling.apply(x)
 
     def _personal(self, client: int) -> Any:
         plan = self.plan

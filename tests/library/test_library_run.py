@@ -10,6 +10,7 @@ import pandas
 import pytest
 import torch
 from matplotlib.figure import Figure
+from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.metrics import log_loss
 from torch import nn
@@ -306,7 +307,10 @@ def test_states_on_disk_answer_after_the_run():
         ([["a"] * 64], None, "x holds <U1 values"),
         (X[:1], -1, "samples -1"),
         (X[:1] + np.float32("nan"), None, r"x holds NaN \(a missing value\)"),
-        ([[1, 2], [3]], None, "x has inputs of different shapes"),
+        ([[1, 2], [3]], None, "x is no array; give .*, or lists of one length"),
+        (np.ma.masked_less(X[:1], 1), None, r"x lacks \d+ of its values; fill them in"),
+        (torch.zeros(1, 1, 8, 8).bfloat16(), None, "x is no array; give .* a tensor .* of a type that NumPy has"),
+        ([Image.fromarray(X[0].astype(np.uint8)).quantize()], None, "x is an image with a palette"),
         (X[:1], 1.5, "samples 1.5: is not a whole number"),
         (X[:1], "3", "samples '3': is not a whole number"),
     ],
@@ -314,6 +318,13 @@ def test_states_on_disk_answer_after_the_run():
 def test_what_cannot_be_predicted_is_named(finished, inputs, samples, words):
     with pytest.raises(fedray.FedRayError, match=words):
         finished.predict(inputs, samples=samples)
+
+
+@pytest.mark.parametrize("same", [lambda x: x.astype(np.longdouble), lambda x: x[::-1].copy()[::-1], np.asfortranarray])
+def test_the_same_numbers_are_the_same_inputs_however_they_are_stored(finished, same):
+    x = X[:7, None]
+    assert torch.equal(finished.predict(same(x)).probs, finished.predict(x).probs)
+    assert not finished.predict(x[:0]).probs.numel()
 
 
 @pytest.mark.parametrize("client", [1.0, True])
