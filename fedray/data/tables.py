@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,8 +70,8 @@ def arranged(dataset: Dataset, features: tuple[str, ...]) -> Dataset:
 def selected(frame: Any, features: tuple[str, ...]) -> np.ndarray:
     """The columns [B, D] of a pandas DataFrame that are a model's features, in its order; raises FedRayError where it
     lacks one, or one holds no numbers."""
-    columns = {str(name).strip(): frame[name].to_numpy() for name in frame.columns}  # of a file, too, without blanks
     try:
+        columns = _named(frame)
         _check_columns(columns, features)
         return _stacked({name: columns[name] for name in features})
     except ValueError as error:
@@ -95,10 +96,20 @@ def _nameless(column: str) -> bool:
 
 def from_frame(frame: Any, classes: int | None = None, embedding: str | Path | None = None) -> Dataset:
     """The examples of a pandas DataFrame, by :func:`from_columns`."""
-    used = [name for name in frame.columns if not _nameless(str(name))] if target_of(map(str, frame.columns)) else []
-    for name, missing in frame[used].isna().sum().items():
-        check_complete(str(name), int(missing))
-    return from_columns({str(name): frame[name].to_numpy() for name in frame.columns}, classes, embedding)
+    columns = _named(frame)
+    if target_of(columns):
+        for name, missing in zip(frame.columns, frame.isna().sum(), strict=True):
+            check_complete(str(name), 0 if _nameless(str(name).strip()) else int(missing))
+    return from_columns(columns, classes, embedding)
+
+
+def _named(frame: Any) -> dict[str, np.ndarray]:
+    """The columns of a pandas DataFrame by their names, which have no blanks around them, as those of a file; raises
+    ValueError where two have one name."""
+    names = [str(name).strip() for name in frame.columns]
+    if twice := [name for name, n in Counter(names).items() if n > 1 and not _nameless(name)]:
+        raise ValueError(f"it has two columns {twice[0]}; rename one")
+    return {name: frame.iloc[:, place].to_numpy() for place, name in enumerate(names)}
 
 
 def from_hugging_face(dataset: Any) -> Dataset:

@@ -232,6 +232,26 @@ def test_a_data_frame_may_take_the_place_of_a_dataset():
         make_plan(Experiment(algorithm=FedAvg()), frame().mask(lambda table: table == FEATURES[3, 1]))
 
 
+@pytest.mark.parametrize(
+    "names", [["a", "a", "b", "y"], ["y", "0", "1", 0], ["a", "a ", "b", "y"], ["y", "a", "b", "y"]]
+)
+def test_two_columns_of_one_name_are_refused(names):
+    """They would come in another order, or one would be lost."""
+    table = pd.DataFrame(FEATURES, columns=names)
+    with pytest.raises(ValueError, match=f"it has two columns {0 if 0 in names else names[0]}; rename one"):
+        tables.from_frame(table)
+    with pytest.raises(FedRayError, match="x: it has two columns"):
+        tables.selected(table, ("a", "b"))
+
+
+def test_blanks_around_the_names_of_a_data_frame_change_nothing():
+    plain = frame()
+    blank = plain.rename(columns={"b": " b", "label": "label "})
+    found = tables.from_frame(blank)
+    assert np.array_equal(found.x, tables.from_frame(plain).x)
+    assert np.allclose(tables.selected(blank, found.names.features), found.x)
+
+
 def test_columns_of_arrays_and_of_texts():
     images = np.arange(N * 64).reshape(N, 8, 8, 1) % 256
     assert tables.from_columns({"image": images.astype(np.uint8), "label": KINDS}).x.shape == (N, 1, 8, 8)
