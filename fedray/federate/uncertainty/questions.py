@@ -6,6 +6,7 @@ reads the former from the dataset's files, as the loss deviation does. Where cli
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,8 +14,9 @@ import torch
 from torch import Tensor
 
 from fedray.config import Execution, override
-from fedray.data import loading, shards
-from fedray.data.readers import Dataset
+from fedray.data import loading, shards, tables
+from fedray.data.digests import of_examples
+from fedray.data.readers import Dataset, reading
 from fedray.data.scaling import Scaling, converted
 from fedray.data.shards import Examples
 from fedray.federate.block import Block
@@ -39,22 +41,31 @@ def check(plan: Plan, execution: Execution) -> None:
     require(execution.uncertainty or not ood, "ood", ood, reason, "add `uncertainty`")
     if execution.uncertainty and plan.target is not None:
         raise FedRayError("`uncertainty`: its measures are of labels, and the targets are real numbers; leave it out")
-    reason = "it is the run's own dataset, which its clients know"
-    require(not ood or ood != plan.cfg.data.name, "ood", ood, reason, "choose another of the same shape")
     if ood:
+        _check_other(ood, ood != plan.cfg.data.name)
         far(plan, ood)
+
+
+def _check_other(name: str, other: bool) -> None:
+    """Raise FedRayError where another dataset is not ``other`` than the run's own."""
+    reason = "it is the run's own dataset, which its clients know"
+    require(other, "ood", name, reason, "choose another of the same shape")
 
 
 def far(plan: Plan, name: str) -> Tensor:
     """Examples x [n, ...] of another dataset in the run's units, drawn by the run's seed; at most SAMPLE of them.
 
-    Raises FedRayError where the dataset is missing, or has inputs of another shape.
+    Columns of a table are the run's features by their names. Raises FedRayError where the dataset is missing, has
+    other columns or inputs of another shape, or is the run's own by another path.
     """
     settings = {"name": name, "classes": None, "embedding": None, "scaling": "auto"}
     try:
         dataset = loading.load(override(plan.cfg.data, settings))
+        with reading(Path(name), "give the columns of the run's data"):
+            dataset = tables.arranged(dataset, plan.names.features)
     except FedRayError as error:
         raise FedRayError(f"`ood`: {error}") from None
+    _check_other(name, not plan.examples or of_examples(dataset) != plan.examples)
     shape, wanted = dataset.input_shape, plan.model.input_shape
     reason = f"its inputs have the shape {list(shape)}, those of the run {list(wanted)}"
     same = shape == wanted and dataset.vectors is None

@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from torch.testing import assert_close
@@ -274,6 +275,29 @@ def test_strange_examples_come_into_the_runs_units_or_are_refused(plan, tmp_path
     np.savez(path, x=pixels / 255, y=np.arange(40) % 2)
     with pytest.raises(FedRayError, match="its inputs are fractions, those of the run whole numbers; choose a dataset"):
         questions.check(plan, Execution(uncertainty=True, ood=path))
+
+
+def test_columns_of_a_strange_table_are_the_features_by_their_names(tmp_path):
+    table = pandas.DataFrame(np.random.default_rng(0).standard_normal((40, 3)), columns=list("abc"))
+    table = table.assign(y=np.arange(40) % 2)
+    names = [str(tmp_path / f"{name}.csv") for name in ("own", "strange", "turned", "copy", "lacking")]
+    strange = table.assign(a=table.a + 9)
+    kept = (
+        table,
+        strange,
+        strange[["c", "y", "b", "a"]],
+        table[["c", "y", "b", "a"]],
+        strange.rename(columns={"a": "d"}),
+    )
+    for name, each in zip(names, kept, strict=True):
+        each.to_csv(name, index=False)
+    settings = {"data.name": names[0], "data.partition": "iid", "clients": 2, "clients_per_round": 2}
+    plan = small_plan("pfedbayes", settings)
+    assert torch.equal(questions.far(plan, names[1]), questions.far(plan, names[2]))
+    with pytest.raises(FedRayError, match="it is the run's own dataset"):
+        questions.far(plan, names[3])
+    with pytest.raises(FedRayError, match=r"`ood`: .*lacking.csv: it has no column a; .*; give the columns of the run"):
+        questions.far(plan, names[4])
 
 
 @pytest.mark.parametrize(
