@@ -232,6 +232,21 @@ def test_targets_of_another_kind_than_the_runs_are_refused(tmp_path, ran, theirs
         newcomers.make_plan(make_plan(cfg, (x, ran)), options)
 
 
+@pytest.mark.parametrize("suffix", [".npz", ".csv"])
+def test_a_few_real_targets_of_newcomers_may_all_be_whole(tmp_path, suffix):
+    x = np.random.default_rng(0).standard_normal((20, 3)).astype(np.float32)
+    path, y = tmp_path / f"theirs{suffix}", np.arange(20.0) % 5
+    if suffix == ".npz":
+        np.savez(path, x=x, y=y)
+    else:
+        pd.DataFrame(x, columns=list("abc")).assign(y=y).to_csv(path, index=False)
+    cfg = Experiment(algorithm=PFedBayes(), data=DataConfig(partition="iid"), clients=2)
+    run = make_plan(cfg, (x, REALS))
+    plan, shards = newcomers.make_plan(run, newcomers.Options(run=tmp_path, data=str(path)))
+    found = shards.test(0)[1] * float(run.target.divisor) + float(run.target.shift)
+    assert np.allclose(np.sort(found), np.sort(y[plan.partition.test[0]]), atol=1e-5)
+
+
 def test_newcomers_are_all_measured_and_their_models_predict_whatever_the_run_was_limited_to(tmp_path, capsys):
     """The run: five of ten classes, two clients evaluated. FedEM reads a client's examples before it predicts."""
     run, theirs = tmp_path / "run", tmp_path / "theirs.npz"

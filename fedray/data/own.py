@@ -144,10 +144,13 @@ def _sides(images: np.ndarray) -> str:
 
 
 def with_target(dataset: Dataset, y: Any, classes: int | None) -> Dataset:
-    """The dataset with its target: real numbers as they are, labels as numbers 0..C-1."""
+    """The dataset with its target: real numbers as they are, labels as numbers 0..C-1.
+
+    Floats that are all whole are labels, but of a trained model with one output, whose targets are real.
+    """
     count = len(dataset.x)
     y, hot = _flat(np.asarray(y), count)
-    if y.dtype.kind == "f" and (y % 1).any():
+    if y.dtype.kind == "f" and (classes == 1 or (y % 1).any()):
         return dataset._replace(y=checked_targets(y, count), classes=1)
     notes = (f"y: one-hot rows of {hot} classes",) if hot else ()
     if y.dtype.kind == "f":
@@ -243,7 +246,7 @@ def _like_targets(different: int, examples: int) -> bool:
 def _whole(y: np.ndarray) -> np.ndarray:
     """Labels that were given as floats, as integers."""
     different = len(np.unique(y))
-    if np.abs(y).max() >= EXACT:
+    if float(np.abs(y).max()) >= EXACT:  # which float16 cannot hold
         raise ValueError("y holds whole numbers that are too large for labels; divide real targets by a unit of theirs")
     if _like_targets(different, len(y)):
         raise ValueError(

@@ -170,6 +170,11 @@ def test_numbers_of_another_byte_order_are_the_same_examples(kind):
     assert torch.equal(run.predict(x.astype(kind)).probs, run.predict(x).probs)
 
 
+@pytest.mark.filterwarnings("error")
+def test_labels_may_be_floats_of_half_precision():
+    assert given.given((FEATURES, KINDS.astype(np.float16))).y.tolist() == KINDS.tolist()
+
+
 class Torch(torch.utils.data.Dataset):
     def __init__(self, *items):
         self.items = items
