@@ -43,13 +43,23 @@ def measure(options: Options) -> list[meter.Contest]:
         registry.pick(PROBLEMS, "`problems`", name)
     for name in ("sets", "processes"):
         require(getattr(options, name) >= 1, name, getattr(options, name), "at least one is needed", "leave it out")
-    problems = (report.EXACT,) if options.quick else options.problems
+    reason = "nothing would be measured, and the files of --output would be empty"
+    require(bool(options.problems), "problems", "", reason, f"choose from {', '.join(PROBLEMS)}")
+    own = options.problems in (tuple(PROBLEMS), (report.EXACT,))
+    reason, remedy = f"with `quick` only {report.EXACT} is measured", "leave either out"
+    require(own or not options.quick, "problems", " ".join(options.problems), reason, remedy)
+    problems = (report.EXACT,) if options.quick else tuple(dict.fromkeys(options.problems))
     for name in problems:
         reference.check(PROBLEMS[name])
     claim(options.output)
-    sets = 1 if options.quick else options.sets
+    sets = sets_of(options)
     with bar("federations", meter.count(problems, sets), "starting") as moved:
         return meter.play(problems, sets, options.processes, moved)
+
+
+def sets_of(options: Options) -> int:
+    """How many data sets there are per method with a global posterior."""
+    return 1 if options.quick else options.sets
 
 
 def claim(folder: Path) -> None:
@@ -71,7 +81,7 @@ def keep(options: Options, rows: Sequence[meter.Contest]) -> None:
     folder = options.output
     write_table(folder / "table.csv", [report.record(row) for row in rows])
     write_table(folder / "ranks.csv", report.histogram(rows))
-    write_json(folder / "truth.json", report.summary(rows, {"sets": options.sets, "quick": options.quick}))
+    write_json(folder / "truth.json", report.summary(rows, {"sets": sets_of(options), "quick": options.quick}))
     write_whole(folder / "table.md", report.markdown(rows) + "\n")
     report.save_figure(folder, rows)
 

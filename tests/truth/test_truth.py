@@ -200,10 +200,33 @@ def test_tables_files_and_the_figure_show_the_same_rows(tmp_path, monkeypatch, c
     shown = json.loads(capsys.readouterr().out)
     assert shown["rows"][0]["sbc"] == "calibrated"
     assert shown["bars"] == {"pvi": True}
+    assert (shown["sets"], shown["quick"]) == (1, True)
     assert json.loads((tmp_path / "truth.json").read_text()) == shown
     assert "| pvi | 0.0005 | 0.1 | 0.99 | 0.02 | 89.8% | calibrated (50 sets) |" in (tmp_path / "table.md").read_text()
     assert len((tmp_path / "ranks.csv").read_text().splitlines()) == 1 + 2 * calibration.BINS
     assert (tmp_path / "figures" / "ranks.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--problems"], "nothing would be measured, .*; choose from orthogonal, correlated"),
+        (["--quick", "--problems", "correlated"], "--problems correlated: with --quick only orthogonal is measured"),
+    ],
+)
+def test_what_would_not_be_measured_replaces_no_files(words, reason, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(meter, "play", lambda *_: [])
+    (tmp_path / "table.csv").write_text("of an hour")
+    assert main([*words, "--output", str(tmp_path)]) == 2
+    assert re.search(reason, capsys.readouterr().err)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["of an hour"]
+
+
+def test_a_problem_that_is_named_twice_is_played_once(tmp_path, monkeypatch):
+    played = []
+    monkeypatch.setattr(meter, "play", lambda problems, *_: played.append(problems) or [])
+    assert main(["--problems", "personal", "correlated", "personal", "--output", str(tmp_path)]) == 0
+    assert played == [("personal", "correlated")]
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_played(tmp_path, monkeypatch, capsys):
