@@ -23,6 +23,7 @@ from fedray.data.readers import Dataset
 from fedray.data.scaling import Scaling
 from fedray.data.shards import Shards
 from fedray.data.text import Vectors
+from fedray.federate.evaluation import ROWS
 from fedray.federate.measures import metrics, regression
 from fedray.federate.messages import Saved
 from fedray.federate.plan import Plan
@@ -110,7 +111,8 @@ class Predictor:
         ctx = plan.context
         noise = plan.prediction_noise(ctx, samples, f"predict-{seed}", client or 0, 0)
         with torch.no_grad():
-            found = predict(ctx, model, self._inputs(x), noise)
+            # As many at a time as an evaluation takes, so that memory does not grow with the layers of all of them.
+            found = torch.cat([predict(ctx, model, part, noise) for part in self._inputs(x).split(ROWS)], 1)
             shares = None if client is None or algorithm.shares is None else algorithm.shares(ctx, model)
         if plan.target is not None:
             return _real(found, plan.target)

@@ -32,3 +32,22 @@ def test_clients_with_one_model_draw_from_it_each_for_itself():
     one, again, other = (run.predict(x, client, seed=7, model=model).draws for client in (1, 1, 3))
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
+
+
+def test_many_inputs_are_predicted_a_thousand_at_a_time():
+    plan, sizes = small_plan("pfedbayes", {"rounds": 1}), []
+    with LocalFederation(plan, "loop") as federation:
+        list(federation)
+        snapshot = federation.snapshot()
+
+    def predict(ctx, model, x, noise):
+        sizes.append(len(x))
+        return plan.algorithm.predict_personal(ctx, model, x, noise)
+
+    run = Predictor(plan._replace(algorithm=plan.algorithm._replace(predict_personal=predict)), snapshot)
+    x = Stream(0, "x").normal([2100, *plan.model.input_shape])
+    found = run.predict(x, 1)
+    assert sizes == [1000, 1000, 100]
+    assert found.draws.shape[1] == 2100
+    assert torch.equal(found.draws[:, 2000:], run.predict(x[2000:], 1).draws)
+    assert run.predict(x[:0], 1).probs.shape == (0, plan.model.classes)
