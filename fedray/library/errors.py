@@ -10,6 +10,7 @@ from fedray.types import FedRayError, RunError, SettingError
 
 # The arguments that stand for settings of another name, and for what make_plan calls otherwise.
 ARGUMENTS = {"data.name": "data", "model.name": "model", "dataset": "data", "layers": "model", "network": "model"}
+LONGEST, SHOWN = 300, 40  # letters of a value in a message, such as a path; of longer ones so many are shown
 RECORDS = ("checkpoint", "tracking")  # arguments that are configs by themselves
 
 
@@ -38,13 +39,18 @@ def _literal(value: str) -> str:
     return value if plain else f'"{value}"'
 
 
+def _short(value: str) -> str:
+    """A value in one line: of an array that was given for a name only its beginning."""
+    return value if len(value) <= LONGEST else f"{' '.join(value.split())[:SHOWN]}..."
+
+
 @contextlib.contextmanager
 def naming_arguments() -> Iterator[None]:
     """Raise every FedRayError again with a message that names arguments."""
     try:
         yield
     except SettingError as error:
-        text = f"{argument(error.setting)}={_literal(str(error.value))}: {error.reason}; {error.remedy}"
+        text = f"{argument(error.setting)}={_literal(_short(str(error.value)))}: {error.reason}; {error.remedy}"
         raise FedRayError(translated(text)) from None
     except RunError as error:
         raise RunError(translated(str(error))) from error

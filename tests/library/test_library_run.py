@@ -327,6 +327,11 @@ def test_the_same_numbers_are_the_same_inputs_however_they_are_stored(finished, 
     assert not finished.predict(x[:0]).probs.numel()
 
 
+def test_an_array_in_the_place_of_a_name_is_not_printed():
+    with pytest.raises(fedray.FedRayError, match=r'^ood="array\(\[.{30,40}\.\.\.": is not a string; give a string$'):
+        fedray.run(uncertainty=True, ood=X)
+
+
 @pytest.mark.parametrize("client", [1.0, True])
 def test_a_client_is_a_whole_number_or_a_name(finished, client):
     with pytest.raises(fedray.FedRayError, match=f"client {client}: is not a whole number"):
