@@ -18,7 +18,9 @@ from typing import Any, NamedTuple
 
 import ray
 from ray._private.state import state as _state  # nothing public tells what a single machine has free, or that it goes
-from ray._raylet import GcsClient  # nothing public asks a cluster's head once
+
+# Nothing public asks a cluster's head once; the compiled module has no stubs.
+from ray._raylet import GcsClient  # pyright: ignore[reportAttributeAccessIssue]
 from ray.exceptions import AuthenticationError, RayError
 
 from actors.machines import streams, versions
