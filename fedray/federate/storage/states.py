@@ -143,7 +143,7 @@ def _make_private(folder: Path) -> None:
 
 
 class OnDisk:
-    """States as files below a folder of this machine, mapped into memory while somebody reads them."""
+    """States as files below a folder of this machine; in memory is what somebody reads."""
 
     def __init__(self, initial: Any, ids: Sequence[int], device: torch.device, folder: str):
         self._initial = initial
@@ -165,11 +165,11 @@ class OnDisk:
         number, file = self._files[client]
         folder = self._folder(number)
         try:  # what the disk has changed would change the result, and nobody would see it
-            verified(str(folder), file)
+            content = verified(str(folder), file)
         except ValueError as error:
             raise RunError(f"{folder}: {error}; go on from the last checkpoint") from None
-        state = tensor_files.map_rows(folder / file.name, self._initial, 1).row(0)
-        return trees.tree_map(lambda leaf: leaf.to(self._device), state)
+        stacked = tensor_files.unpack(content, trees.tree_map(lambda leaf: leaf[None], self._initial))
+        return trees.tree_map(lambda leaf: leaf[0].to(self._device), stacked)
 
     def replace(self, round_number: int, ids: Sequence[int], states: Any) -> None:
         if not trees.leaves(self._initial):  # the method keeps nothing on its clients
