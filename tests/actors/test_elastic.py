@@ -256,8 +256,9 @@ def test_a_federation_goes_on_without_a_machine_that_is_lost(
 
 
 def test_told_to_keep_its_machines_it_waits_for_the_successor_of_a_lost_one(
-    cluster_of: Callable[..., Machines], tmp_path: Path
+    cluster_of: Callable[..., Machines], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("actors.federation.HOMELESS_SECONDS", 2.0)
     cluster = cluster_of(1, 2)
     with federation_on(cluster, CheckpointStore(str(tmp_path)), elastic=False) as federation:
         rounds = iter(federation)

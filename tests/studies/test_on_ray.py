@@ -95,7 +95,8 @@ def ended(folder: Path) -> dict[str, float]:
 def killed(tmp_path: Path) -> Iterator[tuple[Path, list[str]]]:
     """A study whose driver was killed in the middle, on a cluster of its own, and its command."""
     # So many rounds that the later runs take longer than a busy machine may take to notice the end of the first.
-    command = [sys.executable, "-m", "fedray.studies", "quick", "--rounds", "40", "--address", "local"]
+    options = ["--rounds", "40", "--clients-per-actor", "10", "--address", "local"]
+    command = [sys.executable, "-m", "fedray.studies", "quick", *options]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 400
     while not ended(tmp_path):
