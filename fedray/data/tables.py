@@ -95,12 +95,19 @@ def _nameless(column: str) -> bool:
 
 
 def from_frame(frame: Any, classes: int | None = None, embedding: str | Path | None = None) -> Dataset:
-    """The examples of a pandas DataFrame, by :func:`from_columns`."""
+    """The examples of a pandas DataFrame, by :func:`from_columns`.
+
+    Targets and owners may be its index, which a .parquet file keeps among its columns. Any other index is no input.
+    """
+    named = [name for name in frame.index.names if name is not None]
+    frame = frame.reset_index([name for name in named if name in (*TARGETS, CLIENT) and name not in frame.columns])
     columns = _named(frame)
     if target_of(columns):
         for name, missing in zip(frame.columns, frame.isna().sum(), strict=True):
             check_complete(str(name), 0 if _nameless(str(name).strip()) else int(missing))
-    return from_columns(columns, classes, embedding)
+    dataset = from_columns(columns, classes, embedding)
+    notes = [f"{name} names the rows and is left out" for name in named if name in frame.index.names]
+    return dataset._replace(notes=(*dataset.notes, *notes))
 
 
 def _named(frame: Any) -> dict[str, np.ndarray]:

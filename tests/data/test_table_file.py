@@ -2,6 +2,7 @@
 
 import gzip
 
+import pandas
 import pytest
 
 from fedray.config import DataConfig
@@ -75,3 +76,15 @@ def test_labels_in_a_csv_may_be_words_for_a_missing_value(tmp_path):
     for words in (("1", "NA", "0"), ("0.5", "nan", "1"), ("a", "", "b")):
         with pytest.raises(FedRayError, match="y lacks 1 of its values"):
             labelled(*words)
+
+
+def test_a_target_and_owners_in_the_index_of_a_table_are_read_and_another_index_is_said_to_be_left_out(tmp_path):
+    """A .parquet file keeps the index among its columns, and its schema names it."""
+    table = pandas.DataFrame({"a": range(4), "b": range(4, 8), "y": [0, 1, 0, 1], "client": [1, 1, 2, 2]})
+    for index, inputs in ((["client"], 2), (["y"], 2), (["client", "y", "a"], 1), (["b"], 1)):
+        table.set_index(index).to_parquet(tmp_path / "mine.parquet")
+        dataset = loading.load(DataConfig(name=str(tmp_path / "mine.parquet")))
+        assert dataset.x.shape == (4, inputs)
+        assert (dataset.y.tolist(), dataset.users.tolist()) == ([0, 1, 0, 1], [0, 0, 1, 1])
+        said = [note for note in dataset.notes if "names the rows" in note]
+        assert said == [f"{name} names the rows and is left out" for name in index if name in "ab"]
