@@ -114,6 +114,13 @@ def test_a_complaint_speaks_of_settings_and_on_a_command_line_of_options():
     assert for_command_line(FedRayError("`loss_deviation`: give `a path`")) == "--loss-deviation: give `a path`"
 
 
+def test_a_remedy_on_a_command_line_can_be_typed():
+    """A switch has no value there, and an algorithm no option."""
+    with pytest.raises(SettingError) as raised:
+        require(False, "algorithm", "pooled", "reason", "try `algorithm=local`, or give `pool_users=True`")
+    assert for_command_line(raised.value) == "ALGORITHM pooled: reason; try local, or give --pool-users"
+
+
 REFUSED = [
     (DataConfig, "alpha", (0.0, -3.0, float("nan"), float("inf"))),
     (DataConfig, "test_fraction", (0.0, 1.0, 5.0, -1.0, float("nan"))),

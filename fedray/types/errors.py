@@ -74,7 +74,10 @@ def suggestion(name: object, known: Iterable[str]) -> str:
 
 
 def for_command_line(error: Exception | str) -> str:
-    """A message with settings written as options: ``clients_per_round`` as ``--clients-per-round``."""
+    """A message with settings written as options: ``clients_per_round`` as ``--clients-per-round``.
+
+    A switch is given without its value, and an algorithm as a word of its own.
+    """
     text = str(error)
     if isinstance(error, SettingError):
         text = f"`{error.setting}`{text[len(error.setting) :]}"
@@ -83,8 +86,10 @@ def for_command_line(error: Exception | str) -> str:
 
 def _option(found: re.Match[str]) -> str:
     name, value = found.groups()
+    if name == "algorithm":
+        return value or "ALGORITHM"
     option = "--" + name.removeprefix("algorithm.").replace("_", "-")
-    return option if value is None else f"{option} {value}"
+    return option if value in (None, "True") else f"{option} {value}"
 
 
 def require(ok: bool, name: str, value: object, reason: str, remedy: str) -> None:
