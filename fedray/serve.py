@@ -25,6 +25,7 @@ import tyro
 
 from fedray import cli
 from fedray.config import from_dict
+from fedray.config.decode import refuse_damage
 from fedray.running.served import answers
 from fedray.running.served.answers import CLIENT, Answerer, Limits
 from fedray.terminal import check_packages, say
@@ -91,7 +92,8 @@ def application(args: Mapping[str, Any]) -> Application:
 
     Raises FedRayError for a run that cannot be served, and without a token.
     """
-    service = from_dict(Serving, args)
+    with refuse_damage("args: are not those of a service", "correct them in the file for serve deploy"):
+        service = from_dict(Serving, args)
     token = given_token()
     require(token is not None, TOKEN, "", "there is no token", "set it where Ray is started on the head")
     digest = answers.digest_of(token or "")

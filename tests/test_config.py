@@ -64,7 +64,7 @@ def test_override_answers_an_unknown_name_with_the_known_ones(name, match):
 
 
 def test_from_dict_answers_an_unknown_name_with_the_known_ones():
-    with pytest.raises(FedRayError, match=r"DataConfig has no setting \['alpa'\]; .*'alpha'"):
+    with pytest.raises(ValueError, match=r"DataConfig has no setting alpa, but alpha,"):
         config.from_dict(DataConfig, {"alpa": 1})
 
 

@@ -102,18 +102,24 @@ def fingerprint(cfg: Experiment) -> str:
 
 
 def from_dict(kind: type, values: Mapping[str, Any]) -> Any:
-    """The inverse of :func:`to_dict` for a config class whose nested configs are typed."""
+    """The inverse of :func:`to_dict` for a config class whose nested configs are typed.
+
+    Raises ValueError for what is no config; who knows the file adds its name.
+    """
     if not isinstance(values, Mapping):
-        raise FedRayError(f"{kind.__name__}: {str(values)[:40]!r} are no settings; give an object of names and values")
+        raise ValueError(f"{kind.__name__} is {str(values)[:40]!r}, which is no object of names and values")
     hints = typing.get_type_hints(kind)
     known = {f.name for f in dataclasses.fields(kind)}
     unknown = set(values) - known
     if unknown:
-        raise FedRayError(f"{kind.__name__} has no setting {sorted(unknown)}; choose from {sorted(known)}")
+        raise ValueError(f"{kind.__name__} has no setting {', '.join(sorted(unknown))}, but {', '.join(sorted(known))}")
     for name, value in values.items():
         if not fits(value, hints[name]):
-            raise FedRayError(f"{kind.__name__}.{name} is {str(value)[:40]!r}: not {hints[name]}; correct the file")
-    return kind(**{name: _parse(hints[name], value) for name, value in values.items()})
+            raise ValueError(f"{kind.__name__}.{name} is {str(value)[:40]!r}, which is no value of it")
+    try:
+        return kind(**{name: _parse(hints[name], value) for name, value in values.items()})
+    except FedRayError as error:
+        raise ValueError(f"{kind.__name__}: {error}") from None
 
 
 def _parse(hint: Any, value: Any) -> Any:

@@ -217,7 +217,8 @@ def test_a_slurm_job_is_queued_again_at_the_end_of_its_time_and_not_when_it_is_c
 
 def test_the_file_that_serves_a_run_gives_settings_that_exist_and_listens_on_the_head_only():
     from fedray.config import from_dict
-    from fedray.serve import Serving
+    from fedray.serve import Serving, application
+    from fedray.types import FedRayError
 
     config = read("serve")
     [app] = config["applications"]
@@ -225,3 +226,5 @@ def test_the_file_that_serves_a_run_gives_settings_that_exist_and_listens_on_the
     assert from_dict(Serving, app["args"]).terms.unknown_client == "404"
     assert config["http_options"]["host"] == "127.0.0.1"
     assert "token" not in app["args"]
+    with pytest.raises(FedRayError, match=r"args: .*Serving has no setting loded, but loaded, .*; correct them"):
+        application(app["args"] | {"loded": 4})

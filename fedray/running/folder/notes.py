@@ -111,8 +111,11 @@ def finished_rounds(folder: Path) -> int:
 
 
 def experiment_of(algorithm: str, values: Mapping[str, Any]) -> Experiment:
-    """The experiment of :func:`to_dict`'s values and the algorithm's name."""
-    record = registry.pick(registry.algorithms(), "algorithm", algorithm)
+    """The experiment of :func:`to_dict`'s values and the algorithm's name; raises ValueError for what is none."""
+    try:
+        record = registry.pick(registry.algorithms(), "algorithm", algorithm)
+    except FedRayError as error:  # it knows no file
+        raise ValueError(str(error)) from None
     return from_dict(Experiment, dict(values) | {"algorithm": from_dict(record.config, values["algorithm"])})
 
 
