@@ -163,6 +163,8 @@ def read(folder: str, plan: Plan, own: bool = False) -> Checkpoint:
         # Older versions counted the number of rounds in.
         if own and body["config"] not in (_identity(plan.cfg), fingerprint(plan.cfg)):
             raise ValueError("it belongs to another experiment")
+        if own and body["round"] > plan.cfg.rounds:
+            raise ValueError(f"it is of round {body['round']}, and the run has only {plan.cfg.rounds}")
         files = [as_file(entry) for entry in body["files"]]
         if body["format"] == 1 and sum(len(file.clients) for file in files) != plan.clients:
             raise ValueError(f"it does not hold clients 0 to {plan.clients - 1}")

@@ -203,6 +203,15 @@ def test_a_checkpoint_of_another_experiment_is_not_used(tmp_path):
         checkpoint_files.read(f"{store.url}/round-000002", small_plan("pfedbayes", ALL | {"model.hidden": (9,)}))
 
 
+def test_a_checkpoint_of_more_rounds_than_the_run_has_is_not_used(tmp_path):
+    """Its result would be that of other rounds than it says."""
+    _, store, *_ = kept(tmp_path)
+    warnings = []
+    assert checkpoint.newest(store, small_plan("pfedbayes", ALL | {"rounds": 1}), warnings.append).state.round == 1
+    [said] = warnings
+    assert "it is of round 2, and the run has only 1" in said
+
+
 def test_a_full_disk_is_said_and_the_run_goes_on_or_stops(tmp_path, monkeypatch):
     plan, store, state, cohort = kept(tmp_path)
 
