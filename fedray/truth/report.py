@@ -114,5 +114,6 @@ def summary(rows: Sequence[Contest], settings: Mapping[str, Any]) -> dict[str, A
 
 
 def save_figure(folder: Path, rows: Sequence[Contest]) -> None:
-    """Write figures/ranks.png, if anything was ranked."""
-    figure_style.save(folder, "ranks.png", lambda: draw(rows))
+    """Write figures/ranks.png; where nothing was ranked, remove that of an earlier measurement."""
+    if figure_style.save(folder, "ranks.png", lambda: draw(rows)) is None:
+        (folder / "figures" / "ranks.png").unlink(missing_ok=True)

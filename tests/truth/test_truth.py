@@ -205,6 +205,9 @@ def test_tables_files_and_the_figure_show_the_same_rows(tmp_path, monkeypatch, c
     assert "| pvi | 0.0005 | 0.1 | 0.99 | 0.02 | 89.8% | calibrated (50 sets) |" in (tmp_path / "table.md").read_text()
     assert len((tmp_path / "ranks.csv").read_text().splitlines()) == 1 + 2 * calibration.BINS
     assert (tmp_path / "figures" / "ranks.png").stat().st_size > 1000
+    monkeypatch.setattr(meter, "play", lambda *_: [row._replace(calibration=None) for row in rows])
+    assert main(["--quick", "--output", str(tmp_path)]) == 0
+    assert not list((tmp_path / "figures").iterdir())
 
 
 @pytest.mark.parametrize(
