@@ -81,4 +81,6 @@ def _item(dataset: Any, k: int) -> Any:
     try:
         return dataset[k]
     except Exception as error:
-        raise ValueError(f"item {k} of this torch Dataset cannot be read ({first_line(error)})") from error
+        raise ValueError(
+            f"item {k} of this torch Dataset cannot be read ({first_line(error)}); mend it, or leave it out"
+        ) from error

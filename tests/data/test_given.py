@@ -194,7 +194,7 @@ def test_items_of_a_torch_dataset_are_read_or_named():
     assert np.allclose(found.x, FEATURES)
     assert found.y.tolist() == KINDS.tolist()
     for item, reason in (
-        (OSError("no such image"), r"dataset: item 60 of this torch Dataset cannot be read \(no such image\)"),
+        (OSError("no such image"), r"dataset: item 60 of this torch Dataset cannot be read \(no such image\); mend it"),
         ((torch.zeros(4, requires_grad=True), 1), "dataset: x is no array; give a NumPy array, a tensor on the CPU"),
         ((Image.new("RGB", (2, 2)).quantize(), 1), r"x is an image with a palette.*; give image\.convert\('RGB'\)"),
         (7, "dataset: the items of this torch Dataset are not pairs"),
