@@ -110,15 +110,22 @@ def _users(path: Path) -> Iterator[tuple[str, Any, Any]]:
     if unlisted := sorted(known.keys() - set(listed)):
         raise ValueError(f"user_data holds {unlisted[0]}, whom users does not list: its examples would be left out")
     for user in listed:
+        if not isinstance(known[user], dict):
+            raise ValueError(f"user_data of {user} is no JSON object of x and y")
         yield user, known[user]["x"], known[user]["y"]
 
 
 def _row(line: str, number: int) -> Any:
-    """The content of a line of a file; raises ValueError that says which line is no JSON."""
+    """The example in a line of a file; raises ValueError that says which line holds none."""
     try:
-        return json.loads(line)
+        row = json.loads(line)
     except json.JSONDecodeError as error:  # it counts from this line
         raise ValueError(f"line {number} is not JSON: {error.msg.lower()}, column {error.colno}") from None
+    if not isinstance(row, dict):
+        raise ValueError(f"line {number} is no JSON object of user, text and label")
+    if missing := [name for name in ("user", "text", "label") if row.get(name) is None]:
+        raise ValueError(f"line {number} has no {missing[0]}")
+    return row
 
 
 def _text(row: Any) -> Any:

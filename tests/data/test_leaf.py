@@ -139,6 +139,7 @@ DAMAGED = {
     "absent user": (b'{"users": ["a", "b"], "user_data": {"a": {"x": ["x"], "y": [0]}}}', "it has no 'b'"),
     "short labels": (b'{"users": ["a"], "user_data": {"a": {"x": ["x", "y"], "y": [0]}}}', "user a does not have"),
     "no list": (b'{"users": ["a"], "user_data": {"a": {"x": "xy", "y": [0, 1]}}}', "user a does not have"),
+    "no object": (b'{"users": ["a"], "user_data": {"a": "x"}}', "user_data of a is no JSON object of x and y"),
     "no examples": (leaf({"a": []}), "it has no examples"),
     "list label": (leaf({"a": [("x", [0]), ("y", [1, 2])]}), "rows have different lengths, from 1 to 2"),
     "mixture": (leaf({"a": [("x", 0)], "b": [([1.0], 1)]}), "some are numbers"),
@@ -209,6 +210,20 @@ def test_a_byte_order_mark_and_line_ends_of_windows_change_nothing(tmp_path, nam
     assert np.array_equal(plain.x, other.x)
     assert np.array_equal(plain.vectors, other.vectors)
     assert plain.names == other.names
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (b"[1, 2]", "is no JSON object of user, text and label"),
+        (b'{"user": "a", "text": "x"}', "has no label"),
+        (b'{"user": null, "text": "x", "label": 1}', "has no user"),  # else it would be a client named None
+    ],
+)
+def test_a_line_that_is_no_example_is_refused_by_its_number(tmp_path, row, reason):
+    write(tmp_path, {"mine.jsonl": lines(ROWS) + row})
+    with pytest.raises(FedRayError, match=rf"mine\.jsonl: line {len(ROWS) + 1} {reason}; give"):
+        loading.load(DataConfig(name=str(tmp_path / "mine.jsonl")))
 
 
 def test_the_damaged_line_is_the_one_of_the_file(tmp_path):
