@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
+import socket
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Protocol
 
@@ -112,6 +114,7 @@ def _start(app: serve.Application, host: str, port: int) -> None:
     """Return when the application answers; raises FedRayError."""
     options = HTTPOptions(host=host, port=port, request_timeout_s=SECONDS)
     try:
+        _check_free(host, port)
         serve.start(proxy_location="HeadOnly", http_options=options)
         serve.run(app, name=NAME)
     except Exception as error:  # whichever Serve has
@@ -120,3 +123,14 @@ def _start(app: serve.Application, host: str, port: int) -> None:
             f"Ray Serve did not start on {host}:{port} ({first_line(reason)}); choose another --host or --port, or see "
             "Ray's logs"
         ) from None
+
+
+def _check_free(host: str, port: int) -> None:
+    """Raise OSError where somebody listens on this machine: Serve's servers share a port, and answer by turns."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that have ended do not count
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:  # another fault may be one of this machine alone, and not of the head
+                raise

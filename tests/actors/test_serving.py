@@ -152,11 +152,12 @@ class TestServer:
 def test_a_port_that_is_taken_and_replicas_without_cpus_are_named(run):
     pytest.importorskip("ray.serve", reason="needs the extra `serve`", exc_type=ImportError)
     short = tempfile.TemporaryDirectory(prefix="busy-", dir="/tmp", ignore_cleanup_errors=True)  # for paths of sockets
-    with short as home, socket.create_server(("127.0.0.1", 0)) as taken:
+    # As another server of a run listens: the kernel shares a port among all that ask for it.
+    with short as home, socket.create_server(("127.0.0.1", 0), reuse_port=True) as taken:
         environment = {**os.environ, TOKEN: SECRET, "RAY_TMPDIR": home, "PYTHONPATH": str(ROOT)}
         port = str(taken.getsockname()[1])
         for words, reason in (
-            (["--port", port], f"did not start on 127.0.0.1:{port} (Failed to bind to address '127.0.0.1:{port}'"),
+            (["--port", port], f"did not start on 127.0.0.1:{port} ([Errno 98] Address already in use)"),
             (["--replicas", "5000"], "--replicas 5000: each takes a CPU, and this machine has "),
         ):
             command = [sys.executable, "-m", "fedray.serve", str(run), "--address", "local", *words]
