@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 from ray.tune import Callback
 
+from fedray.types import for_command_line
+
 UNFINISHED = "unfinished"
 
 
@@ -78,7 +80,7 @@ def outcome_of(trial: Any, rounds: int) -> str:
     """How a trial ended: finished, stopped early, failed with its reason (also where it diverged), or unfinished."""
     last = trial.last_result or {}
     if failure := failure_of(trial):
-        return f"failed: {failure}"
+        return f"failed: {for_command_line(failure)}"
     # Not the status: an interrupted sweep leaves its running trials as terminated, as if they had been stopped.
     finished = last.get("round", 0) >= rounds
     if not finished and not last.get("done"):

@@ -17,6 +17,7 @@ from fedray.config import Execution, flatten, override, to_dict
 from fedray.federate.failures import ATTEMPTS, FailurePolicy
 from fedray.federate.measures.tasks import TASKS
 from fedray.federate.planning import make_plan
+from fedray.types import for_command_line
 from tests.chaos.faults import always
 from tests.helpers import experiment
 from tune import record, sweep
@@ -130,9 +131,8 @@ def test_a_trial_whose_settings_cannot_be_planned_ends_as_failed_and_the_next_on
     trial.save_checkpoint(str(tmp_path))  # as Tune asks after every result
     assert result["done"]
     assert "typo" in result["failure"]
-    assert (
-        record.outcome_of(SimpleNamespace(last_result=result, status="TERMINATED"), 1) == f"failed: {result['failure']}"
-    )
+    told = record.outcome_of(SimpleNamespace(last_result=result, status="TERMINATED"), 1)
+    assert told == f"failed: {for_command_line(result['failure'])}"
     trial.reset_config({"seed": 0})
     assert "failure" not in trial.step()
 

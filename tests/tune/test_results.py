@@ -309,7 +309,7 @@ def test_all_options_are_shown_in_groups_as_those_of_a_launch_are(capsys):
         ("TERMINATED", {"round": 11, "done": True}, "stopped early"),
         ("TERMINATED", {"round": 5, "done": False}, "unfinished"),  # as Tune leaves it on Ctrl-C
         ("PENDING", None, "unfinished"),
-        ("TERMINATED", {"round": 5, "done": True, "failure": "NaN"}, "failed: NaN"),
+        ("TERMINATED", {"round": 5, "done": True, "failure": "`on_failure=skip`"}, "failed: --on-failure skip"),
         ("TERMINATED", {"round": 12, "done": True, "score": float("nan")}, "failed: its score is nan"),
         ("TERMINATED", {"round": 5, "done": True, "score": float("inf")}, "failed: its score is inf"),
         ("TERMINATED", {"round": 5, "done": False, "score": float("nan")}, "unfinished"),
