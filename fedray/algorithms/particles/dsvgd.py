@@ -78,6 +78,8 @@ class DSVGD(SVGD):
         require(self.kde_width > 0, "kde_width", self.kde_width, "it is positive", "leave it out")
         for name in ("server_steps", "slots", "distil_steps"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least one is needed", "try 20")
+        reason = "it is a mean over pairs of particles; without one all scores are 0, and clients are drawn uniformly"
+        require(self.ksd == "v" or self.particles > 1, "ksd", self.ksd, reason, "use `ksd=v`, or more `particles`")
         require(self.score_examples >= 0, "score_examples", self.score_examples, "not negative", "use 0, all of them")
         require(0 <= self.beta <= 1, "beta", self.beta, "the damping lies in [0, 1]", "use 0 for the mode's own")
 

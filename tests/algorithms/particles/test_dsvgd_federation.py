@@ -98,6 +98,7 @@ def test_a_client_that_was_never_visited_predicts_with_the_global_particles():
         ({"algorithm.beta": 0.5, "algorithm.sites": "history"}, r"^beta 0.5: .*never damped"),
         ({"algorithm.mode": "serial", "clients_per_round": 1, "algorithm.merge": "svgd"}, r"^merge svgd: .*serial"),
         ({"algorithm.score_examples": -1}, r"^score_examples -1"),
+        ({"algorithm.ksd": "u", "algorithm.particles": 1}, r"^ksd u: it is a mean over pairs"),
         ({"algorithm.sites": "kde"}, r"^sites kde: .*kde_distill"),
         ({"model.name": "dnn"}, r"^curvature ggn: .*ReLUs only; choose regression, or `model.name=mlp`"),
         ({"train_all": True}, r"^train_all True: .*2 clients would renew sites .*; leave it out"),
