@@ -56,6 +56,8 @@ def _read(entry: str) -> tuple[str, Domain]:
     if kind in ("choice", "grid"):
         if not values:
             raise FedRayError(f"--space {entry}: an empty range; give at least one value")
+        if kind == "grid" and len(set(values)) < len(values):  # its trials would count as two seeds
+            raise FedRayError(f"--space {entry}: a value is given twice; give each once")
         return name, KINDS[kind](values)
     if len(values) != 2 or not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
         raise FedRayError(f"--space {entry}: {kind} takes two numbers, LOW and HIGH; write {name}={kind}(0.5,20)")

@@ -158,7 +158,8 @@ def concluded(
 ) -> sweep.Report:
     """What a sweep over these results reports; ``left`` of its trials were not begun."""
     monkeypatch.chdir(tmp_path)
-    space = f"lr=grid({','.join(str(result['rate']) for result in found)}{',0.7' * left})"
+    rates = [result["rate"] for result in found] + [10.0 + k for k in range(left)]
+    space = f"lr=grid({','.join(map(str, rates))})"
     request, _ = read(
         ["fedavg", "--search", "grid", "--space", space, "--max-rounds", "3", "--metric", metric, *options]
     )
