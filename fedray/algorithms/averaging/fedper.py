@@ -14,7 +14,6 @@ from torch import Tensor
 
 from fedray.algorithms.averaging import fedavg
 from fedray.arrays.rng import Stream
-from fedray.nets.likelihood import predictive
 from fedray.types import Algorithm, Batch, Context, LogUniform, Sums
 
 
@@ -82,10 +81,6 @@ def personalize(ctx: Context[FedPer], client: Part, view: Part, data: Batch, noi
     return fedavg.personalize(ctx, fedavg.Nothing(), fedavg.Point(whole(ctx, client, view)), data, noise)
 
 
-def predict_personal(ctx: Context[FedPer], personal: fedavg.Point, x: Tensor, noise: Tensor) -> Tensor:
-    return predictive(ctx.model, personal.theta[None], x)
-
-
 def configure(record: Algorithm, cfg: FedPer) -> Algorithm:
     return record._replace(personal=record.personal + fedavg.tuned(cfg.ft), personal_data=cfg.ft > 0)
 
@@ -101,7 +96,7 @@ ALGORITHM = Algorithm(
     finish=finish,
     aggregate=Sums(absorb, weigh=fedavg.weigh),
     predict_global=None,
-    predict_personal=predict_personal,
+    predict_personal=fedavg.predict_global,
     personalize=personalize,
     personal_noise=fedavg.personal_noise,
     personal="each client's own layers under the latest average of the shared ones",

@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from fedray.algorithms.averaging import fedavg
 from fedray.algorithms.averaging.fedavg import Info, Nothing
 from fedray.algorithms.averaging.fedper import Part
 from fedray.arrays.averages import average
@@ -165,10 +166,6 @@ def server_init(ctx: Context[PFedGP], rng: Stream) -> Part:
     reason = "it does not say what its head is given, and these are the features"
     require(own_module(ctx.model) is None, "model", "nn.Module", reason, "give an nn.Sequential")
     return Part(ctx.model.init(rng)[body])
-
-
-def client_init(ctx: Context[PFedGP], server: Part) -> Nothing:
-    return Nothing()
 
 
 def broadcast(ctx: Context[PFedGP], server: Part, ids: Sequence[int]) -> Part:
@@ -338,7 +335,7 @@ ALGORITHM = Algorithm(
     summary="Gaussian processes on shared features, one tree of them per client; no global model",
     config=PFedGP,
     server_init=server_init,
-    client_init=client_init,
+    client_init=fedavg.client_init,
     broadcast=broadcast,
     begin=begin,
     step=step,

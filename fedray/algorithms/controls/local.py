@@ -149,10 +149,6 @@ def gaussian_step_(
     return pfedbayes.Info(nll, divergence), adam_(local.q, grad, (local.q_mu, local.q_rho), local.t, cfg.lr_posterior)
 
 
-def gaussian_predict_noise(ctx: Context[LocalTraining], samples: int) -> tuple[int, ...]:
-    return samples, ctx.model.padded
-
-
 def gaussian_predict(ctx: Context[LocalTraining], model: Posterior, x: Tensor, noise: Tensor) -> Tensor:
     return predictive(ctx.model, draw(model.q, noise), x)
 
@@ -167,7 +163,7 @@ def configure(record: Algorithm, cfg: LocalTraining) -> Algorithm:
         step=gaussian_step,
         adapt=gaussian_step,
         noise_shape=gaussian_noise_shape,
-        predict_noise=gaussian_predict_noise,
+        predict_noise=pfedbayes.predict_noise,
         predict_personal=gaussian_predict,
         space={"lr_posterior": LogUniform(5e-4, 5e-3), "zeta": LogUniform(1e-3, 1.0)},
     )
