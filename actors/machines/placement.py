@@ -74,14 +74,13 @@ def arrange(clients: int, nodes: Sequence[Node], wish: Wish = ANYTHING) -> Layou
     """
     clients_per_actor, gpus_per_client = wish.clients_per_actor, wish.gpus_per_client
     cpus, gpus = _shared(nodes, wish)
-    use_gpus = gpus > 0 if gpus_per_client is None else gpus_per_client > 0
-    if use_gpus and gpus == 0:
+    if gpus_per_client and not gpus:
         raise FedRayError(
-            f"--gpus-per-client {gpus_per_client:g}: {clients} clients need {clients * (gpus_per_client or 0):g} GPUs, "
+            f"--gpus-per-client {gpus_per_client:g}: {clients} clients need {clients * gpus_per_client:g} GPUs, "
             "the cluster has 0 GPU; leave the option out, use 0 to run on CPUs, or start Ray with GPUs"
         )
     if clients_per_actor is None:
-        room = max(1, math.floor(min(cpus, gpus * ACTORS_PER_GPU) if use_gpus else cpus))
+        room = max(1, math.floor(min(cpus, gpus * ACTORS_PER_GPU) if gpus else cpus))
         clients_per_actor = math.ceil(clients / room)
         if gpus_per_client:  # an actor's share may not exceed a GPU
             clients_per_actor = min(clients_per_actor, max(1, math.floor(1 / gpus_per_client)))
@@ -112,12 +111,11 @@ def arrange_trials(
     share that of their server, unless they must be ``apart`` from it.
     Raises FedRayError where the cluster could not hold even one such trial, or not as many as were asked for.
     """
-    clients_per_actor, gpus_per_client = wish.clients_per_actor, wish.gpus_per_client
+    clients_per_actor = wish.clients_per_actor
     cpus, gpus = _shared(nodes, wish)
-    use_gpus = gpus > 0 if gpus_per_client is None else gpus_per_client > 0
-    wanted = concurrency or max(1, min(trials, math.floor(cpus), 2 * math.floor(gpus) if use_gpus and gpus else trials))
+    wanted = concurrency or max(1, min(trials, math.floor(cpus), 2 * math.floor(gpus) if gpus else trials))
     if clients_per_actor is None:
-        actors = max(1, math.floor((min(cpus, gpus) if use_gpus and gpus else cpus) / wanted))
+        actors = max(1, math.floor((min(cpus, gpus) if gpus else cpus) / wanted))
         clients_per_actor = math.ceil(clients / min(actors, clients))
     blocks = _blocks(clients, clients_per_actor)
     share = _gpu_share(wanted * len(blocks), gpus, wish, clients_per_actor)
