@@ -135,7 +135,7 @@ def _start() -> None:
     pause = 1.0
     while True:
         try:
-            with _announced(SILENT_SECONDS, f"waiting for Ray's processes to start (at most {START_SECONDS:g} s)"):
+            with _announced(f"waiting for Ray's processes to start (at most {START_SECONDS:g} s)"):
                 _init("local", _plug_ins(), include_dashboard=False)
             return
         except Exception as error:
@@ -163,9 +163,9 @@ def _start() -> None:
 
 
 @contextlib.contextmanager
-def _announced(seconds: float, text: str) -> Iterator[None]:
-    """Say the text on stderr if what is done takes longer than so many seconds."""
-    timer = threading.Timer(seconds, say, (text,))
+def _announced(text: str) -> Iterator[None]:
+    """Say the text on stderr if what is done takes longer than SILENT_SECONDS."""
+    timer = threading.Timer(SILENT_SECONDS, say, (text,))
     timer.daemon = True
     timer.start()
     try:
