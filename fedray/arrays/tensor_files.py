@@ -95,21 +95,6 @@ class Rows(NamedTuple):
         return trees.tree_map(lambda _: next(values), self.initial)
 
 
-def map_rows(path: Path, initial: Any, clients: int, surplus: bool = False) -> Rows:
-    """The states of so many clients, each with the structure of ``initial``, from a file.
-
-    With ``surplus`` fields that ``initial`` lacks are ignored. Raises OSError, and ValueError unless fields, shapes and
-    types agree.
-    """
-    try:
-        with safetensors.safe_open(path, framework="pt") as file, path.open("rb") as raw:
-            stored = {name: file.get_tensor(name) for name in _order(raw)}
-    except SafetensorError as error:
-        raise ValueError(str(error)) from None
-    stacked = {name: leaf.expand(clients, *leaf.shape) for name, leaf in trees.named_leaves(initial)}
-    return Rows(_found(stored, stacked, surplus), initial)
-
-
 def _order(file: IO[bytes]) -> list[str]:
     """The names in a safetensors file that the library has accepted, in the order of their data."""
     header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
@@ -171,7 +156,13 @@ def load_tree(path: Path, template: Any) -> Any:
 def load_rows(path: Path, initial: Any, clients: int) -> Rows:
     """The states of all clients, each with the structure of ``initial``, from such a file; errors as there."""
     with _result(path):
-        return map_rows(path, initial, clients, surplus=True)
+        try:
+            with safetensors.safe_open(path, framework="pt") as file, path.open("rb") as raw:
+                stored = {name: file.get_tensor(name) for name in _order(raw)}
+        except SafetensorError as error:
+            raise ValueError(str(error)) from None
+        stacked = {name: leaf.expand(clients, *leaf.shape) for name, leaf in trees.named_leaves(initial)}
+        return Rows(_found(stored, stacked, surplus=True), initial)
 
 
 @contextlib.contextmanager
