@@ -76,10 +76,10 @@ def curvature(model: Model, batch: Batch, x: Tensor, temperature: float = 1.0) -
     return diagonals * (batch.total / batch.weight.sum() / temperature)
 
 
-def check_layers(model: Model, setting: str, value: str) -> None:
+def check_layers(model: Model) -> None:
     """Raise FedRayError for a network whose Gauss-Newton diagonal is not written here."""
     reason = "the Gauss-Newton diagonal is written for chains of linear layers and ReLUs only"
-    require(fully_connected(model), setting, value, reason, "choose regression, or `model.name=mlp`")
+    require(fully_connected(model), "curvature", "ggn", reason, "choose regression, or `model.name=mlp`")
 
 
 def ggn_diagonal(model: Model, theta: Tensor, x: Tensor, weight: Tensor) -> Tensor:

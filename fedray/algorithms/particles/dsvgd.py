@@ -195,7 +195,7 @@ def check(ctx: Context[DSVGD]) -> None:
         "leave it out",
     )
     if gaussian and cfg.curvature == "ggn":
-        check_layers(ctx.model, "curvature", "ggn")
+        check_layers(ctx.model)
 
 
 def server_init(ctx: Context[DSVGD], rng: Stream) -> Server:
