@@ -138,11 +138,11 @@ def _left(status: Status) -> float:
     return status.seconds * (status.rounds - status.round)
 
 
-def unfinished(root: Path = RUNS) -> list[Path]:
-    """The folders of runs that are not finished, of single runs and of studies; what cannot be read is passed over."""
+def unfinished() -> list[Path]:
+    """The folders below RUNS of runs and of studies that are not finished; what cannot be read is passed over."""
     found = []
     # No deeper: copies of results lie below runs/artifacts.
-    for path in sorted([*root.glob(f"*/{FILE}"), *root.glob(f"*/*/{FILE}")]):
+    for path in sorted([*RUNS.glob(f"*/{FILE}"), *RUNS.glob(f"*/*/{FILE}")]):
         with contextlib.suppress(FedRayError):
             found += [path.parent] if read(path.parent).state != "finished" else []
     return found
