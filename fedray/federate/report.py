@@ -27,7 +27,6 @@ VALIDATION = "validation"  # before the names of what is measured on validation 
 AVERAGED = "averaged"  # before the names of a summary's averages in a tracking store
 PLAYED = "rounds_played"  # tag of a run: a callback or a scheduler may have stopped it before its rounds
 NAMES = {"personal": "personal model", "global": "global model", NOVEL: "newcomers"}  # in figures and tables
-START = "time/start_seconds"  # of new actors, before the round that had to wait for them
 # A round that has one of these was evaluated.
 EVALUATED = tuple(f"{kind}/{task.headline}" for task in TASKS for kind in KINDS)
 
