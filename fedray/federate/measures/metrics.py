@@ -139,4 +139,4 @@ def summarize(stats: EvalStats) -> Summary:
 def worst_decile(stats: EvalStats) -> float:
     """Mean accuracy of the worst tenth of the clients (at least one) of stats stacked [K, ...]."""
     accuracy = (stats.correct / stats.examples).sort().values
-    return float(accuracy[: max(1, math.ceil(len(accuracy) / 10))].mean())
+    return float(accuracy[: math.ceil(len(accuracy) / 10)].mean())
