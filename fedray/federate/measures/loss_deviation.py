@@ -58,7 +58,7 @@ def check(plan: Plan) -> None:
 def class_losses(block: Block, round_number: int, view: Any, dataset: Dataset) -> ClassLosses:
     """The sums of every hosted client's personal model after a round; all test examples are read from ``dataset``."""
     plan = block.plan
-    union = np.concatenate(block.plan.partition.test)
+    union = np.concatenate(plan.partition.test)
     found = []
     dataset = shards.relabelled(dataset, plan.partition)
     for k in range(len(block.ids)):
@@ -67,8 +67,7 @@ def class_losses(block: Block, round_number: int, view: Any, dataset: Dataset) -
         model = personal_model(block, k, round_number, view)
         predict = personal_predictor(block, k, round_number, model, plan.cfg.predict_samples)
         everyone = (shards.examples(dataset, union[i : i + ROWS]) for i in range(0, len(union), ROWS))
-        held = torch.zeros(plan.model.classes, dtype=torch.float64, device=block.device)
-        held.index_add_(0, labels, torch.ones_like(labels, dtype=torch.float64))
+        held = metrics.sums_by(labels, torch.ones_like(labels, dtype=torch.float64), plan.model.classes)
         found.append(
             ClassLosses(held, *_sums(predict, pieces(own), block.device), *_sums(predict, everyone, block.device))
         )
