@@ -66,9 +66,8 @@ class Options:
 
 def make_plan(run: Plan, options: Options) -> tuple[Plan, Shards]:
     """The plan of newcomers alone, and their shards; raises FedRayError where they do not fit the run."""
-    able = run.algorithm.adapt is not None
-    name = registry.algorithm_name(run.cfg.algorithm)
-    if not able:
+    if run.algorithm.adapt is None:
+        name = registry.algorithm_name(run.cfg.algorithm)
         raise FedRayError(
             f"{options.run}: {name} has no personal factors that a newcomer could adapt; choose another run"
         )
