@@ -1,7 +1,7 @@
 """The importance indicators KSD and HIP as score stages, for methods whose server has particles.
 
 Yang, Liu and Kassab, "Client Selection for Federated Bayesian Learning", Algorithms 1 and 2. ``server.x`` [M, P] are
-the global particles; every indicator is taken at them, on the client's whole shard.
+the global particles; every indicator is taken at them, on the examples that the method's scores are of.
 """
 
 from __future__ import annotations

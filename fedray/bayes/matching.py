@@ -48,8 +48,9 @@ def none(process: Process) -> Neurons:
 def gains(process: Process, neurons: Neurons, w: Tensor, p: Tensor, fresh: int) -> Tensor:
     """What it adds to twice the log posterior to match w [H, V] of precision p [V]: [H, L + fresh].
 
-    To global neuron i: Σ_v [(A + p w)²/(B + p) - A²/B] + 2 log(n/(J-n)). To the k-th of the ``fresh`` new ones: the
-    same with A = b_0 μ_0 and B = b_0, but 2 log(γ/J) - 2 log k. The squares are expanded, so that it is two products.
+    To global neuron i: Σ_v [(A + p w)²/(B + p) - A²/B] + popularity · log(n/(J-n)). To the k-th of the ``fresh`` new
+    ones: the same with A = b_0 μ_0 and B = b_0, but 2 log(γ/J) - 2 log k. The squares are expanded, so that it is two
+    products.
     """
     q = p * w
     new = _improvement((process.b0 * process.mu0)[None], process.b0[None], q, p)
