@@ -6,10 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from actors.machines.placement import ACTORS_PER_GPU, Node, Wish
+from actors.machines.placement import ACTORS_PER_GPU, TRIALS_PER_GPU, Node, Wish
 from fedray.types import FedRayError
-
-TRIALS_PER_GPU = 2
 
 
 class MachineKind(NamedTuple):

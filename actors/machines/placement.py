@@ -11,6 +11,7 @@ from fedray.types import FedRayError
 
 SERVER_CPUS = 0.01  # the server waits most of the time
 ACTORS_PER_GPU = 8  # each has a CUDA context of its own (hundreds of MB); beyond this, clients are packed
+TRIALS_PER_GPU = 2
 RESOLUTION = 10_000  # Ray counts shares in units of 1/10,000
 
 
@@ -113,7 +114,7 @@ def arrange_trials(
     """
     clients_per_actor = wish.clients_per_actor
     cpus, gpus = _shared(nodes, wish)
-    wanted = concurrency or max(1, min(trials, math.floor(cpus), 2 * math.floor(gpus) if gpus else trials))
+    wanted = concurrency or max(1, min(trials, math.floor(cpus), TRIALS_PER_GPU * math.floor(gpus) if gpus else trials))
     if clients_per_actor is None:
         actors = max(1, math.floor((min(cpus, gpus) if gpus else cpus) / wanted))
         clients_per_actor = math.ceil(clients / min(actors, clients))
