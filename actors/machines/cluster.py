@@ -24,6 +24,7 @@ from ray._raylet import GcsClient  # pyright: ignore[reportAttributeAccessIssue]
 from ray.exceptions import AuthenticationError, RayError
 
 from actors.machines import streams, versions
+from actors.machines.autoscaler import HEAD
 from actors.machines.placement import Node
 from fedray import registry
 from fedray.terminal import hangup_blocked, say
@@ -258,5 +259,5 @@ def this_node() -> Node:
 def here() -> dict[str, float]:
     """What ties a bundle to this machine, where checkpoints are kept by default; nothing if it offers no CPU."""
     offered = _resources()
-    names = [name for name in offered if name.startswith("node:") and name != "node:__internal_head__"]
+    names = [name for name in offered if name.startswith("node:") and name != HEAD]
     return dict.fromkeys(names[:1], 0.001) if offered.get("CPU", 0.0) >= 1 else {}
