@@ -63,7 +63,7 @@ def independent(p: MeanAndCovariance) -> MeanAndCovariance:
     return MeanAndCovariance(p.mean, np.diag(1 / np.diagonal(np.linalg.inv(p.cov))))
 
 
-def nuts(data: Evidence, prior: MeanAndCovariance, seed: int = 0) -> np.ndarray:
+def nuts(data: Evidence, prior: MeanAndCovariance) -> np.ndarray:
     """Draws [K, chains, draws, d] of the posteriors of logistic regression, log p(D|θ) = Σ_n y_n f_n - log(1 + e^f_n).
 
     Raises FedRayError where the chains have not mixed: R-hat above 1.02.
@@ -91,7 +91,7 @@ def nuts(data: Evidence, prior: MeanAndCovariance, seed: int = 0) -> np.ndarray:
         kernel = blackjax.nuts(log_density, **parameters)
         return jax.lax.scan(move, state, jax.random.split(third, DRAWS))[1]
 
-    keys = jax.random.split(jax.random.key(seed), (len(data.y), CHAINS))
+    keys = jax.random.split(jax.random.key(0), (len(data.y), CHAINS))
     chains = jax.vmap(jax.vmap(sample, (0, None, None)))
     draws = np.asarray(jax.jit(chains)(keys, data.design, data.y.astype(float)))
     for each in draws:
