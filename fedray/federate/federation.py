@@ -18,7 +18,7 @@ class Source(Protocol):
 
     @property
     def device(self) -> str:
-        """What its clients compute on: cpu, or the name of a GPU. Results have other last digits there."""
+        """What its clients compute on: cpu, GPU on Ray, or the name of a GPU. Results have other last digits there."""
         ...
 
     def snapshot(self) -> Snapshot:
