@@ -35,7 +35,7 @@ def baseline(groups: Sequence[RunGroup], by: Sequence[str], name: str) -> dict[t
     found: dict[tuple, RunGroup] = {}
     for group in groups:
         words = (group.name(by), group.values[0], group.settings.get("algorithm.name"))
-        if any(name == word for word in words) if name else not group.control:
+        if name in words if name else not group.control:
             found.setdefault(dealt(group), group)
     if name and not found:
         known = "\n".join(dict.fromkeys(f"  {group.name(by)}" for group in groups))
