@@ -50,9 +50,8 @@ def load(
     """The pooled examples, with users numbered in order of appearance.
 
     Texts become word numbers with their vectors; rows of 784 numbers in [0, 1] are images of 28 x 28 pixels, others
-    features. ``classes`` is C, or None to take the labels there are, of any kind; not all
-    of those of a model that was ``trained`` on so many need occur then.
-    Raises FedRayError naming a file that is missing or corrupt.
+    features. ``classes`` is C, or None to take the labels there are, of any kind; not all of those of a model that was
+    ``trained`` on so many need occur then. Raises FedRayError naming a file that is missing or corrupt.
     """
     users: dict[str, int] = {}
     xs: list[Any] = []
