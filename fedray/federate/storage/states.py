@@ -222,6 +222,7 @@ class OnDisk:
 
     def load(self, saved: Saved) -> None:
         self._files = {}
+        self._replaced = []  # of rounds that did not happen
         self._sweep()
         folder = self._made(saved.round)
         alone = {file.clients[0]: file for file in saved.files if len(file.clients) == 1}
