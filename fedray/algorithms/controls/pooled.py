@@ -41,7 +41,7 @@ def aggregate(
     ctx: Context[PooledTraining], server: Point | Gaussian, ids: Sequence[int], ups: Point | Gaussian, n: Tensor
 ) -> Point | Gaussian:
     """The one model that there is, as it is."""
-    return row(ups, 0)
+    return row(ups, list(ids).index(min(ids)))
 
 
 def publish(ctx: Context[PooledTraining], server: Point | Gaussian) -> Point | Gaussian:
