@@ -55,7 +55,8 @@ class World(NamedTuple):
     @property
     def plan(self) -> Any:
         """As much of a plan as the stages and the count of bytes look at."""
-        return SimpleNamespace(model=SimpleNamespace(size=self.size, padded=self.server.x.shape[-1]))
+        model = SimpleNamespace(size=self.size, padded=self.server.x.shape[-1])
+        return SimpleNamespace(model=model, context=SimpleNamespace(cfg=CFG, model=model))
 
     def score(self, k: int) -> Tensor:
         """s_k [M, P], zero in the padding."""
@@ -104,7 +105,7 @@ class Server:
                 self.up += payload_bytes(reply, self._world.plan)
                 yield reply
 
-        cpu, message = seconds(lambda: stage.combine(CFG, self._world.plan.model, self._world.server, arriving()))
+        cpu, message = seconds(lambda: stage.combine(self._world.plan.context, self._world.server, arriving()))
         self.cpu, self.held = cpu - made, _peak() - before
         return message
 
@@ -116,7 +117,7 @@ def _peak() -> float:
 
 def row(world: World, score: str, name: str) -> tuple[Row, Tensor]:
     """A score of the algorithms, stage by stage, and the scores."""
-    model, down, message, client, server, up, sent, held = world.plan.model, world.server, None, 0.0, 0.0, 0, 0, 0.0
+    ctx, down, message, client, server, up, sent, held = world.plan.context, world.server, None, 0.0, 0.0, 0, 0, 0.0
     parts = world.staged(score)
     for number, stage in enumerate(parts):
         told, spent = message, []
@@ -124,7 +125,7 @@ def row(world: World, score: str, name: str) -> tuple[Row, Tensor]:
         def replies(stage: Any = stage, told: Any = told, spent: list[float] = spent) -> Iterator[Tensor]:
             for k in range(world.clients):
                 s = world.score(k)
-                cpu, reply = seconds(lambda s=s: stage.probe(CFG, model, None, down, told, s))
+                cpu, reply = seconds(lambda s=s: stage.probe(ctx, None, down, told, s))
                 spent.append(cpu)
                 yield reply
 
