@@ -125,8 +125,8 @@ def main() -> None:
         run = Path(folder, "run")
         inputs = np.random.default_rng(0).random((SHARD * options.clients, 1, 8, 8))
         np.savez(f"{run}.npz", x=inputs, y=np.arange(len(inputs)) % 10)
-        words = f"--runtime local --clients {options.clients} --clients-per-round 20 --rounds 2 --tracking.uri none"
-        words += f" --json --data.name {run}.npz --data.partition iid --output {run}"
+        words = f"--runtime local --clients {options.clients} --clients-per-round {min(20, options.clients)} --rounds 2"
+        words += f" --tracking.uri none --json --data.name {run}.npz --data.partition iid --output {run}"
         assert launch.main(["pfedbayes", *words.split()]) == 0
         context = multiprocessing.get_context("spawn")
         servers = {
