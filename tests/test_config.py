@@ -121,6 +121,22 @@ def test_a_remedy_on_a_command_line_can_be_typed():
     assert for_command_line(raised.value) == "ALGORITHM pooled: reason; try local, or give --pool-users"
 
 
+@pytest.mark.parametrize(
+    ("setting", "value", "option"),
+    [
+        ("elastic", False, "--no-elastic"),
+        ("data.download", False, "--data.no-download"),
+        ("tracking.system_metrics", True, "--tracking.system-metrics"),
+        ("rounds", 1, "--rounds 1"),
+        ("rounds", 0, "--rounds 0"),
+    ],
+)
+def test_a_complaint_of_a_switch_names_the_option_that_was_typed(setting, value, option):
+    with pytest.raises(SettingError) as raised:
+        require(False, setting, value, "reason", "remedy")
+    assert for_command_line(raised.value) == f"{option}: reason; remedy"
+
+
 REFUSED = [
     (DataConfig, "alpha", (0.0, -3.0, float("nan"), float("inf"))),
     (DataConfig, "test_fraction", (0.0, 1.0, 5.0, -1.0, float("nan"))),

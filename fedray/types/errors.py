@@ -80,7 +80,9 @@ def for_command_line(error: Exception | str) -> str:
     """
     text = str(error)
     if isinstance(error, SettingError):
-        text = f"`{error.setting}`{text[len(error.setting) :]}"
+        switch = isinstance(error.value, bool)
+        shown = f"`{error.setting}={error.value}`" if switch else f"`{error.setting}` {error.value}"
+        text = f"{shown}: {error.reason}; {error.remedy}"
     return re.sub(r"`([a-z][a-z0-9_.]*)(?:=([^`]*))?`", _option, text)
 
 
@@ -89,6 +91,9 @@ def _option(found: re.Match[str]) -> str:
     if name == "algorithm":
         return value or "ALGORITHM"
     option = "--" + name.removeprefix("algorithm.").replace("_", "-")
+    if value == "False":
+        group, dot, last = option[2:].rpartition(".")
+        return f"--{group}{dot}no-{last}"
     return option if value in (None, "True") else f"{option} {value}"
 
 
