@@ -265,6 +265,13 @@ def test_help_shows_no_default_that_is_empty(width: int, all_help: Callable[[int
     assert not {"", "None", "''"} & set(shown)
 
 
+def test_the_help_of_a_switch_does_not_call_it_given(all_help: Callable[[int], str]) -> None:
+    """--no-elastic is off by default: what is on is the setting that it turns off."""
+    text = all_help(200)
+    assert "--no-elastic" in text
+    assert "(default: True)" not in text
+
+
 def test_a_value_that_cannot_be_read_is_said_once(capfd: pytest.CaptureFixture[str]) -> None:
     assert refused(["--rounds", "x"], capfd).count("Error parsing --rounds") == 1
 

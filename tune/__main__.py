@@ -47,7 +47,8 @@ def describe(names: Mapping[str, Algorithm], chosen: str) -> str:
     """The text above all options."""
     return (
         f"{ABOUT}\n\nALGORITHM, the first argument, is one of\n{cli.listed(names)}\n\n{cli.listed_plug_ins()}\n\n"
-        f"Every option of `python -m fedray.launch {chosen}` is a fixed value here; --space names what is searched."
+        f"Options of `python -m fedray.launch {chosen}` are fixed values here, but for those that a sweep\n"
+        "decides itself and refuses; --space names what is searched."
     )
 
 
@@ -60,8 +61,8 @@ def brief(names: Mapping[str, Algorithm], chosen: str) -> str:
         f"{ABOUT}\n\nALGORITHM is one of\n{cli.wrapped(names)}\n\n"
         "  python -m tune ALGORITHM --help                           the same for another algorithm\n"
         "  python -m tune ALGORITHM --help-all                       all options, and what they mean\n\n"
-        f"Every option of `python -m fedray.launch {chosen}` is a fixed value here. Without --space,\n"
-        f"these are searched:\n{searched or '  none: give --space'}"
+        f"Options of `python -m fedray.launch {chosen}` are fixed values here, but for those that a sweep\n"
+        f"decides itself and refuses. Without --space, these are searched:\n{searched or '  none: give --space'}"
     )
 
 

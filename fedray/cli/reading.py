@@ -65,8 +65,9 @@ def _explained(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.Stru
 
 def _shown(field: tyro.constructors.StructFieldSpec) -> tyro.constructors.StructFieldSpec:
     kind = field.type
-    if field.default in EMPTY:
-        kind = typing.Annotated[kind, tyro.conf.arg(help_behavior_hint="")]
+    if field.default in EMPTY or field.default is True:  # a switch that is on is shown as --no-x
+        hint = "(on by default)" if field.default is True else ""
+        kind = typing.Annotated[kind, tyro.conf.arg(help_behavior_hint=hint)]
     return dataclasses.replace(field, type=kind, helptext=_paragraph(field.helptext))
 
 
