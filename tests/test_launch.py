@@ -112,8 +112,8 @@ def test_a_name_like_an_algorithms_is_not_taken_for_one(capfd: pytest.CaptureFix
 
 
 def test_options_that_only_ray_has_a_use_for_are_named_without_it(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main([*FAST, "--round-timeout", "9", "--cpus", "2", "--name", "a"]) == 0
-    assert "warning: --runtime local has no use for --cpus, --round-timeout\n" in capfd.readouterr().err
+    assert main([*FAST, "--round-timeout", "9", "--cpus", "2", "--no-elastic", "--name", "a"]) == 0
+    assert "warning: --runtime local has no use for --cpus, --round-timeout, --no-elastic\n" in capfd.readouterr().err
     assert main([*FAST, "--name", "b"]) == 0
     assert "warning" not in capfd.readouterr().err
 

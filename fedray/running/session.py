@@ -51,7 +51,7 @@ from fedray.terminal import bar, check_packages, headlines, heard, same_handlers
 from fedray.types import for_command_line, require
 
 OF_RAY = (
-    "address", "clients_per_actor", "gpus_per_client", "cpus", "start_timeout", "round_timeout"
+    "address", "clients_per_actor", "gpus_per_client", "cpus", "start_timeout", "round_timeout", "elastic"
 )  # fmt: skip
 
 
@@ -109,7 +109,8 @@ def _run(request: Request, tags: Mapping[str, str], log: Log, tell: Callable[[in
 def _idle(execution: Execution) -> list[str]:
     """The options of Ray that were given to a run without it."""
     usual = Execution()
-    given = [f"`{name}`" for name in OF_RAY if getattr(execution, name) != getattr(usual, name)]
+    given = [name for name in OF_RAY if getattr(execution, name) != getattr(usual, name)]
+    given = [f"`{name}=False`" if getattr(execution, name) is False else f"`{name}`" for name in given]
     return given if execution.runtime == "local" else []
 
 
