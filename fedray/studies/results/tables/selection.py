@@ -145,7 +145,7 @@ TABLES = (
         4,
         10,
         (*CLAIMS, *NETWORK),
-        more=("hip", "uniform"),
-        more_seeds=12,
+        more=("hip", "uniform", "ksd", "round_robin"),
+        more_seeds=20,
     ),
 )
