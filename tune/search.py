@@ -78,12 +78,13 @@ def parameters(space: Mapping[str, Domain], search: str, seeds: Sequence[int]) -
     Raises FedRayError where the search cannot cover the space.
     """
     if search == "grid":
-        for name, domain in space.items():
+        for path, domain in space.items():
+            name = path.removeprefix("algorithm.")
+            given = f"--search grid: {name}={show(domain)}"
             if not isinstance(domain, Grid | Choice):
-                name = name.removeprefix("algorithm.")
-                raise FedRayError(
-                    f"--search grid: {name}={show(domain)} has no grid; write --space '{name}=grid(A,B,...)'"
-                )
+                raise FedRayError(f"{given} has no grid; write --space '{name}=grid(A,B,...)'")
+            if len(set(domain.values)) < len(domain.values):  # its trials would count as two seeds
+                raise FedRayError(f"{given}: a value is given twice; give each once")
         domains: dict[str, Any] = {name: ray_tune.grid_search(list(d.values)) for name, d in space.items()}  # type: ignore[union-attr]
     else:
         domains = {name: to_tune(domain) for name, domain in space.items()}

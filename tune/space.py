@@ -119,9 +119,10 @@ def _check(name: str, path: str, domain: Domain, cfg: Experiment) -> None:
     """Refuse an empty range, and ends or values that the setting itself refuses."""
     if isinstance(domain, LogUniform | Uniform):
         low, high = domain
-        if low >= high or (isinstance(domain, LogUniform) and low <= 0):
-            positive = " and 0 < LOW" if isinstance(domain, LogUniform) else ""
-            raise FedRayError(f"--space {name}={show(domain)}: an empty range; LOW < HIGH{positive} is needed")
+        if low >= high:
+            raise FedRayError(f"--space {name}={show(domain)}: an empty range; LOW < HIGH is needed")
+        if isinstance(domain, LogUniform) and low <= 0:
+            raise FedRayError(f"--space {name}={show(domain)}: {low:g} has no logarithm; 0 < LOW is needed")
         if not _takes_fractions(cfg, path):
             raise FedRayError(f"--space {name}={show(domain)}: {name} takes no fractions; use choice or grid")
     for value in domain if isinstance(domain, LogUniform | Uniform) else domain.values:

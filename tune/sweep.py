@@ -142,7 +142,7 @@ def play(
         if tied and layout.inside:  # the processes of trials are all that there is, and have to be on this machine
             layout, at_once = arrange_trials(clients, request.trials, [this_node()], concurrency, wish, apart)
         where = "the trial's own process" if layout.inside else f"{len(layout.blocks)} actor(s) each"
-        say(f"{request.trials} trials, {at_once} at a time: {clients} clients in {where}")
+        say(f"{_trials(request)}, {at_once} at a time: {clients} clients in {where}")
         say(results.basis(sweep.metric, request.base.data.validation))
         for line in request.preview.messages:
             say(line)
@@ -299,14 +299,17 @@ def _records(request: SweepRequest) -> tuple[Tracker, ParentRun | None]:
     return tracker, ParentRun(uri, where.experiment, tracker.run_id, request.name, algorithm)
 
 
+def _trials(request: SweepRequest) -> str:
+    return f"{request.trials} trial{'s' if request.trials > 1 else ''}"
+
+
 def _description(request: SweepRequest, best: str = "") -> str:
     """Markdown for the page of the sweep in the store: what is searched, and the best that was found."""
     name, data = registry.algorithm_name(request.base.algorithm), request.base.data
-    trials = f"{request.trials} trial{'s' if request.trials > 1 else ''}"
     searched = ((setting.removeprefix("algorithm."), domain) for setting, domain in request.space.items())
     space = ", ".join(f"`{setting}={show(domain)}`" for setting, domain in searched)
     rank = results.basis(request.sweep.metric, data.validation)
-    head, tail = f"**{name}** on **{data.name}**: a sweep of {trials} over ", f"; {rank}\n\n{best}"
+    head, tail = f"**{name}** on **{data.name}**: a sweep of {_trials(request)} over ", f"; {rank}\n\n{best}"
     room = page.MAX_NOTE - len(head + tail)  # MLflow would cut the end, the best
     return head + (space if len(space) <= room else f"{space[: room - 4]} ...") + tail
 

@@ -183,9 +183,14 @@ def _seeds(cell: Cell, options: Options) -> int:
 
 
 def listing(study: str, options: Options) -> list[str]:
-    """A line for each run of a study, which says whether it is finished, and for what the study leaves out."""
+    """A line for each run of a study, which says whether it is finished, and for what the study leaves out.
+
+    *later* are runs beyond ``--limit``.
+    """
     tracking = options.execution.tracking
     done = finished(study, tracking.uri, tracking.experiment)
     agenda = plan_runs(study, options)
-    lines = [f"{'finished' if run.fingerprint in done else 'to run':<8}  {run.name}" for run in agenda.runs]
+    todo = [run.fingerprint for run in agenda.runs if run.fingerprint not in done]
+    state = dict.fromkeys(todo, "later") | dict.fromkeys(todo[: options.limit], "to run")
+    lines = [f"{state.get(run.fingerprint, 'finished'):<8}  {run.name}" for run in agenda.runs]
     return lines + agenda.omissions

@@ -104,7 +104,7 @@ def test_a_study_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, capfd
     assert "python -m fedray.compare --study quick" in err
     assert main([*command, "--list"]) == 0
     assert capfd.readouterr().out.split() == [
-        "finished", "fedavg-s0", "finished", "pfedbayes-s0", "to", "run", "fedavg-s1", "to", "run", "pfedbayes-s1",
+        "finished", "fedavg-s0", "finished", "pfedbayes-s0", "to", "run", "fedavg-s1", "later", "pfedbayes-s1",
     ]  # fmt: skip
     assert {path.name[:-7] for path in Path("runs/quick").iterdir() if path.is_dir()} == {"fedavg-s0", "pfedbayes-s0"}
     client = MlflowClient(f"sqlite:///{Path.cwd()}/runs/mlflow.db")  # stores are cached by address

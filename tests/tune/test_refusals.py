@@ -22,6 +22,10 @@ REFUSED = [
     (["--data.partition", "iid", "--space", "clients=grid(2,850)"], "has one training example, which it needs"),
     (["--space", "model.name=grid(mlp,typo)"], "--space model.name=grid(mlp,typo): --model.name 'typo' is not"),
     (["--space", "selection=grid(uniform,typo)"], "typo"),
+    (
+        ["--search", "grid", "--space", "lr=choice(0.1,0.10)"],
+        "grid: lr=choice(0.1,0.1): a value is given twice",
+    ),
     (["--space", "clients_per_round=grid(5,50)"], "--clients-per-round 50: a round needs between 1 and all 10"),
     (["--space", "data.labels_per_client=grid(2,50)"], "--data.labels-per-client 50"),
     (["--space", "novel_clients=choice(0,50)"], "--novel-clients 50: it leaves none of 10 clients"),

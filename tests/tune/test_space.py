@@ -59,7 +59,7 @@ def test_without_entries_the_space_is_the_algorithms_own():
         ("data.nme=choice(a)", "no such setting"),
         ("zeta=uniform(2,1)", "empty range; LOW < HIGH"),
         ("zeta=uniform(1,1)", "empty range; LOW < HIGH"),
-        ("zeta=loguniform(0,1)", "0 < LOW"),
+        ("zeta=loguniform(0,1)", "0 has no logarithm; 0 < LOW"),
         ("zeta=choice()", "empty range"),
         ("zeta=grid(0.1,2,0.10)", "a value is given twice"),
         ("zeta=uniform(1)", "takes two numbers"),
