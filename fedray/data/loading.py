@@ -19,7 +19,7 @@ from fedray.data import own
 from fedray.data.readers import Dataset, checked_dataset, reading
 from fedray.data.records import DatasetRecord
 from fedray.data.scaling import Scaling, moments, standard, unit
-from fedray.types import FedRayError, SettingError, require, suggestion
+from fedray.types import FedRayError, SettingError, first_line, require, suggestion
 
 
 def record(name: str) -> DatasetRecord:
@@ -108,8 +108,13 @@ def load(cfg: DataConfig, classes: int | None = None, labels: tuple[str, ...] = 
     ``labels`` are their names, by which they are numbered then; without any their names are their numbers.
     """
     cfg = absolute_paths(cfg)
-    with registry.calling(registry.DATASET, record_name(cfg.name), "load"):
-        dataset = record(cfg.name).load(cfg, classes if cfg.classes is None else None)
+    try:
+        with registry.calling(registry.DATASET, record_name(cfg.name), "load"):
+            dataset = record(cfg.name).load(cfg, classes if cfg.classes is None else None)
+    except OSError as error:  # even whether a file is there cannot be told of a folder that is another user's
+        reason = f"cannot be searched for {cfg.name} ({(error.strerror or first_line(error)).lower()})"
+        remedy = "point `data.root` or $FEDRAY_DATA_ROOT to a folder that you may read"
+        raise SettingError("data.root", cfg.root, reason, remedy) from None
     if registry.is_plug_in(registry.DATASET, record_name(cfg.name)):
         dataset = checked_dataset(dataset, f"data.name {cfg.name}: load", "correct this function of the plug-in")
     reason, remedy = "the dataset has no texts", "leave it out, or choose `data.name=sent140`"

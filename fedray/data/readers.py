@@ -67,6 +67,8 @@ def reading(path: Path, remedy: str) -> Iterator[None]:
     """Whatever is wrong with a file becomes a FedRayError that names it and says so in the file's own terms."""
     try:
         yield
+    except PermissionError as error:  # another format, or the same file anew, would not help
+        raise FedRayError(f"{path}: {_reason(error)}; let yourself read it, or give another file") from error
     except Exception as error:  # pickle, zipfile, zlib and numpy raise whatever the damage leads them to
         raise FedRayError(f"{path}: {_reason(error)}; {remedy}") from error
 

@@ -188,6 +188,20 @@ def test_numbers_too_large_for_float32_are_refused(tmp_path):
         loading.load(write_npz(tmp_path / "mine.npz", x=FEATURES + 1e300, y=[0, 1, 0, 1]))
 
 
+@pytest.mark.parametrize("name", ["mnist", "cifar10", "covertype", "uci-yacht", "femnist"])
+def test_a_folder_that_cannot_be_searched_is_named_with_the_remedy(tmp_path, name):
+    root = tmp_path / ("x" * 300)  # like a folder of another user, whose tests root would pass
+    with pytest.raises(FedRayError, match=rf"^data.root {root}: cannot be searched for {name} \(file name too long\)"):
+        loading.load(DataConfig(name=name, root=root))
+
+
+def test_a_file_that_the_user_may_not_read_is_not_called_another_format(tmp_path, monkeypatch):
+    cfg = write_npz(tmp_path / "mine.npz", x=np.zeros((4, 2)), y=np.arange(4) % 2)
+    monkeypatch.setattr(np, "load", lambda *a, **k: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
+    with pytest.raises(FedRayError, match=r"mine.npz: it cannot be read: permission denied; let yourself read it, or"):
+        loading.load(cfg)
+
+
 def test_a_damaged_or_missing_npz_is_refused(tmp_path):
     path = tmp_path / "mine.npz"
     cfg = DataConfig(name=str(path))
