@@ -133,7 +133,8 @@ def curve(
         return CostCurve(np.empty(0), np.empty(0), np.empty(0))
     costs = np.array([[run[step][0] for step in common] for run in points])
     values = np.array([[run[step][1] for step in common] for run in points])
-    sd = values.std(0, ddof=1) if len(points) > 1 else np.zeros(len(common))
+    with np.errstate(invalid="ignore"):  # of infinite values, as runs that diverged have
+        sd = values.std(0, ddof=1) if len(points) > 1 else np.zeros(len(common))
     return CostCurve(costs.mean(0) / cost.unit, values.mean(0), sd)
 
 

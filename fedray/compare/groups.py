@@ -269,7 +269,8 @@ def estimate(histories: Sequence[History], metric: str) -> Estimate | None:
 
 def of_runs(values: Sequence[float]) -> Estimate:
     """Mean and sample standard deviation of one number per run."""
-    sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    with np.errstate(invalid="ignore"):  # of an infinite value, as a run that diverged has
+        sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
     return Estimate(float(np.mean(values)), sd, len(values))
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import math
 import sqlite3
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
@@ -112,7 +114,7 @@ class RunStore:
             history = self._ask(lambda name=name: self._client.get_metric_history(run.id, name))
             # A resumed run may have logged a round twice; the later value counts.
             for entry in sorted(history, key=lambda entry: (entry.step, entry.timestamp)):
-                rows.setdefault(entry.step, {"round": entry.step})[name] = entry.value
+                rows.setdefault(entry.step, {"round": entry.step})[name] = _logged(entry.value)
         return [rows[step] for step in sorted(rows)]
 
     def csv_rows(self, run: FinishedRun, name: str) -> list[dict[str, str]]:
@@ -137,6 +139,11 @@ class RunStore:
         except Exception as error:
             remedy = "start the server or database, or give another --uri"
             raise FedRayError(f"--uri {self.where}: {mlflow_store.reason(error)}; {remedy}") from None
+
+
+def _logged(value: float) -> float:
+    """The value that a run logged: a database keeps the largest double in the place of an infinite one."""
+    return math.copysign(math.inf, value) if abs(value) >= sys.float_info.max else value
 
 
 def _of_sweep(run: Run) -> bool:

@@ -70,6 +70,17 @@ def run(store, output, *words):
     return main(["--uri", store[0], "--output", str(output), *words])
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_an_infinite_measure_is_not_the_largest_number_of_the_database(tmp_path, capsys):
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    for seed in (0, 1):
+        log(uri, "fedavg", 0.9, seed)
+        log(uri, "fedprox", math.inf, seed)
+    assert run((uri,), tmp_path, "--metrics", "global/accuracy") == 0
+    assert table(tmp_path)["fedprox", ""]["global/accuracy mean"] == "inf"
+    assert capsys.readouterr().out.count("not finite") == 2  # in the table, and among the differences
+
+
 def table(folder):
     with (folder / "table.csv").open(newline="") as file:
         return {(row["algorithm"], row["settings"]): row for row in csv.DictReader(file)}
