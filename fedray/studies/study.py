@@ -26,7 +26,7 @@ from fedray.running.tracking import MLflowTracker, NullTracker, Tracker
 from fedray.studies.agenda import Options, PlannedRun, plan_runs
 from fedray.studies.named import COMPARISONS
 from fedray.studies.results import data, record
-from fedray.studies.tracked import finished, parent_of
+from fedray.studies.tracked import cut_off, finished, parent_of
 from fedray.terminal import bar, headlines, say
 from fedray.types import FedRayError, for_command_line
 
@@ -55,21 +55,22 @@ def play(study: str, options: Options, command: str, table: bool = True) -> Mapp
         if again := sum(each.fingerprint in known for each in chosen):
             say(f"in {options.record} already, but played again: {again}; `studies all` plays only what is missing")
     _record(study, options, [each for each in agenda.runs if each.fingerprint in done])
-    parent = _parent(study, options) if chosen else NullTracker()
+    unended = cut_off(study, tracking.uri, tracking.experiment)
+    parent = _parent(study, options) if chosen or unended else NullTracker()
     try:
         failed = _play(study, options, chosen, parent, command) if chosen else {}
+        ran = len(chosen) - len(failed)
+        say(f"{study}: {ran} run, {skipped} finished before, {len(failed)} failed")
+        if options.record is not None and (options.record / f"{study}.csv").exists():
+            say(f"data     {options.record / study}.csv")
+        say(f"compare  {_compare_command(study, options)}")
+        folder = _compare(study, options) if table and ran + skipped == len(agenda.runs) else None
     except BaseException as error:
         stopped = isinstance(error, KeyboardInterrupt)
         progress.end(_folder(study, options), "interrupted" if stopped else "failed")
         parent.finish("KILLED" if stopped else "FAILED")
         raise
     progress.end(_folder(study, options), "failed" if failed else "finished")
-    ran = len(chosen) - len(failed)
-    say(f"{study}: {ran} run, {skipped} finished before, {len(failed)} failed")
-    if options.record is not None and (options.record / f"{study}.csv").exists():
-        say(f"data     {options.record / study}.csv")
-    say(f"compare  {_compare_command(study, options)}")
-    folder = _compare(study, options) if table and ran + skipped == len(agenda.runs) else None
     parent.finish("FAILED" if failed else "FINISHED", folder)
     return failed
 

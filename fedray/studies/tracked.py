@@ -27,6 +27,12 @@ def parent_of(study: str, uri: str, experiment: str) -> str | None:
     return runs[0].info.run_id if runs else None
 
 
+def cut_off(study: str, uri: str, experiment: str) -> bool:
+    """Whether the run above those of a study did not end by itself, as of one that was stopped at its table."""
+    runs = _of_study(study, uri, experiment, "tags.`fedray.kind` = 'study'")
+    return bool(runs) and runs[0].info.status in ("KILLED", "RUNNING")
+
+
 def _of_study(study: str, uri: str, experiment: str, query: str) -> list[Run]:
     address = mlflow_store.locate(uri)
     if address.database is not None and not address.database.exists():

@@ -13,7 +13,7 @@ from fedray.config import fingerprint, override
 from fedray.data.readers import Dataset
 from fedray.data.scaling import within
 from fedray.federate.planning import make_plan, resolve
-from fedray.running import session, stages
+from fedray.running import progress, session, stages
 from fedray.studies import agenda as agenda_module
 from fedray.studies import study as study_module
 from fedray.studies.__main__ import main, parse
@@ -212,6 +212,26 @@ def test_an_interrupted_run_of_a_study_is_resumed(monkeypatch: pytest.MonkeyPatc
     assert (resumed_id, status, sorted(after)) == (run_id, "FINISHED", [1, 2, 3, 4, 5])
     # The first rounds were not run again, or they would have taken another time.
     assert {step: after[step] for step in before} == before
+
+
+def test_a_study_that_is_stopped_at_its_table_is_ended_by_the_same_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow.tracking import MlflowClient
+
+    def stop(options: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(agenda_module, "STUDIES", {"quick": short})
+    command = ["quick", *FAST, "--seeds", "1", "--only", "fedavg"]
+    with monkeypatch.context() as patched:
+        patched.setattr(study_module.comparison, "compare", stop)
+        assert main(command) == 130
+    run_id, status, _ = stored("quick")
+    assert (status, progress.read(Path("runs/quick")).state) == ("KILLED", "interrupted")
+    assert main(command) == 0
+    assert stored("quick")[:2] == (run_id, "FINISHED")
+    assert progress.read(Path("runs/quick")).state == "finished"
+    client = MlflowClient(f"sqlite:///{Path.cwd()}/runs/mlflow.db")
+    assert "table.md" in {file.path for file in client.list_artifacts(run_id)}
 
 
 def names(*argv: str) -> list[str]:
