@@ -150,7 +150,7 @@ def _stacked(features: Mapping[str, np.ndarray]) -> np.ndarray:
         return values
     if deep := [name for name, values in ready.items() if values.ndim > 2]:
         raise ValueError(f"column {deep[0]} holds images beside other inputs ({listed(list(ready))}); remove either")
-    return np.concatenate([values.reshape(len(values), -1) for values in ready.values()], 1)
+    return np.concatenate([values if values.ndim > 1 else values[:, None] for values in ready.values()], 1)
 
 
 def _numbers(name: str, values: np.ndarray) -> np.ndarray:
@@ -167,6 +167,8 @@ def _numbers(name: str, values: np.ndarray) -> np.ndarray:
 
 def of_rows(name: str, values: np.ndarray) -> np.ndarray:
     """A column of lists or arrays as one array; of single values as it is."""
+    if not len(values):  # an empty table's columns have no type of their own
+        return np.empty(0)
     check_images(f"column {name}", values.tolist())
     rows = [np.asarray(each) for each in values.tolist()]
     shapes = {row.shape for row in rows}

@@ -6,7 +6,7 @@ import pandas
 import pytest
 
 from fedray.config import DataConfig
-from fedray.data import loading
+from fedray.data import loading, tables
 from fedray.federate.planning import make_plan
 from fedray.studies.cell import experiment
 from fedray.types import FedRayError
@@ -88,3 +88,10 @@ def test_a_target_and_owners_in_the_index_of_a_table_are_read_and_another_index_
         assert (dataset.y.tolist(), dataset.users.tolist()) == ([0, 1, 0, 1], [0, 0, 1, 1])
         said = [note for note in dataset.notes if "names the rows" in note]
         assert said == [f"{name} names the rows and is left out" for name in index if name in "ab"]
+
+
+@pytest.mark.parametrize("kind", [float, object])
+def test_a_table_without_rows_has_no_inputs(kind):
+    """A filter may leave none; an answer to none is none."""
+    frame = pandas.DataFrame({"dose": [], "age": []}, dtype=kind)
+    assert tables.selected(frame, ("age", "dose")).shape == (0, 2)
