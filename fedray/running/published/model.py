@@ -64,12 +64,18 @@ def _load_pyfunc(path: str) -> ServedModels:
 
 
 def _columns(asked: Any) -> Any:
-    """A table, where the columns of one came by their names: JSON's ``{"a": [...]}`` or ``[{"a": ...}, ...]``."""
+    """A table, where the columns of one came by their names: JSON's ``{"a": [...]}`` or ``[{"a": ...}, ...]``; raises
+    FedRayError for columns that are none."""
     import pandas
 
-    if isinstance(asked, list) and asked and isinstance(asked[0], dict):
+    if isinstance(asked, list) and asked and all(isinstance(row, dict) for row in asked):
         asked = {name: np.array([row.get(name, np.nan) for row in asked]) for name in asked[0]}
-    return pandas.DataFrame(asked) if isinstance(asked, dict) else asked
+    if not isinstance(asked, dict):
+        return asked
+    try:
+        return pandas.DataFrame(asked)
+    except ValueError:  # single values; lists of different lengths
+        raise FedRayError("x: its columns are not lists of one length; give each a value for every row") from None
 
 
 def _client(asked: str | None, run: Predictor) -> int | str | None:

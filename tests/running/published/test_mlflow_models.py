@@ -130,8 +130,14 @@ def test_a_table_may_have_its_columns_in_any_order(tmp_path):
     rows = [{name: np.array(value) for name, value in row.items()} for row in x.to_dict("records")]
     for asked in (x.to_dict("list"), rows):  # as MLflow reads JSON
         assert [row["probabilities"] for row in ServedModels(load(folder)).predict(asked, {"client": "1"})] == expected
-    with pytest.raises(MlflowException, match="it has no column age; the model's features are dose, weight, age"):
-        served.predict(x[["dose", "weight"]])
+    for asked, said in (
+        (x[["dose", "weight"]], "it has no column age; the model's features are dose, weight, age"),
+        ({"dose": [1, 2], "weight": [3], "age": [4]}, "x: its columns are not lists of one length"),
+        ({"dose": 1, "weight": 3, "age": 4}, "x: its columns are not lists of one length"),
+        ([{"dose": 1, "weight": 3, "age": 4}, 5], "x holds object values"),
+    ):
+        with pytest.raises(MlflowException, match=said):
+            served.predict(asked)
     assert served.input_example.columns.tolist() == ["dose", "weight", "age"]
 
 
