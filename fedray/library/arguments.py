@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -152,8 +153,10 @@ def dealt(partition: Mapping[Any, Any], cfg: Experiment) -> tuple[Partition, tup
             held = hold_out([_indices(client, indices, 2)], fraction, rng)
             train.append(held.train[0])
             test.append(held.test[0])
-    numbered = list(partition) == list(range(len(partition)))
-    return Partition(tuple(train), tuple(test)), () if numbered else tuple(map(str, partition))
+    names = () if list(partition) == list(range(len(partition))) else tuple(map(str, partition))
+    if twice := [name for name, n in Counter(names).items() if n > 1]:
+        raise FedRayError(f"partition: two clients have the name {twice[0]!r}; give each a name of its own")
+    return Partition(tuple(train), tuple(test)), names
 
 
 def _given(partition: Mapping[Any, Any]) -> Iterator[np.ndarray]:

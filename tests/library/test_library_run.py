@@ -241,6 +241,7 @@ REFUSED = {
     "ambiguous": ({"algorithm": "fedamp", "alpha": 1.0}, "FedAMP and DataConfig have a setting of this name"),
     "partition": ({"partition": "dirichlett"}, "^partition 'dirichlett' is not known"),
     "indices": ({"partition": {"ann": [0.5, 1]}}, "^partition: client 'ann' has no list"),
+    "one name": ({"partition": {1: [1, 2], "1": [3, 4]}}, "^partition: two clients have the name '1'; give each"),
     "twice": ({"partition": {0: [1, 2], 1: [2, 3]}}, "occurs twice in the partition"),
     "model": ({"model": 3}, "^model=3: is no network"),
     "buffers": ({"model": nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))}, "^model:.*running_mean"),
