@@ -46,6 +46,8 @@ def asked(
     algorithm: Any, data: Any, partition: Any, model: Any, metrics: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> Asked:
     """The plan and the execution of a run; raises FedRayError for arguments with which nothing can run."""
+    if data is None:
+        raise FedRayError("data=None: there are no examples; give the name of a dataset, a file, or arrays")
     own = not isinstance(data, str | Path | DataConfig)
     data_cfg = data if isinstance(data, DataConfig) else DataConfig(name=GIVEN if own else str(data))
     model_cfg = ModelConfig(name=model) if isinstance(model, str) else model

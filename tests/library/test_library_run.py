@@ -234,6 +234,7 @@ REFUSED = {
     "algorithm": ({"algorithm": "fedavgg"}, "algorithm 'fedavgg' is not known; did you mean fedavg"),
     "data": ({"data": "minst"}, 'data="minst": not a dataset; did you mean mnist'),
     "array": ({"data": (X, Y[:5])}, r"data: y has shape \[5\]"),
+    "nothing": ({"data": None}, "^data=None: there are no examples; give the name of a dataset, a file, or arrays"),
     "kind": ({"data": 3}, "data=int: is not a Dataset"),
     "unknown": ({"local_step": 3}, "local_step=3: fedray.run has no such argument.*did you mean local_steps"),
     "setting": ({"lr": -1.0}, "^lr=-1.0: a learning rate is positive"),
