@@ -218,9 +218,10 @@ class MLflowTracker:
         return not self._buffer
 
     def finish(self, status: Ending, artifacts: Path | None = None, ended: float | None = None) -> bool:
-        """Send what is buffered, set the terminal status, upload every file below ``artifacts``.
+        """Send what is buffered, set the terminal status, upload the files below ``artifacts``.
 
-        A run that the store holds as finished keeps its end time; else it is ``ended`` (Unix time), by default now.
+        The states of a result are left to :meth:`publish`, which hands them over with the model. A run that the store
+        holds as finished keeps its end time; else it is ``ended`` (Unix time), by default now.
         Never raises: False, after a warning with the remedy, where the store did not take all of it.
         """
         try:
@@ -228,7 +229,11 @@ class MLflowTracker:
             milliseconds = self._ended or (None if ended is None else int(ended * 1000))
             self._client.set_terminated(self.run_id, status, milliseconds)
             if artifacts is not None:  # last, because it is slowest; a closed run still takes files
-                self._client.log_artifacts(self.run_id, str(artifacts))
+                from fedray.running.published.model import STATES
+
+                for path in sorted(artifacts.iterdir()):
+                    if path.name not in STATES:
+                        self._client.log_artifact(self.run_id, str(path))
         except Exception as err:
             kept = f"; it is complete in {artifacts}" if artifacts else ""
             text = f"did not take all of the run ({mlflow_store.reason(err)}){kept}"

@@ -8,16 +8,19 @@ import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from fedray import registry
 from fedray.federate import report
 from fedray.federate.plan import Plan
+from fedray.federate.storage.checkpoint_files import link
 from fedray.running.finished import load
 from fedray.running.published import model, page
-from fedray.types import require
+from fedray.types import FedRayError, require
 
 if TYPE_CHECKING:
-    from mlflow.entities import DatasetInput
+    from mlflow.entities import DatasetInput, LoggedModel
     from mlflow.tracking import MlflowClient
 
 RESERVED = "latest"  # an alias that MLflow keeps for itself
@@ -73,7 +76,12 @@ def publish(client: MlflowClient, experiment: str, run_id: str, finished: Finish
     model_id = _logged_model(client, experiment, run_id)
     if model_id is None:
         test = next(each for each in datasets if each.tags[0].value == page.TEST)
-        model_id = _log_model(client, experiment, run_id, finished, summary, test)
+        try:
+            model_id = _log_model(client, experiment, run_id, finished, summary, test)
+        except FedRayError:  # without a model, the states are files of the run
+            for state in _states(folder):
+                client.log_artifact(run_id, str(state))
+            raise
     if register:
         _register(client, registration(register, registry.algorithm_name(plan.cfg.algorithm)), model_id, run_id)
 
@@ -107,11 +115,8 @@ def _log_model(
             saved = Path(place, "model")
             data = model.save(folder, run, logged.model_id, saved)
             client.log_model_artifacts(logged.model_id, str(saved))
-        for state in model.STATES:
-            if (folder / state).is_dir():
-                client.log_model_artifacts(logged.model_id, str(folder / state), f"{data}/{state}")
-            elif (folder / state).exists():
-                client.log_model_artifact(logged.model_id, str(folder / state), data)
+        for state in _states(folder):
+            _hand_over(client, logged, state, data)
     except BaseException:
         client.finalize_logged_model(logged.model_id, "FAILED")
         raise
@@ -128,6 +133,26 @@ def _log_model(
         synchronous=True,
     )
     return logged.model_id
+
+
+def _states(folder: Path) -> list[Path]:
+    """The states of a result: files, or a folder of them."""
+    return [folder / state for state in model.STATES if (folder / state).exists()]
+
+
+def _hand_over(client: MlflowClient, logged: LoggedModel, state: Path, data: str) -> None:
+    """Put a state among the files of a model: on this machine by links, for a result is replaced and never changed."""
+    location = urlsplit(logged.artifact_location)
+    if location.scheme == "file":
+        target = Path(url2pathname(location.path), data, state.name)
+        for source in state.rglob("*") if state.is_dir() else [state]:
+            place = target / source.relative_to(state)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            link(source, place)
+    elif state.is_dir():
+        client.log_model_artifacts(logged.model_id, str(state), f"{data}/{state.name}")
+    else:
+        client.log_model_artifact(logged.model_id, str(state), data)
 
 
 def _register(client: MlflowClient, wanted: Registration, model_id: str, run_id: str) -> None:

@@ -30,7 +30,7 @@ from fedray.federate.planning import make_plan
 from fedray.running import mlflow_store, tracking
 from fedray.running.finished import load
 from fedray.running.published import page
-from fedray.running.published.model import ServedModels
+from fedray.running.published.model import STATES, ServedModels
 from fedray.running.published.publish import Finished, publish, registration
 from fedray.types import FedRayError
 
@@ -170,6 +170,31 @@ def test_nothing_of_the_model_is_a_pickle_and_nothing_is_missing(tracked):
         assert (place / "data" / "run" / name).read_bytes() == (folder / name).read_bytes()
     assert "MLmodel" in files
     assert {"input_example.json", "serving_input_example.json"} <= files
+
+
+def test_states_are_stored_once(tracked):
+    """They may be gigabytes: the folder of the result, the model and the run had a copy each."""
+    client, run, folder = tracked
+    place = Path(artifacts_of(client, run).removeprefix("file://")) / "data" / "run"
+    for name in ("global.safetensors", "personal.safetensors"):
+        assert (place / name).samefile(folder / name)
+    names = {file.path for file in client.list_artifacts(run.info.run_id)}
+    assert names == {path.name for path in folder.iterdir()} - {*STATES} | {page.PREVIEWS, page.TABLE}
+
+
+def test_a_run_whose_model_nobody_could_load_keeps_its_states_as_files(tmp_path):
+    """Its network exists in the program alone."""
+    x = np.random.default_rng(0).random((60, 4), np.float32)
+    tracking = fedray.TrackingConfig(uri=f"sqlite:///{tmp_path}/mlflow.db")
+    network, place = torch.nn.Sequential(torch.nn.Linear(4, 2)), tmp_path / "run"
+    settings = {"clients": 2, "rounds": 1, "figures": "none", "tracking": tracking, "output": place}
+    result = fedray.run("pfedbayes", (x, np.arange(60) % 2), model=network, **settings)
+    client = mlflow_store.connect(tracking.uri)
+    run = client.get_run(result.summary["run_id"])
+    assert not client.search_logged_models([run.info.experiment_id], f"source_run_id = '{run.info.run_id}'")
+    for name in ("global.safetensors", "personal.safetensors"):
+        kept = Path(client.download_artifacts(run.info.run_id, name))
+        assert kept.read_bytes() == (place / name).read_bytes()
 
 
 def test_the_numbers_of_the_summary_are_linked_to_the_model_and_the_test_examples(tracked):
