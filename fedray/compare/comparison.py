@@ -95,7 +95,7 @@ def compare(options: Options) -> str:
     with _written(options.output):
         (options.output / "figures").mkdir(parents=True, exist_ok=True)
         for name, file in FORMATS.items():
-            if name not in formats:  # an old table beside a new one could end up in a paper
+            if name not in formats or name == "html":  # an old table beside a new one could end up in a paper
                 (options.output / file).unlink(missing_ok=True)
         for name in formats:
             if name in texts:

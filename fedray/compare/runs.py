@@ -17,7 +17,7 @@ from fedray.federate.plan import PLUG_IN
 from fedray.running import mlflow_store
 from fedray.running.drawing.client_figures import UNNAMED
 from fedray.running.drawing.figure_style import read_names
-from fedray.types import FedRayError
+from fedray.types import FedRayError, first_line
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -161,6 +161,12 @@ def _existing(uri: str) -> str:
             f"--uri {address.uri}: there is no such file; run python -m fedray.launch first, or give the "
             "--tracking.uri of your runs"
         )
+    try:
+        address.database.open("rb").close()
+    except OSError as error:
+        reason = (error.strerror or first_line(error)).lower()
+        remedy = "let yourself read it, or give another --uri"
+        raise FedRayError(f"--uri {address.uri}: cannot be read ({reason}); {remedy}") from None
     try:  # without MLflow, which would turn any database that it opens into a store
         with contextlib.closing(sqlite3.connect(f"{address.database.as_uri()}?mode=ro", uri=True)) as connection:
             connection.execute("select 1 from experiments limit 1")

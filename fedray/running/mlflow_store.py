@@ -157,11 +157,11 @@ def reason(err: Exception) -> str:
 
 
 def remedy(uri: str) -> str:
-    """What a user can do about a store that fails."""
+    """What a user can do about a store that fails and is needed."""
     cure = "Start the database (and install its Python driver)"
     if uri.startswith("sqlite"):
         cure = "Choose a file that you can write"
     elif uri.startswith("http"):
         login = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD if it asks for a login"
         cure = f"Start the server (mlflow server --host HOST --port PORT), {login}"
-    return f"{cure}, or --tracking.uri none"
+    return cure

@@ -33,6 +33,7 @@ FLUSH_SECONDS = 2.0
 MAX_METRICS = 60  # beside those of the result
 SYSTEM = "system/"  # MLflow shows metrics of such names in a tab of their own, and not among the charts
 KIND, TRAINING = "mlflow.experimentKind", "custom_model_development"  # of an experiment: not about language models
+OFF = "--tracking.uri none"
 PATIENCE = 10.0  # the pause after a failed delivery, in units of its duration: a hanging store costs <= 1/10
 
 
@@ -109,7 +110,7 @@ class NullTracker:
 
     def hint(self) -> str:
         """That there is nothing to see."""
-        return "tracking is off (--tracking.uri none)"
+        return f"tracking is off ({OFF})"
 
 
 class MLflowTracker:
@@ -165,7 +166,7 @@ class MLflowTracker:
         except FedRayError:
             raise
         except Exception as err:
-            why = f"{mlflow_store.reason(err)}. {mlflow_store.remedy(self._uri)}"
+            why = f"{mlflow_store.reason(err)}. {mlflow_store.remedy(self._uri)}, or {OFF}"
             raise FedRayError(f"--tracking.uri {self._where}: {why}") from None
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -237,7 +238,7 @@ class MLflowTracker:
         except Exception as err:
             kept = f"; it is complete in {artifacts}" if artifacts else ""
             text = f"did not take all of the run ({mlflow_store.reason(err)}){kept}"
-            self._warn(f"MLflow at {self._where} {text}. {mlflow_store.remedy(self._uri)}")
+            self._warn(f"MLflow at {self._where} {text}. {mlflow_store.remedy(self._uri)}, or {OFF}")
             return False
         return True
 

@@ -6,6 +6,7 @@ again skips the runs that are finished there and resumes those that were interru
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shlex
 import time
@@ -19,7 +20,7 @@ from fedray.config import TrackingConfig, override
 from fedray.federate.planning import make_plan
 from fedray.federate.report import KINDS
 from fedray.running import mlflow_store, progress, session, side_by_side, stages
-from fedray.running.folder import notes
+from fedray.running.folder import lock, notes
 from fedray.running.progress import Status
 from fedray.running.side_by_side import Ended
 from fedray.running.tracking import MLflowTracker, NullTracker, Tracker
@@ -35,7 +36,8 @@ def play(study: str, options: Options, command: str, table: bool = True) -> Mapp
     """Play what the tracking store lacks of a study, tell how it went, and print its ``table`` if it is complete.
 
     ``command`` is what the user typed. A run that fails costs no other; the names of those that failed come back, with
-    the reasons. Raises FedRayError before the first run if the store, the data or the cluster cannot be used.
+    the reasons. Raises FedRayError before the first run if the store, the data or the cluster cannot be used, or if
+    another process plays runs of the study there.
     """
     agenda = plan_runs(study, options)
     tracking = options.execution.tracking
@@ -55,23 +57,24 @@ def play(study: str, options: Options, command: str, table: bool = True) -> Mapp
         if again := sum(each.fingerprint in known for each in chosen):
             say(f"in {options.record} already, but played again: {again}; `studies all` plays only what is missing")
     _record(study, options, [each for each in agenda.runs if each.fingerprint in done])
-    unended = cut_off(study, tracking.uri, tracking.experiment)
-    parent = _parent(study, options) if chosen or unended else NullTracker()
-    try:
-        failed = _play(study, options, chosen, parent, command) if chosen else {}
-        ran = len(chosen) - len(failed)
-        say(f"{study}: {ran} run, {skipped} finished before, {len(failed)} failed")
-        if options.record is not None and (options.record / f"{study}.csv").exists():
-            say(f"data     {options.record / study}.csv")
-        say(f"compare  {_compare_command(study, options)}")
-        folder = _compare(study, options) if table and ran + skipped == len(agenda.runs) else None
-    except BaseException as error:
-        stopped = isinstance(error, KeyboardInterrupt)
-        progress.end(_folder(study, options), "interrupted" if stopped else "failed")
-        parent.finish("KILLED" if stopped else "FAILED")
-        raise
-    progress.end(_folder(study, options), "failed" if failed else "finished")
-    parent.finish("FAILED" if failed else "FINISHED", folder)
+    with lock.locked(_folder(study, options)) if chosen else contextlib.nullcontext():
+        unended = cut_off(study, tracking.uri, tracking.experiment)
+        parent = _parent(study, options) if chosen or unended else NullTracker()
+        try:
+            failed = _play(study, options, chosen, parent, command) if chosen else {}
+            ran = len(chosen) - len(failed)
+            say(f"{study}: {ran} run, {skipped} finished before, {len(failed)} failed")
+            if options.record is not None and (options.record / f"{study}.csv").exists():
+                say(f"data     {options.record / study}.csv")
+            say(f"compare  {_compare_command(study, options)}")
+            folder = _compare(study, options) if table and ran + skipped == len(agenda.runs) else None
+        except BaseException as error:
+            stopped = isinstance(error, KeyboardInterrupt)
+            progress.end(_folder(study, options), "interrupted" if stopped else "failed")
+            parent.finish("KILLED" if stopped else "FAILED")
+            raise
+        progress.end(_folder(study, options), "failed" if failed else "finished")
+        parent.finish("FAILED" if failed else "FINISHED", folder)
     return failed
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import math
 import sqlite3
 import statistics
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
 import fedray
 from fedray import launch
+from fedray.compare import comparison
 from fedray.compare.__main__ import main
 from fedray.config import TrackingConfig
 from fedray.running import mlflow_store
@@ -267,6 +270,31 @@ def test_a_store_that_does_not_exist_is_not_made(tmp_path, capsys):
     assert other.read_bytes() == before
     assert main(["--uri", "none"]) == 2
     assert "sqlite:///FILE.db" in capsys.readouterr().err
+
+
+def test_a_store_that_may_not_be_read_is_said_to_be(store, monkeypatch, capsys):
+    """SQLite calls it one that it cannot open. Whoever runs this may read everything, as root."""
+    path, read = Path(store[0].removeprefix("sqlite:///")), Path.open
+
+    def refuse(self, *args, **kwargs):
+        if self == path:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return read(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    assert main(["--uri", store[0]]) == 2
+    assert "cannot be read (permission denied); let yourself read it" in capsys.readouterr().err
+
+
+def test_an_old_report_does_not_stay_beside_new_tables(store, tmp_path, monkeypatch):
+    assert run(store, tmp_path / "out", "--metrics", "global/accuracy") == 0
+
+    def stop(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(comparison, "_draw", stop)
+    assert run(store, tmp_path / "out", "--metrics", "global/accuracy") == 130
+    assert not (tmp_path / "out/report.html").exists()
 
 
 def test_a_folder_that_cannot_be_written_is_named(store, tmp_path, capsys):

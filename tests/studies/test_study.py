@@ -14,6 +14,7 @@ from fedray.data.readers import Dataset
 from fedray.data.scaling import within
 from fedray.federate.planning import make_plan, resolve
 from fedray.running import progress, session, stages
+from fedray.running.folder import lock
 from fedray.studies import agenda as agenda_module
 from fedray.studies import study as study_module
 from fedray.studies.__main__ import main, parse
@@ -234,6 +235,19 @@ def test_a_study_that_is_stopped_at_its_table_is_ended_by_the_same_command(monke
     assert "table.md" in {file.path for file in client.list_artifacts(run_id)}
 
 
+def test_two_processes_do_not_play_the_same_study(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(agenda_module, "STUDIES", {"quick": short})
+    command = ["quick", *FAST, "--seeds", "1", "--only", "fedavg"]
+    with lock.locked(Path("runs/quick")):
+        assert main(command) == 2
+    said = capfd.readouterr().err
+    assert "--output runs/quick: what is there is going on in another process" in said
+    assert not Path("runs/quick").exists()
+    assert main(command) == 0
+
+
 def names(*argv: str) -> list[str]:
     return [cell.name for cell in plan_runs(*parse(argv)).runs]
 
@@ -306,6 +320,7 @@ def test_bad_input_is_refused_before_anything_runs(case: str, capfd: pytest.Capt
     assert "Traceback" not in err
     assert all(word in err for word in words), err
     assert not list(Path.cwd().iterdir())
+    assert case == "no store" or "--tracking.uri none" not in err  # a study needs a store
 
 
 def test_a_study_says_what_it_leaves_out_and_why(capfd: pytest.CaptureFixture[str]) -> None:

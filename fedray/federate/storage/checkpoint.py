@@ -116,6 +116,9 @@ def newest(
     found = [number for number in found if number <= last]
     for number in reversed(found):
         try:
+            if not _complete(store, number):  # the process or its machine was stopped while it wrote
+                warn(f"checkpoint {_folder(store, number)} was not written to its end; it is passed over")
+                continue
             return read(_folder(store, number), plan, own=True)
         except CheckpointError as error:
             warn(str(error))

@@ -115,8 +115,7 @@ def test_a_folder_without_a_manifest_does_not_exist(tmp_path):
     (tmp_path / "round-000002/manifest.json").unlink()
     warnings = []
     assert checkpoint.newest(store, plan, warnings.append).state.round == 1
-    assert "round-000002 cannot be used" in warnings[0]
-    assert "manifest.json" in warnings[0]
+    assert warnings == [f"checkpoint {tmp_path}/round-000002 was not written to its end; it is passed over"]
 
 
 @pytest.mark.parametrize("file", FILES)
