@@ -7,7 +7,8 @@ import csv
 import math
 import sqlite3
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
@@ -120,8 +121,7 @@ class RunStore:
     def csv_rows(self, run: FinishedRun, name: str) -> list[dict[str, str]]:
         """The rows of a CSV file among the run's artifacts; empty if the file cannot be had."""
         try:
-            path = Path(self._client.download_artifacts(run.id, name))
-            with path.open(encoding="utf-8", newline="") as file:
+            with self._downloaded(run, name) as path, path.open(encoding="utf-8", newline="") as file:
                 return list(csv.DictReader(file))
         except Exception:  # each artifact store has its own errors, and a comparison works without the file
             return []
@@ -129,9 +129,16 @@ class RunStore:
     def names(self, run: FinishedRun) -> Names:
         """What the data of the run call their classes and clients; nothing if that cannot be had."""
         try:
-            return read_names(Path(self._client.download_artifacts(run.id, CONFIG)).parent)
+            with self._downloaded(run, CONFIG) as path:
+                return read_names(path.parent)
         except Exception:  # as above
             return UNNAMED
+
+    @contextlib.contextmanager
+    def _downloaded(self, run: FinishedRun, name: str) -> Iterator[Path]:
+        """A file among the run's artifacts; MLflow would leave a copy of each in the folder for temporary files."""
+        with tempfile.TemporaryDirectory() as place:
+            yield Path(self._client.download_artifacts(run.id, name, place))
 
     def _ask(self, question: Callable[[], T]) -> T:
         try:

@@ -8,6 +8,7 @@ import json
 import math
 import sqlite3
 import statistics
+import tempfile
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -284,6 +285,15 @@ def test_a_store_that_may_not_be_read_is_said_to_be(store, monkeypatch, capsys):
     monkeypatch.setattr(Path, "open", refuse)
     assert main(["--uri", store[0]]) == 2
     assert "cannot be read (permission denied); let yourself read it" in capsys.readouterr().err
+
+
+def test_nothing_stays_in_the_folder_for_temporary_files(store, tmp_path, monkeypatch):
+    """MLflow left a folder there for every file of every run, also for those that a run has not."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    assert run(store, tmp_path / "out", "--experiment", "real") == 0
+    assert list((tmp_path / "out/figures").glob("reliability*"))
+    assert not list((tmp_path / "temporary").iterdir())
 
 
 def test_an_old_report_does_not_stay_beside_new_tables(store, tmp_path, monkeypatch):
