@@ -6,6 +6,11 @@ dataset are held out of a run from the start by its --novel-clients.)
 
 from __future__ import annotations
 
+from fedray.cli import enter
+
+if __name__ == "__main__":
+    enter("newcomers")
+
 import json
 import sys
 from collections.abc import Sequence
@@ -215,7 +220,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         return cli.DONE
 
     return cli.run_command(body, "interrupted: nothing was written")
-
-
-if __name__ == "__main__":
-    cli.leave(main)

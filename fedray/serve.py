@@ -11,6 +11,11 @@ It needs the extra, installed in the checkout: uv sync --extra serve, or pip ins
 
 from __future__ import annotations
 
+from fedray.cli import enter
+
+if __name__ == "__main__":
+    enter("serve")
+
 import functools
 import os
 import secrets
@@ -158,7 +163,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         return cli.DONE
 
     return cli.run_command(body)
-
-
-if __name__ == "__main__":
-    cli.leave(main)

@@ -62,6 +62,25 @@ def test_every_command_is_reached_by_its_name(name, capsys):
     assert capsys.readouterr().out.startswith("usage: python -m")
 
 
+@pytest.mark.parametrize(
+    "name", [name for name in cli.DOORS if name != "status"]
+)  # which imports nothing that takes long
+def test_a_command_that_is_interrupted_while_it_imports_says_so_in_one_line(name, tmp_path):
+    script = (
+        "import runpy, sys\n"
+        "class Slow:\n"
+        "    def find_spec(self, module, *rest):\n"
+        "        if module == 'torch': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Slow())\n"
+        f"runpy.run_module({cli.DOORS[name].module!r}, run_name='__main__', alter_sys=True)"
+    )
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    run = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert (run.returncode, run.stdout) == (130, "")
+    assert run.stderr.splitlines()[-1].startswith("interrupted")
+    assert "Traceback" not in run.stderr
+
+
 def test_an_unknown_command_is_refused(capsys):
     assert cli.main(["lunch"]) == 2
     assert "lunch: not a command; did you mean launch? choose from launch" in capsys.readouterr().err

@@ -1,6 +1,6 @@
 """Command lines: the ``fedray`` command, options that are made of the settings, and how a command ends."""
 
-from fedray.cli.doors import DOORS, console, main
+from fedray.cli.doors import DOORS, console, enter, main
 from fedray.cli.exits import DONE, FAILED, INTERRUPTED, REFUSED, UNREAD, leave, run_command
 from fedray.cli.names import listed, listed_plug_ins, named_plug_ins, wrapped
 from fedray.cli.parsing import Parsed, parse
@@ -18,6 +18,7 @@ __all__ = [
     "command",
     "console",
     "early",
+    "enter",
     "leave",
     "listed",
     "listed_plug_ins",

@@ -52,6 +52,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_command(body)
 
 
+def enter(name: str) -> NoReturn:
+    """A command as a module, ``python -m``: called before the imports that take seconds, in which Ctrl-C may come."""
+    leave(lambda: main([name, *sys.argv[1:]]))
+
+
 def console() -> NoReturn:
     """The ``fedray`` command of the terminal."""
     leave(main)

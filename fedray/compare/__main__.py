@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from fedray.cli import enter
+
+if __name__ == "__main__":
+    enter("compare")
+
 import sys
 from collections.abc import Sequence
 
@@ -33,7 +38,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         return cli.DONE
 
     return cli.run_command(body)
-
-
-if __name__ == "__main__":
-    cli.leave(main)

@@ -5,6 +5,11 @@
 
 from __future__ import annotations
 
+from fedray.cli import enter
+
+if __name__ == "__main__":
+    enter("studies")
+
 import shlex
 import sys
 from collections.abc import Sequence
@@ -66,7 +71,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         return cli.FAILED if failed else cli.DONE
 
     return cli.run_command(body, f"interrupted: finished runs are kept; the same command continues\ngo on    {again}")
-
-
-if __name__ == "__main__":
-    cli.leave(main)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from fedray.cli import enter
+
+if __name__ == "__main__":
+    enter("truth")
+
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -112,7 +117,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         return cli.DONE if all(found.values()) else cli.FAILED
 
     return cli.run_command(body, "interrupted: nothing was written")
-
-
-if __name__ == "__main__":
-    cli.leave(main)
