@@ -61,7 +61,7 @@ class Options:
     uri: str = ""
     """MLflow tracking URI; by default the SQLite file runs/mlflow.db."""
     output: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("runs/compare")
-    """Folder for tables, figures and report; the tables and the report of an earlier comparison are removed."""
+    """Folder for tables, figures and report; those of an earlier comparison are removed."""
 
 
 def listed(option: str, text: str) -> list[str]:
@@ -94,6 +94,7 @@ def compare(options: Options) -> str:
     }
     with _written(options.output):
         (options.output / "figures").mkdir(parents=True, exist_ok=True)
+        figures.clear(options.output)
         for name, file in FORMATS.items():
             if name not in formats or name == "html":  # an old table beside a new one could end up in a paper
                 (options.output / file).unlink(missing_ok=True)

@@ -14,7 +14,7 @@ from fedray.compare.groups import Estimate, estimate
 from fedray.compare.pooling import mean_rows, pool
 from fedray.compare.runs import DOWN, SECONDS, UP
 from fedray.federate import report
-from fedray.federate.measures.tasks import CLASSIFICATION, REGRESSION, Shown
+from fedray.federate.measures.tasks import CLASSIFICATION, REGRESSION, TASKS, Shown
 from fedray.running.drawing import client_figures, uncertainty_figures
 from fedray.running.drawing.client_figures import UNNAMED, DeviationCurve
 from fedray.running.drawing.figure_style import (
@@ -93,6 +93,14 @@ def draw(folder: Path, suffix: str, series: Sequence[Series], also: str) -> list
     ``also`` is a second format: pdf or svg.
     """
     return save_all(folder, {f"{name}-{suffix}": build for name, build in builders(series).items()}, also)
+
+
+def clear(folder: Path) -> None:
+    """Remove what :func:`draw` has written below a folder before; other files stay."""
+    names = {*builders([]), *(task.shown[0].name for task in TASKS)}
+    for path in (folder / "figures").glob("*.*"):
+        if path.suffix in (".png", ".pdf", ".svg") and any(path.name.startswith(f"{name}-") for name in names):
+            path.unlink()
 
 
 def builders(series: Sequence[Series]) -> Builders:

@@ -90,6 +90,15 @@ def table(folder):
         return {(row["algorithm"], row["settings"]): row for row in csv.DictReader(file)}
 
 
+def test_figures_of_an_earlier_comparison_go_and_files_of_the_user_stay(store, tmp_path):
+    assert run(store, tmp_path, "--experiment", "real", "--figures", "pdf") == 0
+    mine = tmp_path / "figures" / "accuracy.png"
+    mine.touch()
+    assert {path.suffix for path in mine.parent.glob("reliability-*")} == {".png", ".pdf"}
+    assert run(store, tmp_path, "--metrics", "global/accuracy") == 0
+    assert {path.name for path in mine.parent.iterdir()} == {"accuracy.png", "accuracy-mnist-medium.png"}
+
+
 def test_figures_come_in_a_format_for_print_too(store, tmp_path):
     assert run(store, tmp_path, "--metrics", "global/accuracy", "--figures", "pdf") == 0
     found = {path.stem: path.read_bytes()[:4] for path in (tmp_path / "figures").glob("*.pdf")}
