@@ -46,9 +46,7 @@ class Recorder(Callback):
         self._close(trial)
         self._show(trials)
 
-    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._close(trial)
-        self._show(trials)
+    on_trial_error = on_trial_complete
 
     def close(self) -> None:
         """End the records of the trials that were left unfinished."""
