@@ -110,6 +110,25 @@ def test_all_plays_what_is_missing_and_nothing_twice(
     assert len(told) == 2
 
 
+def test_what_another_command_has_played_meanwhile_is_not_played_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(missing, "TABLES", (Table("quick", "Quick", "None.", 4, 1, 2),))
+    calls = []
+
+    def play(study: str, options: agenda.Options, command: str, table: bool) -> dict[str, str]:
+        calls.append((options.only, options.seed_start, options.seeds))
+        rest = (("fedavg", 0), ("fedavg", 1), ("pfedbayes", 0))  # of which two are another command's
+        data.add(tmp_path / "data", [played(missing.TABLES[0], *each) for each in rest])
+        return {}
+
+    monkeypatch.setattr(missing.study, "play", play)
+    data.add(tmp_path / "data", [played(missing.TABLES[0], "pfedbayes", 1)])
+    assert main(["all", "--results", "data"]) == 0
+    assert calls == [(("pfedbayes",), 0, 1)]
+    assert "quick/fedavg is in the data by now" in capfd.readouterr().err
+
+
 def test_a_cell_whose_data_are_not_here_costs_no_other(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

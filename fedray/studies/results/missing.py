@@ -100,9 +100,10 @@ def play(works: Sequence[Work], options: Options, folder: Path, output: Path, co
     failed: dict[str, str] = {}
     for number, work in enumerate(works, start=1):
         name = work.table.study
-        say(f"[{number}/{len(works)}] {work.name}")
+        runs = _lacking(work, folder)  # others may have played some since
+        say(f"[{number}/{len(works)}] {work.name}{'' if runs else ' is in the data by now'}")
         execution = dataclasses.replace(options.execution, output=output / name)
-        for seeds in _stretches([run.experiment.seed for run in work.runs]):
+        for seeds in _stretches([run.experiment.seed for run in runs]):
             chosen = dataclasses.replace(
                 options,
                 only=(work.runs[0].cell,),
@@ -118,14 +119,18 @@ def play(works: Sequence[Work], options: Options, folder: Path, output: Path, co
                 lost = study.play(name, chosen, command, table=False)
             except FedRayError as error:  # such as data that are not here: the other cells may have theirs
                 say(f"{work.name}: {error}")
-                failed |= {f"{name}/{run.name}": str(error) for run in work.runs if run.experiment.seed in seeds}
+                failed |= {f"{name}/{run.name}": str(error) for run in runs if run.experiment.seed in seeds}
                 continue
             failed |= {f"{name}/{run}": why for run, why in lost.items()}
-        known = {line.config for line in data.read(folder, name)}
-        for run in work.runs:
-            if run.fingerprint not in known:
-                failed.setdefault(f"{name}/{run.name}", NO_DATA)
+        for run in _lacking(work, folder):
+            failed.setdefault(f"{name}/{run.name}", NO_DATA)
     return failed
+
+
+def _lacking(work: Work, folder: Path) -> list[PlannedRun]:
+    """The runs of a cell that are not in the data now."""
+    known = {line.config for line in data.read(folder, work.table.study)}
+    return [run for run in work.runs if run.fingerprint not in known]
 
 
 def _stretches(numbers: Sequence[int]) -> list[range]:
