@@ -90,6 +90,15 @@ def table(folder):
         return {(row["algorithm"], row["settings"]): row for row in csv.DictReader(file)}
 
 
+@pytest.fixture
+def unpainted_here(monkeypatch):
+    """As ``unpainted``, for a test alone: others look at what is painted."""
+    from matplotlib.figure import Figure
+
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **options: path.touch())
+
+
+@pytest.mark.usefixtures("unpainted_here")
 def test_figures_of_an_earlier_comparison_go_and_files_of_the_user_stay(store, tmp_path):
     assert run(store, tmp_path, "--experiment", "real", "--figures", "pdf") == 0
     mine = tmp_path / "figures" / "accuracy.png"
@@ -296,6 +305,7 @@ def test_a_store_that_may_not_be_read_is_said_to_be(store, monkeypatch, capsys):
     assert "cannot be read (permission denied); let yourself read it" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("unpainted_here")
 def test_nothing_stays_in_the_folder_for_temporary_files(store, tmp_path, monkeypatch):
     """MLflow left a folder there for every file of every run, also for those that a run has not."""
     (tmp_path / "temporary").mkdir()
