@@ -145,7 +145,7 @@ def _hand_over(client: MlflowClient, logged: LoggedModel, state: Path, data: str
     location = urlsplit(logged.artifact_location)
     if location.scheme == "file":
         target = Path(url2pathname(location.path), data, state.name)
-        for source in state.rglob("*") if state.is_dir() else [state]:
+        for source in filter(Path.is_file, state.rglob("*") if state.is_dir() else [state]):
             place = target / source.relative_to(state)
             place.parent.mkdir(parents=True, exist_ok=True)
             link(source, place)
