@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedray.compare import figures
+from fedray.compare.curves import COSTS, curve
 from fedray.compare.figures import Series
 from fedray.compare.runs import DOWN, SECONDS, UP
 from fedray.data.readers import Names
@@ -27,7 +28,7 @@ def bins(count, model="global"):
     ]
 
 
-_, TIME, TRAFFIC = figures.COSTS
+_, TIME, TRAFFIC = COSTS
 ONE = Series("a", [rounds([0.5, 0.7])], [bins([(0, ""), (10, "0.5")])], [[{"global_accuracy": "0.25"}]])
 TWO = Series(
     "b, zeta=1",
@@ -38,25 +39,25 @@ TWO = Series(
 
 
 def test_a_curve_is_mean_and_sample_sd_against_the_cumulative_cost():
-    x, mean, sd = figures.curve(TWO.histories, "global", TIME)
+    x, mean, sd = curve(TWO.histories, "global", TIME)
     np.testing.assert_allclose(x, [2, 4])
     np.testing.assert_allclose(mean, [0.7, 0.85])
     np.testing.assert_allclose(sd, np.array([0.1, 0.05]) * 2**0.5)
-    np.testing.assert_allclose(figures.curve(TWO.histories, "global", TRAFFIC).x, [4, 8])
+    np.testing.assert_allclose(curve(TWO.histories, "global", TRAFFIC).x, [4, 8])
 
 
 def test_rounds_without_evaluation_cost_too_and_seeds_meet_where_all_were_evaluated():
     histories = [rounds([0.1, 0.2, 0.3, 0.4], every=2), rounds([0.3, 0.4])]
-    x, mean, _ = figures.curve(histories, "global", TIME)
+    x, mean, _ = curve(histories, "global", TIME)
     assert list(x) == [4.0]
     assert mean == pytest.approx([0.3])
-    assert len(figures.curve(histories, "personal", TIME).x) == 0
+    assert len(curve(histories, "personal", TIME).x) == 0
 
 
 def test_accuracy_has_three_panels_per_kind_with_a_line_per_row():
     figure = figures.accuracy_figure([ONE, TWO])
     assert figure is not None
-    assert [ax.get_xlabel() for ax in figure.axes] == [cost.label for cost in figures.COSTS]
+    assert [ax.get_xlabel() for ax in figure.axes] == [cost.label for cost in COSTS]
     for ax, last in zip(figure.axes, ([2, 2], [4, 4], [8, 8]), strict=True):
         assert [line.get_xdata()[-1] for line in ax.lines] == last
         assert [line.get_ydata()[-1] for line in ax.lines] == pytest.approx([70, 85])
@@ -77,7 +78,7 @@ def test_a_control_is_a_line_at_its_result_in_every_panel():
     ])  # fmt: skip
     figure = figures.accuracy_figure([ONE, TWO, alone])
     assert figure is not None
-    assert len(figure.axes) == len(figures.COSTS)  # no panel of its own
+    assert len(figure.axes) == len(COSTS)  # no panel of its own
     for ax in figure.axes:
         *curves, line = ax.lines
         assert len(curves) == 2
