@@ -27,7 +27,7 @@ from fedray.running.tracking import MLflowTracker, NullTracker, Tracker
 from fedray.studies.agenda import Options, PlannedRun, plan_runs
 from fedray.studies.named import COMPARISONS
 from fedray.studies.results import data, record
-from fedray.studies.tracked import cut_off, finished, parent_of
+from fedray.studies.tracked import Parent, finished, parent_of
 from fedray.terminal import bar, headlines, say
 from fedray.types import FedRayError, for_command_line
 
@@ -58,8 +58,9 @@ def play(study: str, options: Options, command: str, table: bool = True) -> Mapp
             say(f"in {options.record} already, but played again: {again}; `studies all` plays only what is missing")
     _record(study, options, [each for each in agenda.runs if each.fingerprint in done])
     with lock.locked(_folder(study, options)) if chosen else contextlib.nullcontext():
-        unended = cut_off(study, tracking.uri, tracking.experiment)
-        parent = _parent(study, options) if chosen or unended else NullTracker()
+        known = parent_of(study, tracking.uri, tracking.experiment)
+        goes_on = chosen or (known is not None and known.cut_off)
+        parent = _parent(study, options, known) if goes_on else NullTracker()
         try:
             failed = _play(study, options, chosen, parent, command) if chosen else {}
             ran = len(chosen) - len(failed)
@@ -78,12 +79,11 @@ def play(study: str, options: Options, command: str, table: bool = True) -> Mapp
     return failed
 
 
-def _parent(study: str, options: Options) -> Tracker:
+def _parent(study: str, options: Options, known: Parent | None) -> Tracker:
     """The MLflow run of the study, above those of its runs; every command that plays a part of it continues it."""
     where = options.execution.tracking
-    known = parent_of(study, where.uri, where.experiment)
     tags = {"fedray.kind": "study", "study": study}
-    return MLflowTracker(where.uri, where.experiment, study, {}, tags, run_id=known)
+    return MLflowTracker(where.uri, where.experiment, study, {}, tags, run_id=known.run_id if known else None)
 
 
 class _Board:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from fedray.compare.runs import FINISHED
 from fedray.running import mlflow_store
@@ -21,16 +21,17 @@ def finished(study: str, uri: str, experiment: str) -> dict[str, str]:
     return {tags["config"]: tags.get("git_commit", "unknown") for run in runs if "config" in (tags := run.data.tags)}
 
 
-def parent_of(study: str, uri: str, experiment: str) -> str | None:
-    """The id of the run above those of a study; None if the study has not been played. Raises as :func:`finished`."""
-    runs = _of_study(study, uri, experiment, "tags.`fedray.kind` = 'study'")
-    return runs[0].info.run_id if runs else None
+class Parent(NamedTuple):
+    """The run above those of a study."""
+
+    run_id: str
+    cut_off: bool  # it did not end by itself, as that of a study that was stopped at its table
 
 
-def cut_off(study: str, uri: str, experiment: str) -> bool:
-    """Whether the run above those of a study did not end by itself, as of one that was stopped at its table."""
+def parent_of(study: str, uri: str, experiment: str) -> Parent | None:
+    """The run above those of a study; None if the study has not been played. Raises as :func:`finished`."""
     runs = _of_study(study, uri, experiment, "tags.`fedray.kind` = 'study'")
-    return bool(runs) and runs[0].info.status in ("KILLED", "RUNNING")
+    return Parent(runs[0].info.run_id, runs[0].info.status in ("KILLED", "RUNNING")) if runs else None
 
 
 def _of_study(study: str, uri: str, experiment: str, query: str) -> list[Run]:
